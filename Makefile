@@ -7,8 +7,8 @@ READY := $(VENV)/.ready
 
 # Folders whose tests compute only, so that they may run beside each other. All others start processes,
 # watch them or measure time: these tests run one after another.
-PARALLEL := $(wildcard $(addprefix tests/,attention core decision_log executor grammar kernels model \
-	observability recording scheduler state worker workloads))
+PARALLEL := $(wildcard $(addprefix tests/,attention core executor grammar kernels model \
+	observability scheduler state worker workloads))
 
 .DEFAULT_GOAL := help
 .PHONY: help chat demo test coverage check format setup clean
@@ -31,7 +31,8 @@ test: check  ## check the code and run all tests that need no GPU
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
 coverage: $(READY)  ## fail unless tests reach every branch of the core and the scheduler
-	$(BIN)/pytest tests/core tests/scheduler --hypothesis-profile thorough --cov=loong.core --cov=loong.scheduler \
+	$(BIN)/pytest tests/core tests/state tests/scheduler --hypothesis-profile thorough \
+		--cov=loong.core --cov=loong.state --cov=loong.scheduler \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
 
 check: $(READY)  ## check format, style, types and imports

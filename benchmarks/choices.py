@@ -23,10 +23,10 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from result import print_result, script_parser
 
-from loong.decision_log.lines import ArrivedLine, PlannedLine
-from loong.decision_log.reader import read_log
-from loong.launcher.spawned_server import ServerConfig, spawn_server
-from loong.workloads.report import table
+from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.observability.decision_log.lines import ArrivedLine, PlannedLine
+from loong.observability.decision_log.reader import read_log
+from loong.workloads.report.report import table
 
 WAYS = ("one request", "many requests")
 START_SECONDS = 120.0

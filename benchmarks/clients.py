@@ -38,7 +38,7 @@ def main() -> None:
 
 def serve_and_act(environment: Path, model: str | None) -> int:
     """Run this file once more in the clients' environment, beside a server."""
-    from loong.launcher.spawned_server import ServerConfig, spawn_server  # which clients do not have
+    from loong.launcher.bench.spawned_server import ServerConfig, spawn_server  # which clients do not have
 
     python = environment / "bin" / "python"
     if not python.exists():

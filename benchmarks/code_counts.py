@@ -12,7 +12,7 @@ from pathlib import Path
 
 from result import print_result, script_parser
 
-from loong.workloads.report import table
+from loong.workloads.report.report import table
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("loong", "kernels", "scheduler", "launcher", "workloads")

@@ -23,23 +23,23 @@ from real_run import add_run_flags, chosen_load, chosen_workers, served
 from result import print_result, script_parser
 from same_batches import NotingExecutor, repeated
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished, Event
-from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
+from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.local import ClusterConfig, local_workers
 from loong.launcher.profile.measure import batch_sample
-from loong.scheduler.calibration import Calibration, kind_of
+from loong.launcher.serve.local import ClusterConfig, local_workers
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.calibration import Calibration, kind_of
+from loong.scheduler.cost.idle_tracker import IdleTracker
 from loong.scheduler.policy import Policy, make_policy
-from loong.scheduling import Scheduling
-from loong.workloads.report import table
+from loong.state.cluster_state import ClusterState
+from loong.workloads.report.report import table
 from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
 
 CEILING = 0.10
@@ -66,13 +66,13 @@ class Watch:
     It stands between the loop and its policy, to see when a plan was ready.
     """
 
-    def __init__(self, policy: Policy, executor: WorkersExecutor) -> None:
+    def __init__(self, policy: Policy, executor: WorkersExecutor, idle_seconds: float) -> None:
         self.ran: list[Ran] = []
         self.planning: list[float] = []
         self._policy, self._executor = policy, executor
         self._planned_at = 0.0
         self._running: dict[int, tuple[RunBatch, float, bool]] = {}
-        self._idle_tracker = IdleTracker()
+        self._idle_tracker = IdleTracker(idle_seconds)
 
     def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         """What the policy plans."""
@@ -172,7 +172,8 @@ async def serve(
     """Serve all requests as they come, then run the same batches again."""
     sent = [request_of(number, request) for number, request in enumerate(requests)]
     async with local_workers(config, lookahead=None) as executor:  # one by one, as they are told again
-        watch, noted = Watch(make_policy(policy_name, PolicyConfig()), executor), NotingExecutor(executor)
+        watch = Watch(make_policy(policy_name, PolicyConfig()), executor, model.host.idle)
+        noted = NotingExecutor(executor)
         scheduling = Scheduling(ClusterState(config.instances), watch.plan, model, noted, (watch,))
         async for _ in served(scheduling, executor, sent):
             pass

@@ -14,21 +14,21 @@ from time import perf_counter
 
 from result import print_result, script_parser
 
-from loong.core.cluster_state import ClusterState
 from loong.core.events import Event, TokensProduced
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import Snapshot
-from loong.decision_log.log import DecisionLog, decision_log
-from loong.decision_log.recent import RecentLines
-from loong.decision_log.runs import RequestRuns
+from loong.engine.loop import Scheduling
 from loong.executor.simulated import SimulatedExecutor
+from loong.observability.decision_log.log import DecisionLog, decision_log
+from loong.observability.decision_log.recent import RecentLines
+from loong.observability.decision_log.runs import RequestRuns
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
-from loong.scheduling import Scheduling
+from loong.state.cluster_state import ClusterState
 
 CEILINGS = {"plan_seconds": 1e-4, "step_seconds": 2e-5}
 PROMPT_TOKENS, OUTPUT_TOKENS, NUM_INSTANCES = 200, 400, 8

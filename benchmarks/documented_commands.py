@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from loong.launcher.spawned_server import ServerConfig, spawn_server
+from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.model.tiny import tiny_model
-from loong.workloads.report import table
+from loong.workloads.report.report import table
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_SECONDS = 900.0

@@ -23,9 +23,9 @@ import torch
 from result import print_result, script_parser
 from step_gaps import gaps_of
 
-from loong.launcher.spawned_server import ServerConfig, spawn_server
-from loong.workloads.client import Target, run_load
-from loong.workloads.record import RequestRecord
+from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.workloads.client.client import Target, run_load
+from loong.workloads.metrics.record import RequestRecord
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
 PARTS = ("ttft", "tpot", "kinds", "gaps", "offline")

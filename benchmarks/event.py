@@ -27,20 +27,20 @@ from typing import ParamSpec, TypedDict, TypeVar
 
 from result import print_result, script_parser
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import RequestArrived, TokensProduced
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
 from loong.core.request import Request, RequestView, SamplingParams
 from loong.core.snapshot import Snapshot
+from loong.engine.loop import Scheduling
 from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.gc_tuning import tune_gc
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
-from loong.scheduling import Scheduling
+from loong.state.cluster_state import ClusterState
 
 CEILING = 0.5e-3
 PARTS, IDLE_SECONDS = ("apply", "snapshot", "policy", "check and commit"), "all but policy"

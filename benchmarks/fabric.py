@@ -22,9 +22,9 @@ from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange, QueryRouting, StepExchange
 from loong.attention.put_exchange import PutExchange, num_exchange_bytes
+from loong.fabric.memory.symmetric import SymmetricFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.sockets import SocketFabric
-from loong.fabric.symmetric import SymmetricFabric
 from loong.fabric.world import World
 from loong.kernels import Partial
 from loong.model.cuda_device import CudaDevice
@@ -131,7 +131,7 @@ def measure_ranks(kind: str, directory: Path, num_gpus: int, rank: int) -> list[
 
 def puts(bench: Bench) -> Iterator[Row]:
     """Bytes into the next GPU's arena, by a copy engine."""
-    from loong.fabric.cuda_memory import copy_bytes
+    from loong.fabric.memory.cuda_memory import copy_bytes
 
     assert isinstance(bench.fabric, SymmetricFabric)
     arena = bench.fabric.arena

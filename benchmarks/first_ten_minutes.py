@@ -23,7 +23,7 @@ import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from loong.launcher.spawned_server import ENTRY, ServerConfig, spawn_server
+from loong.launcher.bench.spawned_server import ENTRY, ServerConfig, spawn_server
 from loong.model.tiny import tiny_model
 
 FIRST_LINES, LAST_LINES = 7, 8  # shown of what a step printed

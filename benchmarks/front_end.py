@@ -31,22 +31,22 @@ from typing import cast
 import uvloop
 from result import print_result, script_parser
 
+from loong.core.cluster_history import ClusterHistory
 from loong.core.events import ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import ClusterHistory
-from loong.launcher.api_process import ApiProcessConfig
-from loong.launcher.api_processes import api_processes
+from loong.engine.client import EngineLimits, Health, PutToken
+from loong.launcher.serve.api_process import ApiProcessConfig
+from loong.launcher.serve.api_processes import api_processes
 from loong.model.tiny import CONFIG, tiny_model
+from loong.server.api.listen import bound_socket, serve
 from loong.server.app import create_app
 from loong.server.cluster_app import cluster_of
-from loong.server.engine_client import EngineLimits, Health, PutToken
-from loong.server.listen import bound_socket, serve
 from loong.server.local_engine import LocalEngineClient
 from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 
 NUM_CONNECTIONS = 64
 NUM_STREAMS = 500

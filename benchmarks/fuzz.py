@@ -22,7 +22,7 @@ from hypothesis.strategies import SearchStrategy
 from result import print_result, script_parser
 
 from loong.model.tiny import CONFIG, tiny_model
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 

@@ -17,15 +17,15 @@ from typing import Any, TypeAlias
 from result import FOLDER
 
 from loong.launcher.gc_tuning import tune_gc
-from loong.launcher.goodput import Goodput
-from loong.launcher.machine import machine_facts
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.machine import machine_facts
+from loong.launcher.hardware.model_shape import shape_of
+from loong.launcher.runs.goodput import Goodput
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import CLASS_REQUESTS, SimulateConfig, SimulatedLoadConfig
 from loong.launcher.simulate.points import PointResult
 from loong.launcher.simulate.search import search
 from loong.model.shapes import find_config
-from loong.workloads.slo import parse_slo
+from loong.workloads.metrics.slo import parse_slo
 from loong.workloads.workload import pace_of
 
 JSONObject: TypeAlias = "dict[str, Any]"

@@ -20,18 +20,18 @@ from loong.core.instructions import MoveKV, RequestInput, RunBatch
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice
+from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.config import ENVIRONMENT, WorkerConfig
 from loong.worker.cuda_backend import CudaBackend
-from loong.worker.group_exchange import KVExchange
-from loong.worker.kv_pool import KVPool
-from loong.worker.lease_ends import LeaseEnds
+from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
+from loong.worker.steps.group_exchange import KVExchange
 from loong.worker.transfer import SegmentMover
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ import uvloop
 from result import print_result, script_parser
 from streams import Server, child_pid
 
-from loong.launcher.spawned_server import ServerConfig, spawn_server
-from loong.server.listen import allow_many_connections
+from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.server.api.listen import allow_many_connections
 
 NUM_ASKED = 300
 NUM_AT_ONCE = 500  # connections that are being opened

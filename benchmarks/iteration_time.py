@@ -20,7 +20,7 @@ from line_picture import Panel, lines_of, write_lines
 from profiled_runs import add_profiled_run_flags, dops_up_to, profiled_runs
 from result import print_result, script_parser
 
-from loong.workloads.report import table
+from loong.workloads.report.report import table
 
 PROMPTS = ("1x64", "8x64", "1x512", "8x512", "1x2048", "1x8192")
 DECODES = ("1x64", "16x64", "1x2048", "8x2048", "1x16384")

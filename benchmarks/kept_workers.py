@@ -14,27 +14,29 @@ from statistics import fmean
 
 from real_run import served
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
+from loong.core.cluster_history import ClusterHistory
+from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import ClusterHistory, Timeline
-from loong.decision_log.log import decision_log
+from loong.engine.loop import Scheduling
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.serve.local import ClusterConfig, local_workers
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.points import counters_of
 from loong.launcher.simulate.run import REFUSED, is_admissible, record_of, request_id_of, request_of
 from loong.launcher.simulate.watch import Watch
+from loong.observability.decision_log.log import decision_log
+from loong.observability.timeline import Timeline
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduler.policy import Policy, make_policy
-from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
-from loong.scheduling import Scheduling
-from loong.workloads.counters import ServerCounters
-from loong.workloads.record import TOO_LATE, RequestRecord
+from loong.state.cluster_state import ClusterState
+from loong.workloads.metrics.counters import ServerCounters
+from loong.workloads.metrics.record import TOO_LATE, RequestRecord
+from loong.workloads.metrics.slo import LimitsOf
 from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
-from loong.workloads.slo import LimitsOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,9 @@ class KeptWorkers:
 
 
 @asynccontextmanager
-async def kept_workers(config: ClusterConfig) -> AsyncIterator[KeptWorkers]:
-    """Start workers, and end them."""
-    async with local_workers(config) as executor:
+async def kept_workers(config: ClusterConfig, lookahead: LookaheadMargin) -> AsyncIterator[KeptWorkers]:
+    """Start workers whose ends of batches are predicted by `lookahead`, and end them."""
+    async with local_workers(config, lookahead) as executor:
         yield KeptWorkers(config, executor)
 
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from loong.kernels import Partial
 from loong.kernels.attend_task import AttendTask
-from loong.kernels.draw_params import DrawParams
 from loong.kernels.gpu import (
     DrawWorkspace,
     LinearWorkspace,
@@ -37,6 +36,7 @@ from loong.kernels.gpu import (
     rotate_and_store,
     silu_and_mul,
 )
+from loong.kernels.sampling.draw_params import DrawParams
 from loong.kernels.slots import SlotLists
 from loong.model.cuda_device import attend_tile
 

@@ -18,8 +18,7 @@ from time import perf_counter
 import uvloop
 from result import print_result, script_parser
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import Event, ProducedToken, TokensProduced
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, RunBatch
@@ -27,14 +26,15 @@ from loong.core.placement import KVSegment
 from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
 from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import Timeline
-from loong.engine import Engine
+from loong.engine.client import EngineLimits
+from loong.engine.engine import Engine
+from loong.engine.loop import Scheduling
 from loong.executor.endpoints import Endpoints
 from loong.executor.workers import WorkersExecutor
-from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduling import Scheduling
-from loong.server.engine_client import EngineLimits
-from loong.server.token_stream import TokenStream
+from loong.observability.timeline import Timeline
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.server.openai.token_stream import TokenStream
+from loong.state.cluster_state import ClusterState
 from loong.wire import BatchDone, StepDone, encode
 
 CEILINGS = {64: 50e-6, 256: 150e-6}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from loong.workloads.plot_style import (
+from loong.workloads.plots.style import (
     PALE_INK,
     PANEL_INCHES,
     PICTURE_KINDS,

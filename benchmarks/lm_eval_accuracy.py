@@ -22,8 +22,8 @@ from tempfile import TemporaryDirectory
 
 from result import print_result, script_parser
 
-from loong.launcher.spawned_server import ServerConfig, spawn_server
-from loong.workloads.report import table
+from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.workloads.report.report import table
 
 START_SECONDS, RUN_SECONDS = 180.0, 1200.0
 NUM_CHOICES = 4

@@ -17,9 +17,9 @@ from typing import cast
 import uvloop
 from result import print_result, script_parser
 
-from loong.workloads.client import Target, run_load
-from loong.workloads.metrics import distribution_of
-from loong.workloads.report import table
+from loong.workloads.client.client import Target, run_load
+from loong.workloads.metrics.metrics import distribution_of
+from loong.workloads.report.report import table
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
 TICK = 0.01  # seconds between two tokens of a stream

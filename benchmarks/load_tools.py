@@ -25,10 +25,10 @@ from result import print_result, script_parser
 
 from loong.core.events import ProducedToken
 from loong.core.request import Request, TokenId
-from loong.launcher.spawned_server import ENTRY
+from loong.engine.client import EngineLimits, PutToken
+from loong.launcher.bench.spawned_server import ENTRY
 from loong.model.tiny import CONFIG, tiny_model
-from loong.server.engine_client import EngineLimits, PutToken
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from loong.launcher.cli import main
-from loong.workloads.record import CUT_OFF
+from loong.workloads.metrics.record import CUT_OFF
 
 REFUSED = "HTTP 4"  # how the error of a request begins that the server would not take
 

@@ -15,10 +15,10 @@ from statistics import median
 import uvloop
 from result import print_result, script_parser
 
+from loong.engine.client import EngineLimits
 from loong.model.tiny import CONFIG, tiny_model
-from loong.server.engine_client import EngineLimits
-from loong.server.large_json import compile_ahead
-from loong.server.tokenizer import Tokenizer
+from loong.server.api.large_json import compile_ahead
+from loong.server.text.tokenizer import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 

@@ -18,7 +18,7 @@ from line_picture import Panel, lines_of, write_lines
 from profiled_runs import add_profiled_run_flags, dops_up_to, profiled_runs
 from result import print_result, script_parser
 
-from loong.workloads.report import table
+from loong.workloads.report.report import table
 
 CASES = ("64x10", "256x10", "32x500", "4x4000")
 

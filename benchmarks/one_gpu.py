@@ -10,21 +10,22 @@ from typing import TypeAlias
 
 import torch
 
+from loong.core.cost.work import StepWork, step_work
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
-from loong.core.work import StepWork, step_work
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.launcher.hardware.devices import DEVICES
 from loong.model.config import ModelConfig
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import SingleDevice
+from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.cuda_backend import CudaBackend
-from loong.worker.kv_pool import KVPool
-from loong.worker.lease_ends import LeaseEnds
+from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
 
 BYTES_PER_SECOND = 4.3e12  # an H200's reading, and its matrix products
@@ -85,7 +86,7 @@ class OneGpu:
     def __init__(self, model: str, num_slots: int, *, is_captured: bool = True) -> None:
         torch.set_num_threads(1)  # as workers do
         config = find_config(model, "dummy")
-        backend = CudaBackend(0, config.torch_dtype)
+        backend = CudaBackend(0, config.torch_dtype, graph_limits=DEVICES["h200"].graph_limits)
         backend.device.use()
         decoder = load_model(model, "dummy", None, 0, SingleDevice(), backend.device)
         self._pool = KVPool(

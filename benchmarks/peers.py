@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from loong.core.errors import ClusterError
-from loong.launcher.spawned_server import last_lines, process_group
-from loong.workloads.client import Target, run_load
+from loong.launcher.bench.spawned_server import last_lines, process_group
+from loong.workloads.client.client import Target, run_load
+from loong.workloads.client.scrape import Scraper
 from loong.workloads.errors import ServerUnusableError
-from loong.workloads.record import RequestRecord
+from loong.workloads.metrics.record import RequestRecord
 from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
-from loong.workloads.scrape import Scraper
 
 START_SECONDS = 900.0  # engines load weights, compile and capture
 POLL_SECONDS = 0.5

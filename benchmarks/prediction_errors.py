@@ -14,9 +14,9 @@ from statistics import fmean, median
 
 from result import print_result, script_parser
 
-from loong.decision_log.lines import BatchEndedLine, LoggedBatch, PlannedLine
-from loong.decision_log.reader import read_log
-from loong.workloads.report import table
+from loong.observability.decision_log.lines import BatchEndedLine, LoggedBatch, PlannedLine
+from loong.observability.decision_log.reader import read_log
+from loong.workloads.report.report import table
 
 
 def errors_of(path: Path) -> Iterator[tuple[str, float]]:

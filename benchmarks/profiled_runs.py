@@ -15,15 +15,16 @@ from statistics import median
 
 from real_run import add_worker_flags, chosen_workers
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import RequestId
-from loong.launcher.local import local_workers
+from loong.executor.lookahead import LookaheadMargin
 from loong.launcher.profile.measure import batch_sample
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.scheduler.striping import batch_of, decode_part, retained_part, striped_part
+from loong.launcher.serve.local import local_workers
+from loong.scheduler.common.striping import batch_of, decode_part, retained_part, striped_part
 
 NUM_REPEATS = 5
 LEASE_STEPS = 16
@@ -123,8 +124,8 @@ class ProfiledRuns:
 async def profiled_runs(args: argparse.Namespace) -> AsyncIterator[ProfiledRuns]:
     """Start the workers that the flags name, and end them."""
     cluster, model = chosen_workers(args)
-    async with local_workers(cluster) as executor:
-        yield ProfiledRuns(ProfiledCluster(cluster.instances, executor), model)
+    async with local_workers(cluster, LookaheadMargin.on(model.host)) as executor:
+        yield ProfiledRuns(ProfiledCluster(cluster.instances, executor, model.host.idle), model)
 
 
 def dops_up_to(num_instances: int) -> list[int]:

@@ -19,9 +19,10 @@ from one_gpu import OneGpu, PromptStep
 from result import print_result, script_parser
 from torch.profiler import ProfilerActivity, profile
 
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.devices import DEVICES
+from loong.launcher.hardware.model_shape import shape_of
 from loong.model.shapes import find_config
-from loong.scheduler.roofline import DEVICES, roofline
+from loong.scheduler.cost.roofline import roofline
 
 CASES = ("20", "256", "1024", "20+32", "512+64")
 CALLS = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")  # names begin with these

@@ -11,15 +11,15 @@ from pathlib import Path
 from loong.core.errors import ClusterError
 from loong.core.events import Event, InstanceLost, RequestAborted, RequestArrived
 from loong.core.request import Request
+from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.chosen_cost_model import chosen_cost_model
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import ratio
-from loong.launcher.local import ClusterConfig
-from loong.launcher.model_shape import shape_of
-from loong.scheduler.cost_model import WorkCostModel
+from loong.launcher.hardware.chosen_cost_model import chosen_cost_model
+from loong.launcher.hardware.model_shape import shape_of
+from loong.launcher.serve.local import ClusterConfig
+from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import policy_kind
-from loong.scheduling import Scheduling
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.workload import make_workload
 
@@ -64,7 +64,7 @@ def chosen_workers(args: Namespace, policy: str | None = None) -> tuple[ClusterC
         tp_size=chosen.cluster.tp_size,
         greatest={},
     )
-    return chosen.cluster, model
+    return replace(chosen.cluster, graph_limits=model.graph_limits), model
 
 
 def chosen_load(args: Namespace, request_rate: float, seed: int) -> Sequence[WorkloadRequest]:

@@ -47,25 +47,26 @@ from result import print_result, script_parser
 from run_pairs import GOAL, Pairs, RunPair
 
 from loong.core.errors import ClusterError
-from loong.launcher.background_load import background_load_note, processor_time, share_of_others
+from loong.executor.lookahead import LookaheadMargin
+from loong.launcher.bench.background_load import background_load_note, processor_time, share_of_others
+from loong.launcher.bench.spawned_server import sigterm_unwinds
 from loong.launcher.flags import ratio
 from loong.launcher.policy_flags import POLICY_NAMES
-from loong.launcher.rates import parse_rates
-from loong.launcher.runs import PolicyRun, RunKey
+from loong.launcher.runs.rates import parse_rates
+from loong.launcher.runs.run import PolicyRun, RunKey
 from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill, unloaded_work
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.points import counters_of
 from loong.launcher.simulate.run import simulate
-from loong.launcher.spawned_server import sigterm_unwinds
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
-from loong.workloads.backlog import WorkOf, used_capacity
-from loong.workloads.counters import ServerCounters
-from loong.workloads.metrics import compute_metrics
-from loong.workloads.record import TOO_LATE, RequestRecord
+from loong.workloads.metrics.backlog import WorkOf, used_capacity
+from loong.workloads.metrics.counters import ServerCounters
+from loong.workloads.metrics.metrics import compute_metrics
+from loong.workloads.metrics.record import TOO_LATE, RequestRecord
+from loong.workloads.metrics.result import JSON, columns_json
+from loong.workloads.metrics.slo import PrefillTime, SLOLimits, SLORule, parse_slo
 from loong.workloads.request import WorkloadRequest
-from loong.workloads.result import JSON, columns_json
-from loong.workloads.slo import PrefillTime, SLOLimits, SLORule, parse_slo
 from loong.workloads.workload import endless_workload, pace_of
 
 CEILINGS: dict[str, JSON] = {"latency": 0.15, "attainment": 0.05, "goodput": 0.10}
@@ -305,7 +306,7 @@ async def run_all(
 ) -> None:
     """Take policies off the list as they are run on the same workers, until one fails."""
     config, model = chosen_workers(args, left[0][1])
-    async with kept_workers(config) as kept:
+    async with kept_workers(config, LookaheadMargin.on(model.host)) as kept:
         while left:
             traffic, policy = left.pop(0)
             room = admissible_tokens(policy, config.instances)

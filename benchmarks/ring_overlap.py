@@ -31,12 +31,12 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Pending
-from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.kernels import Partial
 from loong.model.device import CpuDevice
-from loong.worker.kv_pool import KVPool
+from loong.worker.kv.pool import KVPool
 
 NUM_HEADS, HEAD_DIM = 8, 128
 BLOCK_TOKENS = (32, 64, 128, 256, 512)

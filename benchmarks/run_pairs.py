@@ -8,17 +8,17 @@ from statistics import fmean
 
 from line_picture import Line, Panel
 
-from loong.core.timeline import ClusterHistory
-from loong.launcher.background_load import SHARE_OF_OTHERS
-from loong.launcher.bench_found import Repeats
-from loong.launcher.goodput import of_sweep
-from loong.launcher.run_document import document_head, goodput_json, write_document
-from loong.launcher.runs import PolicyRun
-from loong.server.trace import chrome_trace
-from loong.workloads.metrics import MIN_CLASS_REQUESTS
-from loong.workloads.report import table
-from loong.workloads.result import JSON
-from loong.workloads.slo import SLORule
+from loong.core.cluster_history import ClusterHistory
+from loong.launcher.bench.background_load import SHARE_OF_OTHERS
+from loong.launcher.bench.found import Repeats
+from loong.launcher.runs.goodput import of_sweep
+from loong.launcher.runs.run import PolicyRun
+from loong.launcher.runs.run_document import document_head, goodput_json, write_document
+from loong.server.metrics.trace import chrome_trace
+from loong.workloads.metrics.metrics import MIN_CLASS_REQUESTS
+from loong.workloads.metrics.result import JSON
+from loong.workloads.metrics.slo import SLORule
+from loong.workloads.report.report import table
 
 GOAL = 0.9
 SIDES = ("measured", "simulated")

@@ -19,7 +19,7 @@ from line_picture import Panel, lines_of, write_lines
 from profiled_runs import ProfiledRuns, add_profiled_run_flags, dops_up_to, profiled_runs
 from result import print_result, script_parser
 
-from loong.workloads.report import table
+from loong.workloads.report.report import table
 
 CEILING = 0.03
 PROMPTS = ("1x512", "8x512", "1x2048", "1x8192")

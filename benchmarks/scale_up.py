@@ -17,7 +17,7 @@ from loong_runs import end
 from result import print_result, script_parser
 from serving_runs import Served, add_serving_flags, attainment_panel, goodput_table, numbers_of, serve
 
-from loong.workloads.report import table
+from loong.workloads.report.report import table
 
 POLICIES = "esp,esp-paper,replicas"
 SECONDS = 10.0

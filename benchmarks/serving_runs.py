@@ -9,8 +9,8 @@ from pathlib import Path
 from line_picture import Line, Panel
 from loong_runs import Document, Point, points_of, run_loong, server_arguments, shared_arguments
 
-from loong.launcher.run_tables import NOT_RUN, rate_found
-from loong.workloads.report import table
+from loong.launcher.runs.run_tables import NOT_RUN, rate_found
+from loong.workloads.report.report import table
 
 SLO_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 NORMALIZED = ("normalized", "normalized_input", "normalized_output")

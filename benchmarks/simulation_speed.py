@@ -11,19 +11,19 @@ from time import perf_counter
 
 from result import print_result, script_parser
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.launcher.gc_tuning import tune_gc
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load, SimulatedLoadConfig
 from loong.launcher.simulate.run import simulate
 from loong.model.shapes import SHAPES
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduler.policy import make_policy
-from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
-from loong.workloads.slo import parse_slo
+from loong.workloads.metrics.slo import parse_slo
 
 REQUESTS_PER_INSTANCE_SECOND = 10_000 / 60 / 512
 MODEL, DEVICE, RULE = "llama-3.1-8b", "h200", "tight"

@@ -28,7 +28,7 @@ import uvloop
 from result import print_result, script_parser
 from streams import child_pid
 
-from loong.launcher.spawned_server import ServerConfig, spawn_server
+from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.scheduler.policy import policy_kind
 
 NUM_INSTANCES = 4

@@ -26,16 +26,17 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId, Placement, striped
 from loong.core.plan import QueryBlock, Transfer
 from loong.core.request import SamplingParams
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.launcher.hardware.devices import DEVICES
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard
 from loong.model.transformer import Decoder
-from loong.scheduler.striping import RequestPart, batch_of
+from loong.scheduler.common.striping import RequestPart, batch_of
 from loong.wire import decode_command, encode
 from loong.worker.backend import CpuBackend
-from loong.worker.kv_pool import KVPool
-from loong.worker.lease_ends import LeaseEnds
+from loong.worker.batches.lease_ends import LeaseEnds
+from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
 
 NUM_STEPS, NUM_FIRST = 60, 10  # of which the first do not count
@@ -125,7 +126,13 @@ def measure(story: Story) -> list[float]:
     with TemporaryDirectory() as folder:
         fabric = NobodyThere(Path(folder), World(story.group.dop, 1), 0, deadline=1.0)
         model = cast("Decoder", NoModel(shard))
-        runner = BatchRunner(0, model, pool, fabric, NothingReplayed(takes_leases=True))
+        runner = BatchRunner(
+            0,
+            model,
+            pool,
+            fabric,
+            NothingReplayed(takes_leases=True, graph_limits=DEVICES["h200"].graph_limits),
+        )
         runner.warm_up()
         for name, placement in story.placements.items():
             for positions in placement.on(0):

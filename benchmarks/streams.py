@@ -25,7 +25,7 @@ from urllib.request import urlopen
 import uvloop
 from result import print_result, script_parser
 
-from loong.launcher.spawned_server import ServerConfig, spawn_server
+from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 
 NUM_STEADY = 50
 MAX_TOKENS = 64

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 import numpy as np
 from result import print_result, script_parser
 
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load
 from loong.launcher.simulate.run import simulate
 from loong.model.shapes import find_config
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
-from loong.workloads.report import table
+from loong.workloads.metrics.slo import parse_slo
+from loong.workloads.report.report import table
 from loong.workloads.request import WorkloadRequest
-from loong.workloads.slo import parse_slo
 from loong.workloads.workload import make_workload
 
 CEILING = 1.5

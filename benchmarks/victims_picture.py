@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from goodput_picture import IMAGES
 from result import FOLDER
 
-from loong.workloads.plot_style import (
+from loong.workloads.plots.style import (
     INK,
     PALE_INK,
     PANEL_INCHES,

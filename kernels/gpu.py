@@ -1,16 +1,16 @@
 """The kernels for GPUs, each defined in `reference` or `reference_draw`; importing them needs Triton."""
 
-from loong.kernels.activation import silu_and_mul
-from loong.kernels.block_attention import attend_blocks
-from loong.kernels.block_pieces import PieceWorkspace
-from loong.kernels.draw import DrawWorkspace, draw
-from loong.kernels.linear import LinearWorkspace, is_faster, linear
-from loong.kernels.merging import merge_into
-from loong.kernels.normalization import add_rms_norm
-from loong.kernels.penalties import penalize
-from loong.kernels.qkv import rotate_and_store
+from loong.kernels.attention.block_attention import attend_blocks
+from loong.kernels.attention.block_pieces import PieceWorkspace
+from loong.kernels.attention.merging import merge_into
+from loong.kernels.attention.split_kv import SplitWorkspace, attend_slots, best_num_cuts
+from loong.kernels.dense.activation import silu_and_mul
+from loong.kernels.dense.linear import LinearWorkspace, is_faster, linear
+from loong.kernels.dense.normalization import add_rms_norm
+from loong.kernels.dense.qkv import rotate_and_store
 from loong.kernels.rows import copy_rows
-from loong.kernels.split_kv import SplitWorkspace, attend_slots, best_num_cuts
+from loong.kernels.sampling.draw import DrawWorkspace, draw
+from loong.kernels.sampling.penalties import penalize
 
 __all__ = [
     "DrawWorkspace",

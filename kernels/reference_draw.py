@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from loong.kernels.draw_params import DrawParams, Penalties
+from loong.kernels.sampling.draw_params import DrawParams, Penalties
 
 _ONE = 2.0**44  # the likeliest token's weight
 

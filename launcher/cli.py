@@ -14,10 +14,10 @@ from loong.launcher.parser import CommandParser
 from loong.launcher.standard_streams import give_up_lost_streams, open_missing_streams
 
 COMMANDS = {  # each a module with `add_parser`
-    "serve": "loong.launcher.serve",
+    "serve": "loong.launcher.serve.command",
     "chat": "loong.launcher.chat",
     "models": "loong.launcher.models",
-    "bench": "loong.launcher.bench",
+    "bench": "loong.launcher.bench.command",
     "simulate": "loong.launcher.simulate",
     "plot": "loong.launcher.plot",
     "profile": "loong.launcher.profile",

@@ -9,7 +9,7 @@ from loong.launcher.flags import or_auto, positive, share, token_count
 from loong.worker.config import FABRICS
 
 if TYPE_CHECKING:
-    from loong.launcher.local import ClusterConfig
+    from loong.launcher.serve.local import ClusterConfig
     from loong.model.config import ModelConfig
 
 
@@ -20,7 +20,7 @@ class ChosenCluster:
     name: str
     model: "ModelConfig"
     cluster: "ClusterConfig"
-    device: str  # a key of the cost model's DEVICES
+    device: str  # a key of DEVICES
     tokenizer_folder: Path
 
 
@@ -122,8 +122,8 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
 
     Raises `ConfigError` if there is no such model, or it does not fit.
     """
-    from loong.launcher.local import ClusterConfig  # these take a moment, which `--help` can do without
     from loong.launcher.models.source import find_source
+    from loong.launcher.serve.local import ClusterConfig  # these take a moment, which `--help` can do without
     from loong.model.shapes import find_config
 
     source = find_source(args.model, args.load_format, args.revision)
@@ -155,18 +155,21 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
 
 def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
     """What instances run on, as cost models name it, and the tokens that each has room for."""
-    from loong.launcher.gpus import check_torch, cost_device, host_gpus
-    from loong.launcher.memory import fit_gpu_kv_capacity, fit_kv_capacity
+    from loong.launcher.hardware.devices import DEVICES
+    from loong.launcher.serve.gpus import check_torch, cost_device, host_gpus
+    from loong.launcher.serve.memory import fit_gpu_kv_capacity, fit_kv_capacity
 
     if args.device == "cpu":
         return "cpu", fit_kv_capacity(config, args.num_instances, args.kv_cache_tokens)
     gpus = host_gpus()
     check_torch()
+    device = cost_device(gpus[0])
     tokens = fit_gpu_kv_capacity(
         config,
         gpus,
         (args.num_instances, args.tensor_parallel_size),
         args.kv_cache_tokens,
         args.gpu_memory_utilization,
+        DEVICES[device].graph_limits,
     )
-    return cost_device(gpus[0]), tokens
+    return device, tokens

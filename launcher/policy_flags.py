@@ -27,7 +27,7 @@ _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
 
 
 class PolicyNames(tuple[str, ...]):
-    """Names of policies as choices of a flag. All names that `esp-fixed-N` stands for are among them."""
+    """Names of policies as choices of a flag. Those with a number for N are among them."""
 
     __slots__ = ()
 

@@ -32,7 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
 def run(args: argparse.Namespace) -> int:
     """Print it and return 0."""
     if args.api:
-        from loong.server.api_reference import api_reference  # slow to import
+        from loong.server.reference.api_reference import api_reference  # slow to import
 
         print(api_reference(), end="")
         return 0

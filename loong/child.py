@@ -1,7 +1,8 @@
-"""The start of a process that the engine's process starts: its config, and the signals that it ignores.
+"""The start of a child process of the engine's process: its config, and the signals that it ignores.
 
-A supervisor may signal all processes of a service at once. The engine's process then drains, for which it
-needs the others, so they ignore what would end them. They end when it closes their standard input, or dies.
+A supervisor may signal all processes of a service at once. The engine's process then drains, and needs its
+children for that, so they ignore these signals. A child ends when its standard input is closed, or when the
+engine's process dies.
 """
 
 import json
@@ -19,20 +20,22 @@ _IGNORED = (*STOP_SIGNALS, signal.SIGUSR2)
 
 
 def config_line(config: object) -> bytes:
-    """Return a config as the first line of a child's standard input; paths in it may be of any bytes."""
+    """Return a config as the first line of a child's standard input. Paths may contain any bytes."""
     return json.dumps(msgspec.to_builtins(config)).encode() + b"\n"
 
 
 def config_of(line: bytes, kind: type[Config]) -> Config:
-    """Return the config of this type that is in a line."""
+    """Return the config of type `kind` in a line."""
     return msgspec.convert(json.loads(line), kind)
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold signals back from processes that this thread starts meanwhile, until `leave_signals_to_parent`.
+    """Block signals for processes that this thread starts meanwhile, until they call
+    `leave_signals_to_parent`.
 
-    A process inherits this, so no signal ends it before its program begins. In this thread signals wait.
+    A process inherits the blocked signals, so no signal ends it before its program begins. Signals to this
+    thread wait.
     """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, (*_IGNORED, signal.SIGUSR1))
     try:
@@ -42,9 +45,9 @@ def signals_held() -> Iterator[None]:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore what would end this process, those signals included that have come since it was started.
+    """Ignore the signals that would end this process, and discard those that came since it was started.
 
-    SIGUSR1 is held for `loong.stacks.stacks_on_request`, if that is ever entered.
+    SIGUSR1 stays blocked for `loong.stacks.stacks_on_request`.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)

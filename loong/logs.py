@@ -1,7 +1,7 @@
 """The log of a server: records of all its processes, which one thread writes to standard error.
 
-A write to a pipe that nobody reads waits as soon as the pipe is full. In the engine's process only that
-thread may wait: it takes lines from a bounded queue. Records that find it full are dropped and counted.
+A write to a pipe blocks when nobody reads the pipe and it is full. In the engine's process only the log's
+thread may block. It takes lines from a bounded queue. Records are dropped and counted when the queue is full.
 Other processes of the server write to a pipe that the engine's process always reads.
 """
 
@@ -17,18 +17,18 @@ from threading import Condition, Thread
 from time import monotonic
 
 FORMATS = ("text", "json")
-MAX_QUEUED_BYTES = 2**18  # as much again may be in the write that waits
-_FLUSH_SECONDS = 1.0  # at the end, for all
-_MAX_LINE_BYTES = 2**16  # of another process; a longer line is passed on in parts
+MAX_QUEUED_BYTES = 2**18  # the blocked write may hold as many again
+_FLUSH_SECONDS = 1.0  # to write all queued lines at the end
+_MAX_LINE_BYTES = 2**16  # of another process; longer lines are split
 _STDERR = 2
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger and message, and the exception if there is one."""
+    """Formats a record as one JSON object: time, level, logger, message, and the exception, if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the line of a record."""
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -41,7 +41,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(kind: str) -> None:
-    """Log to standard error from now on, in one of `FORMATS`, and wait for its reader."""
+    """Log to standard error from now on, in one of `FORMATS`. Writes may block."""
     handler = LineHandler(lambda line: write_all(_STDERR, line), _formatter(kind))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
@@ -49,10 +49,10 @@ def log_to_stderr(kind: str) -> None:
 
 @contextmanager
 def queued_log(kind: str) -> Iterator[None]:
-    """Log to standard error in one of `FORMATS` while the context lasts, and never wait for its reader.
+    """Log to standard error in one of `FORMATS` while the context lasts. Writes never block.
 
-    `sys.stderr` is part of the log meanwhile. At the end, what is queued has a second to be written. If that
-    is too short, standard error becomes the null device, so that nothing that follows waits.
+    `sys.stderr` is part of the log meanwhile. At the end, queued lines have one second to be written. After
+    that, standard error becomes the null device, so that later writes do not block.
     """
     handler = QueuedHandler(_formatter(kind))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -70,26 +70,27 @@ def queued_log(kind: str) -> Iterator[None]:
 
 
 def child_stderr() -> int | None:
-    """Return the descriptor that is to be the standard error of a child process; None: that of this one."""
+    """Return the descriptor for the standard error of a child process. None means that of this process."""
     return next((handler.descriptor for handler in _queued_handlers()), None)
 
 
 def num_dropped_records() -> int:
-    """Return how many records were dropped so far because nobody read the log."""
+    """Return the number of records dropped so far because nobody read the log."""
     return sum(handler.queue.num_dropped for handler in _queued_handlers())
 
 
 class LineQueue:
     """Lines on their way to a descriptor, which a thread writes in order.
 
-    `put` never waits: beyond `max_bytes` in the queue lines are dropped, as are those that cannot be written.
+    `put` never waits. Lines beyond `max_bytes` in the queue are dropped, and so are lines that cannot be
+    written.
     """
 
     def __init__(self, descriptor: int, notice: Callable[[int], bytes], max_bytes: int) -> None:
-        """Take what to write when there is room again, as a function of the number of lines dropped."""
+        """Start the thread. `notice` returns the line to write after a number of lines was dropped."""
         self.num_dropped = 0
         self._descriptor, self._notice, self._max_bytes = descriptor, notice, max_bytes
-        self._changed = Condition()  # its lock can be taken again: a collection of garbage may log anywhere
+        self._changed = Condition()  # its lock is reentrant: garbage collection may log anywhere
         self._lines: list[bytes] = []
         self._num_bytes = 0
         self._num_unreported = 0
@@ -108,7 +109,7 @@ class LineQueue:
             self._changed.notify()
 
     def close(self, seconds: float) -> bool:
-        """Take no more; return whether all that was queued is written within this time."""
+        """Accept no more lines, and return whether all queued lines are written within `seconds`."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -125,13 +126,16 @@ class LineQueue:
             notices = [self._notice(num_unreported)] if num_unreported else []
             try:
                 write_all(self._descriptor, b"".join(lines + notices))
-            except OSError:  # nobody can read any more, or the disk is full: this may pass
+            except OSError:  # the reader is gone, or the disk is full, perhaps not for ever
                 with self._changed:
                     self._num_unreported += num_unreported
                     self._drop(len(lines))
 
     def _take(self) -> tuple[list[bytes], int] | None:
-        """Wait for lines; return those there are, and the number dropped since. None: the queue is closed."""
+        """Wait for lines; return them and the number dropped since the last call.
+
+        None: the queue is closed.
+        """
         with self._changed:
             while not self._lines:
                 if self._is_closing:
@@ -143,7 +147,7 @@ class LineQueue:
 
 
 class LineHandler(logging.Handler):
-    """Hands each record on as bytes in one piece, between which other processes may write theirs."""
+    """A handler that passes each record on as bytes in one piece, between lines of other processes."""
 
     def __init__(self, put: Callable[[bytes], None], formatter: logging.Formatter) -> None:
         super().__init__()
@@ -151,11 +155,11 @@ class LineHandler(logging.Handler):
         self._put, self._encoding = put, sys.stderr.encoding
 
     def line(self, record: logging.LogRecord) -> bytes:
-        """Return what is written for a record."""
+        """Return the line of a record."""
         return self.format(record).encode(self._encoding, "backslashreplace") + b"\n"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record."""
+        """Write a record."""
         try:
             self._put(self.line(record))
         except Exception:  # noqa: BLE001  as the library's handlers: logging never fails
@@ -163,7 +167,7 @@ class LineHandler(logging.Handler):
 
 
 class QueuedHandler(LineHandler):
-    """Puts records into a queue, and with them what other processes write to `descriptor`, a pipe."""
+    """A handler that queues records, and the lines that other processes write to `descriptor`, a pipe."""
 
     def __init__(self, formatter: logging.Formatter) -> None:
         self.queue = LineQueue(_STDERR, self._notice, MAX_QUEUED_BYTES)
@@ -173,10 +177,10 @@ class QueuedHandler(LineHandler):
         self._reader.start()
 
     def finish(self) -> None:
-        """Write what is there. If that takes too long, standard error becomes the null device."""
+        """Write the queued lines. If that takes too long, standard error becomes the null device."""
         deadline = monotonic() + _FLUSH_SECONDS
         os.close(self.descriptor)
-        self._reader.join(_FLUSH_SECONDS / 2)  # the end of the pipe comes with that of the other processes
+        self._reader.join(_FLUSH_SECONDS / 2)  # the pipe ends when the other processes end
         if not self.queue.close(deadline - monotonic()):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, _STDERR)
@@ -194,12 +198,12 @@ class QueuedHandler(LineHandler):
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all, even to a descriptor that does not block. Raises `OSError`."""
+    """Write all data, even to a non-blocking descriptor. Raises `OSError`."""
     rest = memoryview(data)
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # another program may have made the terminal so
+        except BlockingIOError:  # another program may have set the terminal to non-blocking
             select.select((), (descriptor,), ())
 
 

@@ -1,4 +1,4 @@
-"""The stacks of all threads of a process, in its log when SIGUSR1 asks for them."""
+"""Logs the stacks of all threads of a process on SIGUSR1."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from types import FrameType
 
 logger = logging.getLogger(__name__)
 
-_MAX_FRAMES = 30  # of a thread, the innermost
+_MAX_FRAMES = 30  # per thread, innermost first
 _MAX_CHARACTERS = 2**15
 
 
@@ -21,8 +21,8 @@ _MAX_CHARACTERS = 2**15
 def stacks_on_request(name: str, then: Callable[[], None] | None = None) -> Iterator[None]:
     """Log the stacks of all threads on each SIGUSR1 while the context lasts, then call `then`, in a thread.
 
-    Threads that hang do not prevent it, unless one of them holds the interpreter's lock. Enter it before
-    other threads start: they inherit that SIGUSR1 is blocked.
+    Threads that hang do not prevent it, unless one of them holds the interpreter's lock. Enter the context
+    before other threads start: they inherit the blocked SIGUSR1.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     is_over = threading.Event()
@@ -33,8 +33,8 @@ def stacks_on_request(name: str, then: Callable[[], None] | None = None) -> Iter
             try:
                 if then is not None:
                     then()
-            except Exception:  # the next request is answered all the same
-                logger.exception("no more could be found out")
+            except Exception:  # the next signal is still answered
+                logger.exception("cannot log the stacks")
 
     thread = threading.Thread(target=wait_for_requests, name="stacks", daemon=True)
     thread.start()
@@ -42,13 +42,13 @@ def stacks_on_request(name: str, then: Callable[[], None] | None = None) -> Iter
         yield
     finally:
         is_over.set()
-        assert thread.ident is not None  # it has started
+        assert thread.ident is not None  # a started thread has an ident
         signal.pthread_kill(thread.ident, signal.SIGUSR1)
         thread.join()
 
 
 def stacks() -> str:
-    """Return where each thread is, the main thread first, of each the innermost frame first."""
+    """Return the stack of each thread, the main thread first, each with its innermost frame first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)

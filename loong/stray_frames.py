@@ -1,4 +1,4 @@
-"""Frames on private sockets that are no messages of ours, as any process of the same user may send."""
+"""Frames on private sockets that are not messages. Any process of the same user may send them."""
 
 import logging
 from threading import Lock
@@ -9,7 +9,7 @@ _MAX_DETAIL = 200  # characters
 
 
 class StrayFrames:
-    """The frames that were dropped on one socket. Any thread may add to them."""
+    """Counts the frames that were dropped on one socket. Any thread may call it."""
 
     def __init__(self, socket: str) -> None:
         self.num_dropped = 0
@@ -18,7 +18,7 @@ class StrayFrames:
         self._lock = Lock()
 
     def drop(self, kind: str, detail: str) -> None:
-        """Count a frame, and log the first of its kind."""
+        """Count a frame, and log the first one of its kind."""
         with self._lock:
             self.num_dropped += 1
             is_first = kind not in self._kinds

@@ -1,8 +1,8 @@
 """Messages between the engine and its workers: typed values in msgpack, one ZeroMQ frame each.
 
-No pickle crosses a socket. A message is a pair of its type's name and its fields, so a frame of an unknown
-type, or with fields that do not fit, is refused before anything is done. A `range` travels as the bytes of
-its three numbers, so that it cannot be taken for a sequence of token ids. Sequences arrive as lists.
+No pickle crosses a socket. A message is the pair of its type's name and its fields. A frame with an unknown
+type or with wrong fields is refused before it has an effect. A `range` travels as the bytes of its three
+numbers, so that it differs from a sequence of token ids. Sequences arrive as lists.
 """
 
 import os
@@ -21,22 +21,24 @@ from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, Ru
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
 
-HEARTBEAT_SECONDS = 1.0  # from one heartbeat of a worker to the next
-MAX_FRAME_BYTES = 1 << 30  # a batch of a million tokens has some MB; who sends more is disconnected
+HEARTBEAT_SECONDS = 1.0  # between two heartbeats of a worker
+MAX_FRAME_BYTES = (
+    1 << 30
+)  # far above a batch of a million tokens (some MB); larger frames disconnect the sender
 
 
 class WireError(LoongError):
-    """A frame is not a message of ours."""
+    """A frame is not a message of this protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """The worker ends."""
+    """Ends the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareGrammar:
-    """A request with this grammar is to come; the command is done when the worker has compiled it."""
+    """Announces a request with this grammar. The command is done when the worker has compiled the grammar."""
 
     number: int
     grammar: Grammar
@@ -44,14 +46,14 @@ class PrepareGrammar:
 
 @dataclass(frozen=True, slots=True)
 class StartTrace:
-    """The worker traces what it does, from its next step on."""
+    """Starts a trace of the worker, from its next step on."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndTrace:
-    """The worker ends its trace before its next step, and writes it to a file of this name, if any."""
+    """Ends the worker's trace before its next step, and writes it to `path`, if given."""
 
     number: int
     path: str | None
@@ -73,7 +75,7 @@ Command: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has its weights and its pools, and the fabric is up."""
+    """A worker has its weights and its pools, and the fabric is connected."""
 
     instance_id: InstanceId
     tp_rank: int
@@ -81,7 +83,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A worker's control thread is alive, and has dropped this many frames since its start."""
+    """A worker's control thread is alive. It has dropped `num_stray_frames` frames since its start."""
 
     instance_id: InstanceId
     tp_rank: int
@@ -90,7 +92,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class BatchBegun:
-    """An instance has begun a batch, and has ended all before."""
+    """An instance has begun a batch, and has ended all earlier ones."""
 
     batch_id: int
     instance_id: InstanceId
@@ -99,7 +101,7 @@ class BatchBegun:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A master sampled the tokens of one step; whether it is the last is not known yet."""
+    """A master has sampled the tokens of one step. The step may or may not be the last one of the batch."""
 
     batch_id: int
     step: int
@@ -108,10 +110,10 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """One worker is done with a batch; `tokens` are those of the last step, if it has not told them.
+    """One worker has ended a batch. `tokens` are those of the last step, unless a StepDone has reported them.
 
-    Whoever heard of these before would hand them on first, and plan while the instance has nothing to do.
-    It worked on the batch from `began_at` to `ended_at` (seconds of the machine's monotonic clock).
+    They travel in this message because an earlier one would delay the next plan while the instance is idle.
+    The worker computed the batch from `began_at` to `ended_at` (seconds of the machine's monotonic clock).
     """
 
     batch_id: int
@@ -125,7 +127,7 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """An instance found log probabilities of a prompt in a batch, which it has not reported as done."""
+    """An instance has log probabilities of a prompt in a batch that it has not yet reported as done."""
 
     batch_id: int
     instance_id: InstanceId
@@ -145,7 +147,7 @@ class MigrationDone:
 
 @dataclass(frozen=True, slots=True)
 class CommandDone:
-    """A worker has carried out the command of this number, or says why it cannot."""
+    """A worker has carried out the command of this number, or reports why it cannot."""
 
     number: int
     instance_id: InstanceId
@@ -155,7 +157,10 @@ class CommandDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker cannot go on; `blamed` is the worker (instance and rank) whose part it waited for, if any."""
+    """A worker cannot go on.
+
+    `blamed` is the worker (instance and rank) that it waited for in vain, if any.
+    """
 
     instance_id: InstanceId
     tp_rank: int
@@ -208,16 +213,16 @@ _range = Struct("<qqq")  # start, stop, step
 def _encode_other(value: object) -> bytes:
     if isinstance(value, range):
         return _range.pack(value.start, value.stop, value.step)
-    raise TypeError(f"{type(value).__name__} does not travel")
+    raise TypeError(f"{type(value).__name__} cannot be encoded")
 
 
-def _decode_other(kind: type, value: Any) -> object:  # Any: what msgpack found on the wire
+def _decode_other(kind: type, value: Any) -> object:  # Any: msgpack's own types
     if kind is range:
         return range(*_range.unpack(value))
-    raise TypeError(f"{kind.__name__} does not travel")
+    raise TypeError(f"{kind.__name__} cannot be decoded")
 
 
-# What msgspec raises, and what types of ours raise when they are made of values that do not fit.
+# Errors of msgspec, and errors of our types when their values do not fit.
 _NOT_OURS = (
     msgspec.DecodeError,
     ArithmeticError,
@@ -233,17 +238,17 @@ _envelope = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 
 
 def address(endpoint: str) -> Any:  # Any: pyzmq takes bytes, though its types name only str
-    """Return where a socket binds or connects to: a path in it may be of any bytes."""
+    """Return the address for a socket's bind or connect. A path in it may contain any bytes."""
     return os.fsencode(endpoint)
 
 
 def encode(message: object) -> bytes:
-    """One frame."""
+    """Return the frame of a message."""
     return _encoder.encode((type(message).__name__, message))
 
 
 class MessageDecoder(Generic[Message]):
-    """Reads messages of some types. Raises `WireError` if a frame is none of them."""
+    """Decodes messages of some types. Raises `WireError` if a frame is none of them."""
 
     def __init__(self, kinds: Iterable[type[Message]]) -> None:
         self._decoders: Mapping[str, msgspec.msgpack.Decoder[Message]] = {
@@ -251,14 +256,14 @@ class MessageDecoder(Generic[Message]):
         }
 
     def __call__(self, frame: bytes) -> Message:
-        """The message of one frame."""
+        """Return the message of a frame."""
         try:
             name, body = _envelope.decode(frame)
             if name not in self._decoders:
                 raise LookupError(f"its type is {name[:40]!r}")
             return self._decoders[name].decode(body)
         except _NOT_OURS as error:
-            raise WireError(f"a frame of {len(frame)} bytes is no message: {error}") from error
+            raise WireError(f"a frame of {len(frame)} bytes is not a message: {error}") from error
 
 
 decode_command: MessageDecoder[Command] = MessageDecoder(_COMMANDS)  # what the engine sent

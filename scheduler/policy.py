@@ -6,25 +6,26 @@ from functools import cache, partial
 from re import fullmatch
 from typing import TypeAlias
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.decision import Decision, DecisionKind
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import Failure, IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.scheduler.ablations import ABLATIONS
-from loong.scheduler.baselines import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
-from loong.scheduler.cluster_parts import groups_of
+from loong.scheduler.baselines.disaggregated import max_tokens_moved, plan_disaggregated
+from loong.scheduler.baselines.esp_disaggregated import max_tokens_of_parts, plan_esp_disaggregated
+from loong.scheduler.baselines.esp_fixed import plan_esp_fixed
+from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one_per_instance
+from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
+from loong.scheduler.common.batching_program import warm_up
+from loong.scheduler.common.cluster_parts import groups_of
+from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.disaggregated import max_tokens_moved, plan_disaggregated
-from loong.scheduler.esp import plan_esp
-from loong.scheduler.esp_disaggregated import max_tokens_of_parts, plan_esp_disaggregated
-from loong.scheduler.esp_fixed import plan_esp_fixed
-from loong.scheduler.esp_paper import plan_esp_paper
-from loong.scheduler.extensions import extending
-from loong.scheduler.fixed_groups import memory_in_use, one_group, one_per_instance
-from loong.scheduler.program import warm_up
+from loong.scheduler.esp.ablations import ABLATIONS
+from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.paper.policy import plan_esp_paper
+from loong.scheduler.served.policy import max_tokens_of_halves, plan_esp_served
 
 DEFAULT_CONFIG = PolicyConfig()
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
@@ -40,6 +41,10 @@ def _largest_pool(pools: Pools, _config: PolicyConfig) -> int:
     return max(pools.values())
 
 
+def _halves(pools: Pools, _config: PolicyConfig, *, size: int | None = None) -> int:
+    return max_tokens_of_halves(pools, size)
+
+
 def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
     return max(sum(pools[i] for i in part) for part in groups_of(tuple(sorted(pools)), size))
 
@@ -48,7 +53,8 @@ def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
 class PolicyKind:
     """How a policy plans, how much KV it gives one request, and how many instances it runs (None: any).
 
-    Their number is a multiple of `group_size`. `prepare` is done before the first plan.
+    Their number is a multiple of `group_size`. `prepare` is done before the first plan. `needs_service` if
+    they must attend for the batches of others.
     """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
@@ -57,6 +63,7 @@ class PolicyKind:
     min_instances: int = 1
     group_size: int = 1
     prepare: Callable[[], None] = lambda: None
+    needs_service: bool = False
 
 
 _whole = partial(plan_fixed_groups, filling=WHOLE_PROMPTS)
@@ -72,6 +79,7 @@ POLICIES: dict[str, PolicyKind] = {
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
+    "esp-served": PolicyKind(plan_esp_served, _halves, min_instances=2, needs_service=True),
     "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{
@@ -81,27 +89,29 @@ POLICIES: dict[str, PolicyKind] = {
 }
 
 
-FIXED = "esp-fixed-"
-NAMES = (*POLICIES, f"{FIXED}N")
+FIXED, SERVED = "esp-fixed-", "esp-served-"
+NAMES = (*POLICIES, f"{FIXED}N", f"{SERVED}N")
 """All names, for help and errors; N is any whole number above 0."""
 
 
 def policy_kind(name: str) -> PolicyKind:
-    """Return the policy called `name`, one of `POLICIES` or `esp-fixed-N`.
+    """Return the policy called `name`, one of `POLICIES`, `esp-fixed-N` or `esp-served-N`.
 
     Raises:
         ConfigError: there is none.
     """
     if name in POLICIES:
         return POLICIES[name]
-    number = name.removeprefix(FIXED)
-    if not (name.startswith(FIXED) and fullmatch("[1-9][0-9]{0,5}", number)):
+    if (found := fullmatch(f"({FIXED}|{SERVED})([1-9][0-9]{{0,5}})", name)) is None:
         raise ConfigError(f"policy must be one of {', '.join(NAMES)}, but is {name!r}")
-    return _fixed_kind(int(number))
+    return _sized_kind(found[1], int(found[2]))
 
 
 @cache
-def _fixed_kind(size: int) -> PolicyKind:
+def _sized_kind(family: str, size: int) -> PolicyKind:
+    if family == SERVED:
+        plan, tokens = partial(plan_esp_served, size=size), partial(_halves, size=size)
+        return PolicyKind(plan, tokens, min_instances=2, needs_service=True)
     return PolicyKind(partial(plan_esp_fixed, size=size), partial(_largest_group, size=size), group_size=size)
 
 
@@ -176,6 +186,10 @@ def admissible_tokens(
         raise ConfigError(
             f"policy {name} runs {kind.max_instances} instance, but there are {len(pools)}; "
             "give --num-instances 1, and --tensor-parallel-size for its processes"
+        )
+    if kind.needs_service and not all(i.serves for i in instances if i.kind is InstanceKind.FULL):
+        raise ConfigError(
+            f"policy {name} needs instances that attend for the batches of others; these do not"
         )
     if len(pools) < kind.min_instances:
         raise ConfigError(

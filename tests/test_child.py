@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raw_http import until
 
 from loong.child import config_line, config_of
-from loong.launcher.child_processes import ForkServer, signal_children
+from loong.launcher.serve.child_processes import ForkServer, signal_children
 
 SUPPORT = Path(__file__).parent / "support"
 PATHS = st.binary().map(lambda name: name.decode(errors="surrogateescape"))
@@ -68,7 +68,7 @@ async def test_each_process_has_its_own_config_session_and_end(fork_server: Fork
     assert len({child.pid for child in children}) == 20
     assert staying.pid is not None
     assert os.getsid(staying.pid) == staying.pid
-    fork_server.kill_all()
+    fork_server.kill([staying])
     assert await staying.wait() == -signal.SIGKILL
 
 

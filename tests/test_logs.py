@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from served import wait_until
 
-from loong.launcher.serve import reported_choices
+from loong.launcher.serve.command import reported_choices
 from loong.logs import JsonLines, LineQueue, write_all
 
 MAX_BYTES = 1000
@@ -143,13 +143,13 @@ def test_a_process_whose_log_nobody_reads_ends() -> None:
 
 
 def test_a_json_line_says_when_what_and_by_whom() -> None:
-    record = logging.LogRecord("loong.engine", logging.WARNING, "", 0, "%d of\n%s", (3, "ü"), None)
+    record = logging.LogRecord("loong.engine.engine", logging.WARNING, "", 0, "%d of\n%s", (3, "ü"), None)
     record.created = 86400.25
     (line,) = JsonLines().format(record).splitlines()
     assert json.loads(line) == {
         "time": "1970-01-02T00:00:00.250+00:00",
         "level": "WARNING",
-        "logger": "loong.engine",
+        "logger": "loong.engine.engine",
         "message": "3 of\nü",
     }
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from loong.core.errors import ConfigError
-from loong.workloads import fits
-from loong.workloads.arrivals import Paced
-from loong.workloads.laws import Beta, Law, Skewed, Zipf
+from loong.workloads.distributions import fits
+from loong.workloads.distributions.arrivals import Paced
+from loong.workloads.distributions.laws import Beta, Law, Skewed, Zipf
 from loong.workloads.request import RequestShape
 from loong.workloads.source import Draw, in_blocks
 

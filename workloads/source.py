@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from loong.workloads.lengths import Lengths
+from loong.workloads.distributions.lengths import Lengths
 from loong.workloads.request import RequestShape, TokenRun
 
 Draw = Callable[[np.random.Generator, int], list[RequestShape]]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
-from loong.workloads.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
+from loong.workloads.client.scanner import NUMBER, Scanner
 from loong.workloads.data_file import PLAIN_PATH, QUOTED_PATH, DataFile
-from loong.workloads.families import FAMILIES, built, family_usage, whole
-from loong.workloads.mix import Mix, Single
+from loong.workloads.distributions.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
+from loong.workloads.distributions.families import FAMILIES, built, family_usage, whole
+from loong.workloads.distributions.mix import Mix, Single
 from loong.workloads.named import NAMES, Named
-from loong.workloads.scanner import NUMBER, Scanner
 
 AnySource: TypeAlias = Single | Mix
 

@@ -8,7 +8,8 @@ from math import inf
 import numpy as np
 
 from loong.core.errors import ConfigError
-from loong.workloads.arrivals import (
+from loong.workloads.data_file import DataFile
+from loong.workloads.distributions.arrivals import (
     AT_ONCE,
     Arrivals,
     Closed,
@@ -17,7 +18,6 @@ from loong.workloads.arrivals import (
     arrival_times,
     at_rate,
 )
-from loong.workloads.data_file import DataFile
 from loong.workloads.named import OWN_PACES
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.spec import Workload, parse_workload

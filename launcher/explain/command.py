@@ -8,13 +8,13 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.core.request import RequestId
-from loong.decision_log.reader import read_log
-from loong.decision_log.story.index import LogIndex, indexed
-from loong.decision_log.story.story import story_of
-from loong.decision_log.story.summary import summary_of
-from loong.decision_log.story.words import reported
 from loong.launcher.explain.listing import listing, most_delayed_first
-from loong.launcher.run_folder import newest_decision_log
+from loong.launcher.runs.run_folder import newest_decision_log
+from loong.observability.decision_log.reader import read_log
+from loong.observability.decision_log.story.index import LogIndex, indexed
+from loong.observability.decision_log.story.story import story_of
+from loong.observability.decision_log.story.summary import summary_of
+from loong.observability.decision_log.story.words import reported
 
 MAX_NAMED = 3  # of the ids that begin alike
 _EXAMPLES = """\

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from loong.decision_log.story.phrases import counted, duration, times
-from loong.decision_log.story.summary import Latency, Summary
+from loong.observability.decision_log.story.phrases import counted, duration, times
+from loong.observability.decision_log.story.summary import Latency, Summary
 
 _HEADINGS = ("request", "came", "waited", "TTFT", "TPOT", "prompt", "output", "DoP", "notes")
 _LEFT = (0, 8)  # columns of words

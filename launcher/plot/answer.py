@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from loong.workloads.plot_curves import at_rate
-from loong.workloads.run_document import RuleRuns, RunRow, as_number, spread_of
+from loong.workloads.plots.curves import at_rate
+from loong.workloads.report.run_document import RuleRuns, RunRow, as_number, spread_of
 
 NOTABLE = 0.02  # relative; smaller differences are neither gains nor losses
 TIMES = {

@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from loong.launcher.outputs import make_folder  # these import what `--help` can do without
     from loong.launcher.plot.report import write_pictures_and_report
     from loong.launcher.plot.run_files import read_run_files
-    from loong.launcher.run_folder import newest_run
-    from loong.workloads.slo import parse_slo
+    from loong.launcher.runs.run_folder import newest_run
+    from loong.workloads.metrics.slo import parse_slo
 
     runs = args.runs or [newest_run()]
     folder = _folder(runs, args.output_dir)

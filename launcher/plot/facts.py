@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loong.workloads.run_document import RunDocument
+from loong.workloads.report.run_document import RunDocument
 
 
 def facts_of(document: RunDocument) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import msgspec
 
-from loong.workloads.plot_curves import at_rate
-from loong.workloads.run_document import RuleRuns, RunRow
+from loong.workloads.plots.curves import at_rate
+from loong.workloads.report.run_document import RuleRuns, RunRow
 
 MAX_REASONS, MAX_LETTERS = 3, 200
 NO_REASON = "no reason is known"

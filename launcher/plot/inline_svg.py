@@ -2,7 +2,7 @@
 
 import re
 
-from loong.workloads.plot_style import INK, PAPER
+from loong.workloads.plots.style import INK, PAPER
 
 _ATTRIBUTE = re.compile(r'="[^"]*"')
 _NUMBER = re.compile(r"(\d+\.\d{2})\d+")

@@ -7,13 +7,12 @@ from pathlib import Path
 import jinja2
 import msgspec
 
-from loong.core.request_spans import RequestSpan
-from loong.core.timeline import BatchSlice, ClusterHistory
+from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
 from loong.launcher.plot.watched import WatchedRun
-from loong.workloads.plot_queue import WAITING_COLORS
-from loong.workloads.plot_style import styles_of
-from loong.workloads.timeline_cells import Scale, Work
-from loong.workloads.waiting import waits_of
+from loong.workloads.plots.queue import WAITING_COLORS
+from loong.workloads.plots.style import styles_of
+from loong.workloads.report.timeline_cells import Scale, Work
+from loong.workloads.report.waiting import waits_of
 
 FILE_NAME = "interactive.html"
 NOT_INTERACTIVE = f"No {FILE_NAME}: it needs plotly; pip install plotly"

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from loong.core.request_spans import RequestSpan
-from loong.core.timeline import ClusterHistory
-from loong.decision_log.story.index import LogIndex
-from loong.decision_log.story.story import story_of
-from loong.decision_log.story.words import chapters, heading, why_it_waited
-from loong.workloads.plot_waterfall import LateRequest
-from loong.workloads.run_document import RunRow
-from loong.workloads.timeline_cells import long_prompt_of
-from loong.workloads.waiting import batches_of_requests
+from loong.core.cluster_history import ClusterHistory, RequestSpan
+from loong.observability.decision_log.story.index import LogIndex
+from loong.observability.decision_log.story.story import story_of
+from loong.observability.decision_log.story.words import chapters, heading, why_it_waited
+from loong.workloads.plots.waterfall import LateRequest
+from loong.workloads.report.run_document import RunRow
+from loong.workloads.report.timeline_cells import long_prompt_of
+from loong.workloads.report.waiting import batches_of_requests
 
 NUM_LATEST = 10
 NO_WAIT = "It waited for nothing: its steps took that long."

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, RequestSpan
 from loong.core.instance import ESPGroup
-from loong.core.request_spans import RequestSpan
-from loong.core.timeline import BatchSlice, ClusterHistory, KVMove
-from loong.decision_log.lines import (
+from loong.observability.decision_log.lines import (
     ArrivedLine,
     BatchEndedLine,
     BatchStartedLine,
@@ -19,8 +18,8 @@ from loong.decision_log.lines import (
     MigrationEndedLine,
     PlannedLine,
 )
-from loong.decision_log.reader import read_log
-from loong.decision_log.runs import RequestRun, RequestRuns
+from loong.observability.decision_log.reader import read_log
+from loong.observability.decision_log.runs import RequestRun, RequestRuns
 
 
 def history_of_log(path: Path) -> ClusterHistory:
@@ -113,11 +112,14 @@ class _Reading:
             max(
                 (self.prompts.get(chunk.request_id, chunk.stop_position) for chunk in batch.chunks), default=0
             ),
+            batch.holder_ids,
         )
 
     def _lose(self, instance_id: int) -> None:
         self.running = {
-            key: value for key, value in self.running.items() if instance_id not in value[0].instance_ids
+            key: value
+            for key, value in self.running.items()
+            if instance_id not in (*value[0].instance_ids, *value[0].holder_ids)
         }
         self.moving = {
             key: value

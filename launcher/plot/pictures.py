@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loong.launcher.plot.watched import WatchedRun
-from loong.workloads.informative_window import informative_window
-from loong.workloads.plot_curves import (
+from loong.workloads.plots.curves import (
     attainment_by_rate_figure,
     attainment_by_scale_figure,
     latency_by_rate_figure,
 )
-from loong.workloads.plot_goodput import GoodputBar, goodput_figure
-from loong.workloads.plot_latencies import latency_cdf_figure, ttft_by_length_figure
-from loong.workloads.plot_style import PICTURE_KINDS, house_style, write_figure
-from loong.workloads.plot_timeline import timelines_figure
-from loong.workloads.plot_waterfall import waterfall_figure
-from loong.workloads.run_document import RuleRuns, RunRow
+from loong.workloads.plots.goodput import GoodputBar, goodput_figure
+from loong.workloads.plots.latencies import latency_cdf_figure, ttft_by_length_figure
+from loong.workloads.plots.style import PICTURE_KINDS, house_style, write_figure
+from loong.workloads.plots.timeline import timelines_figure
+from loong.workloads.plots.waterfall import waterfall_figure
+from loong.workloads.report.informative_window import informative_window
+from loong.workloads.report.run_document import RuleRuns, RunRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

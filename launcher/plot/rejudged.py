@@ -8,11 +8,11 @@ from math import ceil, inf
 import msgspec
 
 from loong.core.errors import ConfigError
-from loong.launcher.goodput import of_sweep
-from loong.workloads.metrics import BUCKET_EDGES, BUCKET_NAMES
-from loong.workloads.prefill import PrefillFit
-from loong.workloads.run_document import GoodputRow, RunDocument, RunRow, SLOText
-from loong.workloads.slo import Judged, LimitsOf, SLORule
+from loong.launcher.runs.goodput import of_sweep
+from loong.workloads.distributions.prefill import PrefillFit
+from loong.workloads.metrics.metrics import BUCKET_EDGES, BUCKET_NAMES
+from loong.workloads.metrics.slo import Judged, LimitsOf, SLORule
+from loong.workloads.report.run_document import GoodputRow, RunDocument, RunRow, SLOText
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 import msgspec
 
-from loong.launcher.background_load import SHARE_OF_OTHERS, background_load_note
+from loong.launcher.bench.background_load import SHARE_OF_OTHERS, background_load_note
 from loong.launcher.models.source import TINY
 from loong.launcher.plot.answer import ReportAnswer, answer
 from loong.launcher.plot.facts import facts_of
@@ -21,8 +21,8 @@ from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.launcher.plot.watched import WatchedRun, watched_logs, watched_runs
 from loong.launcher.plot.wrong_models import wrong_model_notes
-from loong.server.trace import chrome_trace
-from loong.workloads.run_document import RuleRuns, RunDocument, by_rule, measured, merged
+from loong.server.metrics.trace import chrome_trace
+from loong.workloads.report.run_document import RuleRuns, RunDocument, by_rule, measured, merged
 
 PAGE = Path(__file__).parent / "page" / "report.html.jinja"
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import msgspec
 
+from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import ConfigError
-from loong.core.timeline import ClusterHistory
-from loong.decision_log.reader import read_log
-from loong.decision_log.story.index import LogIndex, indexed
 from loong.launcher.plot.logged_history import history_of_log
 from loong.launcher.plot.rejudged import rejudged
-from loong.launcher.run_document import FILE_NAME
-from loong.workloads.run_document import RunDocument, RunRow, as_simulated, read_document
-from loong.workloads.slo import SLORule
-from loong.workloads.timeline import parse_trace
+from loong.launcher.runs.run_document import FILE_NAME
+from loong.observability.decision_log.reader import read_log
+from loong.observability.decision_log.story.index import LogIndex, indexed
+from loong.workloads.metrics.slo import SLORule
+from loong.workloads.report.run_document import RunDocument, RunRow, as_simulated, read_document
+from loong.workloads.report.timeline import parse_trace
 
 LOG_SUFFIX = ".jsonl"
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import inf
 
 from loong.launcher.plot.answer import buckets_of, milliseconds, share, value_of, values_of
-from loong.workloads.plot_curves import at_rate
-from loong.workloads.run_document import RuleRuns, RunDocument
+from loong.workloads.plots.curves import at_rate
+from loong.workloads.report.run_document import RuleRuns, RunDocument
 
 SHARES = ("slo_attainment", "capacity_share")
 STATISTICS = {"mean": "mean", "median": "median", "p90": "P90", "p99": "P99"}

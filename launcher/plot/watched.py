@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loong.core.timeline import ClusterHistory
-from loong.decision_log.story.index import LogIndex
+from loong.core.cluster_history import ClusterHistory
 from loong.launcher.plot.latest import RequestStory, latest_requests, stories_of
 from loong.launcher.plot.run_files import RunFiles
-from loong.workloads.plot_waterfall import LateRequest
-from loong.workloads.run_document import RuleRuns, RunRow
+from loong.observability.decision_log.story.index import LogIndex
+from loong.workloads.plots.waterfall import LateRequest
+from loong.workloads.report.run_document import RuleRuns, RunRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from loong.launcher.cost_model_alarm import LARGEST_ERROR
-from loong.workloads.run_document import RuleRuns
+from loong.launcher.serve.cost_model_alarm import LARGEST_ERROR
+from loong.workloads.report.run_document import RuleRuns
 
 
 def wrong_model_notes(runs: RuleRuns) -> Iterator[str]:

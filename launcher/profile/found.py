@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 import loong
-from loong.core.work import InstanceWork
-from loong.launcher.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
-from loong.launcher.machine import machine_facts
+from loong.core.cost.work import InstanceWork
+from loong.launcher.hardware.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
+from loong.launcher.hardware.devices import DEVICES
+from loong.launcher.hardware.machine import machine_facts
 from loong.launcher.profile.measure import Measured
-from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.fit import (
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.fit import (
     NAMES,
     BatchSample,
     Fit,
@@ -25,7 +26,7 @@ from loong.scheduler.fit import (
     fit,
     relative_errors,
 )
-from loong.scheduler.roofline import ModelShape
+from loong.scheduler.cost.roofline import ModelShape
 
 NUM_DIGITS = 6
 SIZES = ((0.0, "0 to 2 ms"), (2e-3, "2 to 5 ms"), (5e-3, "5 to 20 ms"), (20e-3, "above 20 ms"))
@@ -68,6 +69,9 @@ def found(
         coefficients={n: _rounded(v) for n, v in asdict(result.model.coefficients).items()},
         overlap=result.model.overlap,
         undetermined=list(result.undetermined),
+        graph_limits=asdict(DEVICES[instances.device].graph_limits),
+        host=asdict(result.model.host),
+        lane=asdict(result.model.lane),
         ranges=ranges(m.sample for m in measured),
         repeat_spread=round(median(m.spread for m in measured), 4),
         errors=error_table(result, held_out),

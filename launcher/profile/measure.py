@@ -10,23 +10,19 @@ from random import Random
 from statistics import median
 from time import monotonic
 
-from loong.core.cost_model import CostModel
-from loong.core.idle_tracker import IDLE_SECONDS
+from loong.core.cost.cost_model import CostModel
+from loong.core.cost.work import batch_work
 from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
-from loong.core.work import batch_work
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.scenarios import BATCH_KINDS, KINDS, Limits, Scenario, ScenarioGenerator
-from loong.scheduler.fit import BatchSample, MigrationSample, Sample
+from loong.scheduler.cost.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 3  # enough for a median; more scenarios tell coefficients apart better than more of each
 PAUSE = 0.004  # seconds before a plan, as a server has some between plans
-IDLE_PAUSE = (
-    2 * IDLE_SECONDS
-)  # before the first plan of a scenario, and of some others: its instances are idle before
-SHARE_IDLE = 0.25  # of these others
+SHARE_IDLE = 0.25  # of the plans behind the first of a scenario
 HELD_OUT = 0.2  # of all scenarios
 
 
@@ -143,7 +139,8 @@ class Profiler:
             if samples and self._cluster.now > end:
                 break
             is_idle = not samples or pauses.random() < SHARE_IDLE
-            await self._pause(IDLE_PAUSE if is_idle else PAUSE)
+            # Before the first plan of a scenario, and before some others, instances are idle.
+            await self._pause(2 * self._prior.host.idle if is_idle else PAUSE)
             sample = _sample(plan, self._cluster)
             seconds.append(await self._cluster.carry_out(plan))
             samples.append(replace(sample, seconds=self._cluster.batch_seconds or seconds[-1]))

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
-from loong.core.cluster_state import ClusterState
 from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchFinished,
@@ -13,13 +12,14 @@ from loong.core.events import (
     RequestAborted,
     RequestArrived,
 )
-from loong.core.idle_tracker import IdleTracker
 from loong.core.instance import ElasticInstance, ESPGroup
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId, RequestView, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.executor.protocol import Executor
+from loong.scheduler.cost.idle_tracker import IdleTracker
+from loong.state.cluster_state import ClusterState
 from loong.workloads.request import SMALLEST_VOCABULARY
 
 MAX_TOKENS = 1_000_000  # of output: no request ends by itself
@@ -37,12 +37,14 @@ class TimedExecutor(Executor, Protocol):
 class ProfiledCluster:
     """The engine's loop by hand: the caller says what arrives, runs and ends."""
 
-    def __init__(self, instances: Sequence[ElasticInstance], executor: TimedExecutor) -> None:
+    def __init__(
+        self, instances: Sequence[ElasticInstance], executor: TimedExecutor, idle_seconds: float
+    ) -> None:
         self._state, self._executor = ClusterState(tuple(instances)), executor
         self._num_arrived = 0
         self.batch_seconds: float | None = None
         self._now = executor.now
-        self._idle_tracker = IdleTracker()
+        self._idle_tracker = IdleTracker(idle_seconds)
 
     @property
     def now(self) -> float:

@@ -11,13 +11,13 @@ from itertools import cycle
 from random import Random
 from typing import TypeAlias
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Transfer
 from loong.core.request import RequestId, RequestView
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.scheduler.striping import (
+from loong.scheduler.common.striping import (
     RequestPart,
     batch_of,
     decode_part,

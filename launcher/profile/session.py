@@ -8,18 +8,20 @@ import msgspec
 from tqdm import tqdm
 
 from loong.core.errors import ConfigError
+from loong.executor.lookahead import LookaheadMargin
 from loong.launcher.cluster_flags import ChosenCluster
-from loong.launcher.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
-from loong.launcher.local import local_workers
-from loong.launcher.machine import num_processors
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
+from loong.launcher.hardware.devices import DEVICES
+from loong.launcher.hardware.machine import num_processors
+from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured, Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
-from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.roofline import DEVICES, roofline
-from loong.workloads.report import table
+from loong.launcher.serve.local import local_workers
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.roofline import roofline
+from loong.workloads.report.report import table
 
 NUM_SIGNIFICANT = 4  # digits of a coefficient that are shown
 
@@ -36,7 +38,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     shape, tp_size = shape_of(chosen.model), chosen.cluster.tp_size
     prior = roofline(shape, DEVICES[chosen.device], tp_size)
     tiles = _attention_tiles(chosen)
-    cluster = chosen.cluster
+    cluster = replace(chosen.cluster, graph_limits=prior.graph_limits)
     if tiles is not None:
         cluster = replace(cluster, attention_tiles=msgspec.structs.astuple(tiles))
     print(_heading(chosen, duration), flush=True)
@@ -73,8 +75,8 @@ def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
 async def _measure(
     chosen: ChosenCluster, limits: Limits, prior: WorkCostModel, duration: float
 ) -> list[Measured]:
-    async with local_workers(chosen.cluster) as executor:
-        cluster = ProfiledCluster(chosen.cluster.instances, executor)
+    async with local_workers(chosen.cluster, LookaheadMargin.on(prior.host)) as executor:
+        cluster = ProfiledCluster(chosen.cluster.instances, executor, prior.host.idle)
         with tqdm(total=round(duration), unit="s", desc="measuring", disable=None) as bar:
 
             def show(elapsed: float) -> None:

@@ -8,14 +8,13 @@ from math import log
 from statistics import median
 from time import monotonic
 
-from loong.core.idle_tracker import IDLE_SECONDS
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.profile.measure import Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster, TimedExecutor
 from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
-from loong.scheduler.calibration import mean_error
-from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.fit import BatchSample, fit
+from loong.scheduler.cost.calibration import mean_error
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.fit import BatchSample, fit
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +38,9 @@ async def calibrate(
     room = min(instance.kv_capacity for instance in instances if instance.kind is InstanceKind.FULL)
     if seconds == 0 or room < LEAST_ROOM:
         return prior, 0
-    start, cluster = monotonic(), ProfiledCluster(instances, executor)
-    # A pause is no longer than it takes to count as idle.
-    profiler = Profiler(cluster, _LIMITS, prior, pause=lambda length: pause(min(length, 1.25 * IDLE_SECONDS)))
+    start, cluster = monotonic(), ProfiledCluster(instances, executor, prior.host.idle)
+    longest = 1.25 * prior.host.idle  # a pause is no longer than it takes to count as idle
+    profiler = Profiler(cluster, _LIMITS, prior, pause=lambda length: pause(min(length, longest)))
     samples = await profiler.sample(seconds * _MEASURING_SHARE)
     found = scaled = prior.scaled(median(each.seconds / each.predicted(prior) for each in samples))
     if len(samples) >= _LEAST_SAMPLES:

@@ -2,11 +2,11 @@
 
 import argparse
 
-from loong.launcher.cost_model_file import read_cost_model
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.cost_model_file import read_cost_model
+from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import find_config
-from loong.scheduler.roofline import ModelShape
+from loong.scheduler.cost.roofline import ModelShape
 
 DEFAULT_MODEL = "llama-3.1-8b"
 DEFAULT_DEVICE = "h200"

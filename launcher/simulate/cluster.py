@@ -3,20 +3,21 @@
 from dataclasses import dataclass
 from functools import cache
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
+from loong.core.cost.work import InstanceWork
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.work import InstanceWork
-from loong.launcher.cost_model_file import CostModelFile
-from loong.launcher.memory import MAX_AUTO_TOKENS
+from loong.launcher.hardware.cost_model_file import CostModelFile
+from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.policy_flags import named_kind
+from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline
 from loong.scheduler.policy import DEFAULT_CONFIG, admissible_tokens
-from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
-from loong.workloads.backlog import WorkOf
+from loong.workloads.metrics.backlog import WorkOf
+from loong.workloads.metrics.slo import PrefillTime
 from loong.workloads.request import WorkloadRequest
-from loong.workloads.slo import PrefillTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.launcher.gc_tuning import tune_gc
-from loong.launcher.machine import num_processors
+from loong.launcher.hardware.machine import num_processors
 from loong.launcher.policy_flags import add_policy_flags, policy_config
-from loong.launcher.rates import parse_rates
-from loong.launcher.run_logs import LogFiles
+from loong.launcher.runs.rates import parse_rates
+from loong.launcher.runs.run_logs import LogFiles
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
 from loong.launcher.simulate.config import (
     CLASS_REQUESTS,
@@ -33,7 +33,7 @@ from loong.launcher.simulate.flags import (
     add_log_flags,
     add_report_flags,
 )
-from loong.workloads.slo import SLORule, parse_slo
+from loong.workloads.metrics.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _num_requests(args: argparse.Namespace, *, is_chosen: bool) -> int | None:
 
 def _with_chosen_rates(config: SimulateConfig) -> SimulateConfig:
     """The same at rates around the predicted capacity, and the line that says so."""
-    from loong.launcher.capacity import rounded_down
+    from loong.launcher.hardware.capacity import rounded_down
     from loong.launcher.simulate.search import capacity_of
 
     capacity = capacity_of(config)

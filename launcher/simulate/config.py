@@ -7,12 +7,12 @@ from math import inf
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.launcher.run_logs import LogFiles
-from loong.launcher.runs import check_classes
+from loong.launcher.runs.run import check_classes
+from loong.launcher.runs.run_logs import LogFiles
 from loong.launcher.simulate.cluster import Hardware
 from loong.scheduler.config import PolicyConfig
+from loong.workloads.metrics.slo import SLORule
 from loong.workloads.request import WorkloadRequest
-from loong.workloads.slo import SLORule
 from loong.workloads.workload import endless_workload
 
 CLASS_REQUESTS = 400  # of a run that is judged by length class: the same ones at every rate

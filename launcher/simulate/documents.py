@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loong.launcher.goodput import Goodput
-from loong.launcher.run_document import goodput_json
-from loong.launcher.runs import finite
+from loong.launcher.runs.goodput import Goodput
+from loong.launcher.runs.run import finite
+from loong.launcher.runs.run_document import goodput_json
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.points import PointResult
-from loong.workloads.result import JSON
+from loong.workloads.metrics.result import JSON
 
 
 def summary_json(

@@ -15,12 +15,12 @@ from loong.launcher.flags import (
     seconds,
     token_count,
 )
-from loong.launcher.memory import MAX_AUTO_TOKENS
+from loong.launcher.hardware.devices import DEVICES
+from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.launcher.simulate.config import DEFAULT_DURATION, MIN_REQUESTS
 from loong.model.shapes import SHAPES
-from loong.scheduler.roofline import DEVICES
-from loong.workloads.slo import RULE_NAMES
+from loong.workloads.metrics.slo import RULE_NAMES
 
 DEFAULT_SLO = "tight"
 SWEPT_SHARES = (0.25, 0.5, 1.0, 1.5)  # of the predicted capacity

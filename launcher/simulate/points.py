@@ -6,21 +6,22 @@ from functools import partial
 from pathlib import Path
 
 import loong
+from loong.core.cluster_history import ClusterHistory
 from loong.core.snapshot import ClusterStats
-from loong.core.timeline import ClusterHistory, Timeline
-from loong.launcher import run_tables
-from loong.launcher.run_logs import run_logs
-from loong.launcher.runs import PolicyRun, RunKey, allowed_misses
+from loong.launcher.runs import run_tables
+from loong.launcher.runs.run import PolicyRun, RunKey, allowed_misses
+from loong.launcher.runs.run_logs import run_logs
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.parallel import in_order
 from loong.launcher.simulate.run import simulate
-from loong.recording.lines import VERSION, Setting
+from loong.observability.recording.lines import VERSION, Setting
+from loong.observability.timeline import Timeline
 from loong.scheduler.policy import make_policy
-from loong.workloads.backlog import used_capacity
-from loong.workloads.counters import ServerCounters
-from loong.workloads.metrics import compute_metrics
-from loong.workloads.result import columns_json
-from loong.workloads.slo import SLORule
+from loong.workloads.metrics.backlog import used_capacity
+from loong.workloads.metrics.counters import ServerCounters
+from loong.workloads.metrics.metrics import compute_metrics
+from loong.workloads.metrics.result import columns_json
+from loong.workloads.metrics.slo import SLORule
 
 
 @dataclass(frozen=True, slots=True)

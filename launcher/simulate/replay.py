@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 import loong
-from loong.recording.lines import PlanRecord, RefusedPlanRecord, Setting
-from loong.recording.reader import read_recording
-from loong.recording.replay import PlanDifference, plan_again, replay
+from loong.engine.replay import PlanDifference, plan_again, replay
+from loong.observability.recording.lines import PlanRecord, RefusedPlanRecord, Setting
+from loong.observability.recording.reader import read_recording
 
 
 def replay_and_report(path: Path) -> int:

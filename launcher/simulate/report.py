@@ -7,23 +7,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
-from loong.core.timeline import ClusterHistory
-from loong.launcher import run_tables
-from loong.launcher.goodput import Goodput
+from loong.core.cluster_history import ClusterHistory
 from loong.launcher.plot.report import report_folder
-from loong.launcher.report_words import print_end
-from loong.launcher.run_document import document_head, goodput_json, write_document
-from loong.launcher.run_folder import make_run_folder
-from loong.launcher.runs import RunKey
+from loong.launcher.runs import run_tables
+from loong.launcher.runs.goodput import Goodput
+from loong.launcher.runs.report_words import print_end
+from loong.launcher.runs.run import RunKey
+from loong.launcher.runs.run_document import document_head, goodput_json, write_document
+from loong.launcher.runs.run_folder import make_run_folder
 from loong.launcher.simulate import tables
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.documents import configuration_json, run_json, summary_json
 from loong.launcher.simulate.points import PointResult, all_asked, sweep
 from loong.launcher.simulate.search import all_searches, goodputs_of_sweep, search_all
-from loong.server.trace import chrome_trace
-from loong.workloads.plot_style import NO_PICTURES, is_available
-from loong.workloads.result import JSON
-from loong.workloads.slo import SLORule
+from loong.server.metrics.trace import chrome_trace
+from loong.workloads.metrics.result import JSON
+from loong.workloads.metrics.slo import SLORule
+from loong.workloads.plots.style import NO_PICTURES, is_available
 
 
 @dataclass(slots=True)

@@ -7,22 +7,22 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain, takewhile
 
-from loong.core.cluster_state import ClusterState
-from loong.core.lookahead import LookaheadMargin
 from loong.core.request import SLO, Request, RequestId, SamplingParams
 from loong.core.snapshot import ClusterStats
+from loong.engine.loop import Observer, Scheduling
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.watch import Watch
 from loong.scheduler.policy import Policy
-from loong.scheduling import Observer, Scheduling
-from loong.workloads.backlog import WorkOf
-from loong.workloads.misses import Misses
-from loong.workloads.record import CUT_OFF, RequestRecord, TokenUsage
+from loong.state.cluster_state import ClusterState
+from loong.workloads.metrics.backlog import WorkOf
+from loong.workloads.metrics.misses import Misses
+from loong.workloads.metrics.record import CUT_OFF, RequestRecord, TokenUsage
+from loong.workloads.metrics.slo import LimitsOf
 from loong.workloads.request import WorkloadRequest
-from loong.workloads.slo import LimitsOf
 
 REFUSED = "needs more KV than the policy gives one request"
 
@@ -75,7 +75,7 @@ def simulate(
         processors=Processors(host.num_cores, cluster.instances[0].tp_size),
         plan_time=host.plan_time,
         noise=host.noise,
-        lookahead=LookaheadMargin(),
+        lookahead=LookaheadMargin.on(cluster.cost_model.host),
     )
     scheduling = Scheduling(state, policy, cluster.cost_model, executor, observers)
     asyncio.run(_drain(scheduling, watch))

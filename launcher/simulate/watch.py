@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from loong.core.events import Event, RequestArrived, TokensProduced
 from loong.core.request import SLO, Request, RequestId
-from loong.workloads.backlog import backlog_of, deadline_of
-from loong.workloads.misses import Misses
+from loong.workloads.metrics.backlog import backlog_of, deadline_of
+from loong.workloads.metrics.misses import Misses
 
 TokenTimes: TypeAlias = "array[float]"
 

@@ -114,7 +114,7 @@ def _requests(args: argparse.Namespace) -> "list[WorkloadRequest]":
 
 
 def _plot(workload: str, requests: "list[WorkloadRequest]", path: Path) -> None:
-    from loong.workloads.describe_plot import plot_workload
+    from loong.workloads.plots.workload import plot_workload
 
     try:
         plot_workload(workload, requests, path)

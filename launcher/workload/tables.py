@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loong.workloads.describe import QUANTILES, Description, Spread, describe
-from loong.workloads.report import table
+from loong.workloads.report.describe import QUANTILES, Description, Spread, describe
+from loong.workloads.report.report import table
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.workload import origin_of
 

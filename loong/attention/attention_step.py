@@ -1,7 +1,7 @@
 """One step of a plan, as one instance sees it.
 
-Every instance derives what it sends and receives from the same plan and the same placements, so both ends
-of every transfer agree on sizes and order without a word.
+Every instance derives what it sends and receives from the same plan and the same placements. So both ends of
+a transfer agree on its size and order without a message.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,18 +20,20 @@ from loong.core.request import RequestId
 
 
 class KVStore(Protocol):
-    """An instance's KV pool, as attention needs it."""
+    """The KV pool of an instance, as attention needs it."""
 
     def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
-        """Slots [n] int64 of positions that have one, on the host."""
+        """Return the slots [n] int64, on the host, of positions that are stored here."""
         ...
 
     def list_slots(self, wanted: Iterable[tuple[OwnerId, range]], out: Tensor) -> None:
-        """Write slots of several owners, one after the other, to the first of `out` int64, on the host."""
+        """Write the slots of several owners, one owner after the other, to the start of `out` int64 on the
+        host.
+        """
         ...
 
     def layer(self, layer: int) -> Tensor:
-        """Keys and values of all slots [S, 2, K, D], on the device."""
+        """Return keys and values of all slots of a layer, [S, 2, K, D] on the device."""
         ...
 
 
@@ -39,7 +41,7 @@ class KVStore(Protocol):
 class AttentionStep:
     """A step of a batch on one instance.
 
-    `placements` is the KV before it; `store` has slots for what it writes here.
+    `placements` is the KV before the step. `store` already has slots for the KV that the step writes here.
     """
 
     instance_id: InstanceId
@@ -49,12 +51,12 @@ class AttentionStep:
 
     @cached_property
     def blocks(self) -> tuple[QueryBlock, ...]:
-        """The blocks whose master this instance is: their tokens, in order, are the rows of the step."""
+        """The blocks whose master is this instance. Their tokens, in order, are the rows of the step."""
         return tuple(block for block in self.batch.queries if block.master_id == self.instance_id)
 
     @cached_property
     def rows(self) -> dict[QueryBlock, slice]:
-        """The rows of each own block."""
+        """The rows of each block of `blocks`."""
         return dict(zip(self.blocks, consecutive_slices(len(b.positions) for b in self.blocks), strict=True))
 
     @cached_property
@@ -63,17 +65,17 @@ class AttentionStep:
         return frozenset((task.block, task.segment.instance_id) for task in tasks)
 
     def meets(self, block: QueryBlock, instance_id: InstanceId) -> bool:
-        """Whether an instance has KV that the block attends."""
+        """Return whether an instance holds KV that the block attends."""
         return (block, instance_id) in self._meetings
 
     def requests(self, transfer: Transfer) -> tuple[RequestId, ...]:
-        """The requests of the batch of which this travels."""
+        """Return the requests of the batch with a block of this kind of transfer."""
         return self._requests[transfer]
 
     def kv_on(self, source_id: InstanceId, request_id: RequestId) -> tuple[range, ...]:
-        """The positions of which an instance has KV in this step, in the order in which it travels.
+        """Return the positions whose KV an instance has in this step, in the order in which the KV travels.
 
-        First what was there before, then what the step makes.
+        The KV from before the step comes first, then the KV that the step makes.
         """
         if request_id not in self._kv:
             there: dict[InstanceId, list[range]] = {}
@@ -85,11 +87,11 @@ class AttentionStep:
         return tuple(self._kv[request_id].get(source_id, ()))
 
     def keys_of(self, request_id: RequestId) -> tuple[range, ...]:
-        """The positions of which this instance has KV in this step, in as few ranges as they fit."""
+        """Return the positions whose KV this instance has in this step, in as few ranges as possible."""
         blocks = self.batch.blocks_of(request_id)
         if len(blocks) > 1 or len(blocks[0].positions) > 1:
             return coalesce(self.kv_on(self.instance_id, request_id))
-        held = self.placements[request_id].on(self.instance_id)  # quickly, for decodes are many
+        held = self.placements[request_id].on(self.instance_id)  # a shorter way for decodes, which are many
         if blocks[0].master_id != self.instance_id:
             return held
         return joining(held, blocks[0].positions)
@@ -103,16 +105,16 @@ class AttentionStep:
 
     @cached_property
     def _kv(self) -> dict[RequestId, dict[InstanceId, list[range]]]:
-        """What `kv_on` has found, by request and instance."""
+        """The results of `kv_on`, by request and instance."""
         return {}
 
     def slots(self, request_id: RequestId, positions: Iterable[range]) -> Tensor:
-        """This instance's slots [n] int64 of several ranges, one after the other."""
+        """Return this instance's slots [n] int64 of several ranges, one range after the other."""
         return concatenate(self.store.slots(request_id, p) for p in positions)
 
 
 def consecutive_slices(sizes: Iterable[int]) -> Iterator[slice]:
-    """Adjoining slices of the given sizes, from 0."""
+    """Yield adjoining slices of the given sizes, from 0."""
     start = 0
     for size in sizes:
         yield slice(start, start + size)
@@ -120,15 +122,15 @@ def consecutive_slices(sizes: Iterable[int]) -> Iterator[slice]:
 
 
 def concatenate(pieces: Iterable[Tensor]) -> Tensor:
-    """All pieces [n] int64 in one tensor; an empty one if there are none."""
+    """Return all pieces [n] int64 in one tensor, which is empty if there are none."""
     return torch.cat([torch.empty(0, dtype=torch.int64), *pieces])
 
 
 def members(positions: Iterable[range]) -> Tensor:
-    """The members [n] int64 of several ranges, one after the other."""
+    """Return the members [n] int64 of several ranges, one range after the other."""
     return concatenate(torch.arange(p.start, p.stop, p.step) for p in positions)
 
 
 def row_range(rows: slice) -> Tensor:
-    """The numbers [n] int64 of the rows of a slice."""
+    """Return the row numbers [n] int64 of a slice."""
     return torch.arange(rows.start, rows.stop)

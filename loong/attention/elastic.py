@@ -12,20 +12,23 @@ from loong.model.device import Device
 
 
 class ElasticAttention:
-    """What the model calls in each layer; made anew for each step from its plan."""
+    """Implements `transformer.Attention` for one step of a plan."""
 
     def __init__(self, step: AttentionStep, fabric: Fabric, exchange: QueryExchange, device: Device) -> None:
         self._step, self._fabric, self._device = step, fabric, device
         self._queries = query_layout(step, device)
         self._exchange = exchange.begin(self._queries.routing)
         self._ring = ring_layout(step, device)
-        self._block: Tensor | None = None  # this layer's: the own block of the ring, and what is not in it
+        self._block: Tensor | None = None  # of this layer: the own ring block, then new KV that stays
         has_both = self._ring is not None and self._queries.local is not None
         is_ring_merged = self._ring is not None and self._ring.is_merged
         self._is_merged = has_both or self._queries.is_merged or is_ring_merged
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
-        """See `transformer.Attention`: straight into the pool, or into the block that goes round."""
+        """See `transformer.Attention`.
+
+        New KV goes into the pool, or into the block that travels round the ring.
+        """
         pool = self._step.store.layer(layer)
         if self._ring is None:
             return pool, self._queries.stored_slots

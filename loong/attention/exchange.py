@@ -1,4 +1,4 @@
-"""How queries reach the KV of other instances, and attention of them comes back; and how messages do it."""
+"""Protocols of the query exchange, and an implementation by messages of a fabric."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ from loong.model.device import Device
 
 @dataclass(frozen=True, slots=True)
 class QueryRouting:
-    """The query rows that one instance sends and receives in a step. A row is a query token;
-    peers are in order.
+    """The query rows that one instance sends and receives in a step, by peer in ascending order.
+
+    A row is a query token.
     """
 
-    sent_rows: Mapping[InstanceId, Tensor]  # by peer: the rows [n] int64 of the step whose queries go there
-    num_peer_rows: Mapping[InstanceId, int]  # by peer: how many rows come from there
-    most_rows: int  # that any instance of the group sends another: the same on all of them
+    sent_rows: Mapping[InstanceId, Tensor]  # by peer: rows [n] int64 of the step whose queries go there
+    num_peer_rows: Mapping[InstanceId, int]  # by peer: number of rows that come from there
+    most_rows: int  # sent from any instance of the group to any other; equal on all of them
 
     @property
     def is_empty(self) -> bool:
@@ -32,30 +33,37 @@ class QueryRouting:
 
 
 class StepExchange(Protocol):
-    """The exchange of a step on one instance: in each layer its calls come once each, in this order."""
+    """The exchange of one step on one instance.
+
+    In each layer its methods are called once each, in this order.
+    """
 
     def send_queries(self, q: Tensor) -> None:
-        """Send the queries of q [T, H, D]."""
+        """Send those rows of q [T, H, D] that the peers attend."""
 
     def peer_queries(self) -> Tensor:
-        """Return the queries received, peer by peer [n, H, D]; valid until `send_partials`."""
+        """Return the queries received, peer by peer [n, H, D]. They are valid until `send_partials`."""
 
     def send_partials(self, part: Partial, total: Partial) -> None:
-        """Send attention of the peers' queries, peer by peer, and merge what comes back into `total`.
+        """Send attention of the peers' queries, peer by peer, and merge the partials that come back into
+        `total`.
 
-        `part` may be of the queries' dtype, `total`, of the T rows, is float32.
+        `part` may have the queries' dtype. `total` is float32 and has the T rows of the step.
         """
 
 
 class QueryExchange(Protocol):
-    """The exchanges of one instance, of any group it is in."""
+    """The exchanges of one instance, for any group that it is in."""
 
     def begin(self, routing: QueryRouting) -> StepExchange:
-        """For a step of the batch that is open. All members of the group begin all its steps."""
+        """Begin the exchange of a step of the open batch. All members of the group begin all its steps."""
 
 
 class MessageExchange:
-    """Implements QueryExchange by messages of a fabric: sizes do not matter, but each costs the host time."""
+    """Implements QueryExchange by messages of a fabric.
+
+    Sizes are not limited, but each message costs host time.
+    """
 
     def __init__(self, fabric: Fabric, device: Device) -> None:
         self._fabric, self._device = fabric, device

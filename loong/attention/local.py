@@ -1,4 +1,4 @@
-"""Attention of blocks of queries over KV that is at hand, as calls of the device's kernels."""
+"""Attention of query blocks over KV on this device, as calls of the device's kernels."""
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -9,7 +9,7 @@ from loong.model.device import AttendTable, Device
 
 
 def tasks_of(block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range]) -> tuple[AttendTask, ...]:
-    """What a block attends of KV at some positions, whose rows follow each other from `key_row`.
+    """Return the tasks of a block over KV at `kv`, whose rows follow each other from `key_row`.
 
     Adjoining keys that every query sees make one task.
     """
@@ -17,7 +17,7 @@ def tasks_of(block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range
     num_queries, full_until = len(block.positions), -1
     for positions in kv:
         if not positions or positions[0] > block.positions[-1]:
-            pass  # no query sees any of it
+            pass  # no query sees these keys
         elif positions[-1] > block.positions[0]:
             tasks.append(AttendTask.causal(query_row, block.positions, key_row, positions))
         elif full_until == key_row:
@@ -33,13 +33,13 @@ def tasks_of(block: QueryBlock, query_row: int, key_row: int, kv: Iterable[range
 
 
 def tables_of(tasks: Iterable[Sequence[AttendTask]], device: Device) -> tuple[AttendTable, ...]:
-    """The tasks of several blocks in as few calls as they take: no query is twice in one."""
+    """Return tables with the tasks of several blocks, as few as possible: no query is twice in one table."""
     rounds = zip_longest(*tasks)
     return tuple(device.table(joined([t for t in tasks_now if t is not None])) for tasks_now in rounds)
 
 
 def joined(tasks: Iterable[AttendTask]) -> list[AttendTask]:
-    """The same, but tasks of adjoining queries that all see the same keys are one."""
+    """Return the tasks with those of adjoining queries joined, if the queries all see the same keys."""
     whole: list[AttendTask] = []
     for task in tasks:
         last = whole[-1] if whole else None

@@ -15,28 +15,31 @@ from loong.kernels import Partial
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable, Device
 
-_LEAST_IN_ROW = 256  # queries, from which keys had better be in a row
-_MOST_COPIED = 1 << 18  # keys: a GiB or so
+_LEAST_IN_ROW = 256  # queries; from here on consecutive keys are faster
+_MOST_COPIED = 1 << 18  # keys; about 1 GiB
 
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """Queries that come one of a request, and see all KV that there is of it (decode)."""
+    """Queries that are the only one of their request and see all its KV (decode)."""
 
     rows: Tensor  # [B] int64
     lists: SlotLists
 
 
 class Keys(Protocol):
-    """Where the keys of some tables are, in a layer of the pool."""
+    """The place of the keys of some tables in a layer of the pool."""
 
     def found(self, kv: Tensor, device: Device) -> tuple[Tensor, Tensor | None]:
-        """KV whose rows the tables count, given kv [S, 2, K, D] of the pool; or which of its rows they do."""
+        """Return KV and slots for `attend_blocks`, given kv [S, 2, K, D] of the pool.
+
+        Key row i of a table is row `slots[i]` of the KV returned, or row i without slots.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class KeysInPool:
-    """Anywhere in the pool."""
+    """Keys in any slots of the pool."""
 
     slots: Tensor  # [N] int64
 
@@ -47,7 +50,7 @@ class KeysInPool:
 
 @dataclass(frozen=True, slots=True)
 class KeysInRow:
-    """In slots that follow each other."""
+    """Keys in consecutive slots."""
 
     slots: slice
 
@@ -58,10 +61,10 @@ class KeysInRow:
 
 @dataclass(frozen=True, slots=True)
 class KeysCopied:
-    """Anywhere in the pool, and better copied into a row: many queries are quicker there."""
+    """Keys in any slots of the pool, copied to consecutive rows first, which is faster for many queries."""
 
     slots: Tensor  # [N] int64
-    num_keys: Tensor | None = None  # [1] int64: so many of them; all, if not given
+    num_keys: Tensor | None = None  # [1] int64, the number of slots in use; None: all
 
     def found(self, kv: Tensor, device: Device) -> tuple[Tensor, Tensor | None]:
         """See Keys."""
@@ -72,7 +75,7 @@ class KeysCopied:
 
 @dataclass(frozen=True, slots=True)
 class PoolAttention:
-    """What some queries attend; no query is in two parts."""
+    """The attention of some queries in the pool. A query is in `singles` or in `tables`, never in both."""
 
     singles: Singles | None
     keys: Keys  # of the tables
@@ -80,7 +83,7 @@ class PoolAttention:
 
     @property
     def is_merged(self) -> bool:
-        """Whether some query attends in several calls, or in one that tells only partials."""
+        """Return whether some query attends in several calls, or in one that only returns partials."""
         return (
             self.singles is not None or len(self.tables) > 1 or any(table.is_merged for table in self.tables)
         )
@@ -102,9 +105,10 @@ class PoolAttention:
 def pool_attention(
     step: AttentionStep, blocks: Iterable[tuple[QueryBlock, int]], device: Device
 ) -> PoolAttention | None:
-    """What blocks, whose first rows are given, attend in this instance's pool; None if there are none.
+    """Return the attention of blocks, given with their first rows, in this instance's pool; None for no
+    blocks.
 
-    Blocks of one request see the same KV, which is listed once for all.
+    Blocks of one request see the same KV, which is listed once for all of them.
     """
     single_rows: list[int] = []
     single_slots: list[Tensor] = []
@@ -136,7 +140,7 @@ def pool_attention(
 
 
 def _keys(slots: Tensor, num_queries: int, device: Device) -> Keys:
-    """How so many queries attend keys in slots [n]."""
+    """Return how `num_queries` queries reach their keys in slots [n]."""
     if num_queries >= _LEAST_IN_ROW:
         if (row := _as_row(slots)) is not None:
             return KeysInRow(row)
@@ -146,7 +150,7 @@ def _keys(slots: Tensor, num_queries: int, device: Device) -> Keys:
 
 
 def _as_row(slots: Tensor) -> slice | None:
-    """The same slots [n], one or more, if each follows the one before."""
+    """Return the slots [n], n > 0, as a slice if they are consecutive, else None."""
     first = int(slots[0])
     row = slice(first, first + len(slots))
     return row if torch.equal(slots, torch.arange(row.start, row.stop)) else None

@@ -1,4 +1,4 @@
-"""Queries reach the KV of other instances by puts of the device itself: three launches a layer."""
+"""Query exchange by puts of the device itself: three launches a layer."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -10,25 +10,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loong.attention.exchange import QueryExchange, QueryRouting, StepExchange
-from loong.fabric.arena import Arena, Clock
+from loong.fabric.memory.arena import Arena, Clock
 from loong.kernels import Partial
-from loong.kernels.mailbox import Mailbox, Peers, await_members
-from loong.kernels.row_exchange import RowExchange, RowPeers
+from loong.kernels.exchange.mailbox import Mailbox, Peers, await_members
+from loong.kernels.exchange.row_exchange import RowExchange, RowPeers
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 
-MOST_ROWS = 4096  # of a step, that an instance asks another about by puts
-_MAX_CHUNKS = 64  # programs that put to one peer: so many fill a link with rows of any size
-_ALIGNED = 2  # numbers; kernels that take an address of another alignment would be compiled again
+MOST_ROWS = 4096  # sent from one instance to another in a step by puts
+_MAX_CHUNKS = 64  # programs that put to one peer; enough to fill a link with rows of any size
+_ALIGNED = 2  # numbers; an address of another alignment would compile the kernels again
 
-Numbers: TypeAlias = NDArray[np.int64]  # of the host: torch took 20 ms for what NumPy does in one
+Numbers: TypeAlias = NDArray[np.int64]  # on the host, where NumPy is much faster than torch
 _NO_ROWS: Numbers = np.empty(0, dtype=np.int64)
 
 
 class PutExchange:
-    """Implements QueryExchange over an arena, for steps in which nobody asks about too many rows.
+    """Implements QueryExchange over an arena, for steps of at most `most_rows` rows from one instance to
+    another.
 
-    `others` takes the rest. A clock of their own counts epochs; each step moves it on by all layers.
+    Larger steps go to `others`. A clock of this exchange counts epochs; each step advances it by the number
+    of layers.
     """
 
     def __init__(
@@ -49,14 +51,14 @@ class PutExchange:
         self._opened = arena.opened[tp_rank :: arena.world.tp_size]
 
     def begin(self, routing: QueryRouting) -> StepExchange:
-        """See QueryExchange. The device waits until all whom this instance talks to have opened the batch."""
+        """See QueryExchange. The device waits until all peers of this step have opened the batch."""
         self._clock.add_(self._num_layers)
         if routing.is_empty or routing.most_rows > self._most_rows:
             return self._others.begin(routing)
         return self._opened_step(routing)
 
     def warm_up(self) -> None:
-        """Let the kernels be compiled, of which each layer uses three."""
+        """Compile the three kernels that each layer uses."""
         heads, dtype = self._mailbox.queries.shape[2:], self._mailbox.queries.dtype
         step = self._opened_step(QueryRouting({}, {}, 0))
         for part_dtype in {dtype, torch.float32}:
@@ -75,7 +77,7 @@ class PutExchange:
         return _Puts(RowExchange(self._mailbox, peers, self._deadline, self._instance), came)
 
     def _peers(self, routing: QueryRouting) -> RowPeers:
-        """The tables of a step."""
+        """Return the tables of a step."""
         ids = range(self._num_instances)
         sent_rows = [routing.sent_rows[i].numpy() if i in routing.sent_rows else _NO_ROWS for i in ids]
         num_sent_rows, num_peer_rows = (
@@ -106,7 +108,7 @@ class PutExchange:
         )
 
     def _upload(self, tables: Sequence[Numbers]) -> Iterator[Tensor]:
-        """The same tables [n] on the device, which come there in one piece."""
+        """Upload the tables [n] to the device in one copy."""
         starts = _starts([-(-len(table) // _ALIGNED) * _ALIGNED for table in tables])
         together = np.zeros(starts[-1] + len(tables[-1]), dtype=np.int64)
         for start, table in zip(starts, tables, strict=True):
@@ -138,11 +140,11 @@ class _Puts:
 
 
 def num_exchange_bytes(num_instances: int, shard: Shard, most_rows: int = MOST_ROWS) -> int:
-    """Room that a PutExchange of a world of so many instances takes in an arena, at most."""
+    """Return the most bytes of an arena that a PutExchange among `num_instances` instances takes."""
     row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4)
     return num_instances * (most_rows * row + (1 << 16))
 
 
 def _starts(counts: Sequence[int]) -> list[int]:
-    """Where pieces begin that come one after the other."""
+    """Return the start of each piece when the pieces follow each other."""
     return [0, *accumulate(counts)][:-1]

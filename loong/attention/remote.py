@@ -17,27 +17,27 @@ from loong.model.device import Device
 
 @dataclass(frozen=True, slots=True)
 class QueryLayout:
-    """The blocks of a step whose queries travel: what this instance sends, serves to peers, and
-    attends itself.
+    """The blocks of a step whose queries travel, as one instance sees them.
+
+    It sends some to peers, serves the peers' blocks, and attends over its own pool.
     """
 
     local: PoolAttention | None
     routing: QueryRouting
-    peer_attention: PoolAttention | None  # of the peers' rows as they come
+    peer_attention: PoolAttention | None  # of the peers' rows, in the order of their arrival
     stored_slots: Tensor  # [n] int64, of the KV that stays here because its queries travel
 
     @property
     def is_merged(self) -> bool:
-        """Whether an own query attends in several calls, or an exchange merges into what they have seen.
+        """Return whether an own query attends in several calls, or partials of peers are merged.
 
-        It takes a total to merge into even where this instance sends no queries, and only serves those of
-        peers.
+        An instance that only serves the queries of peers needs a total to merge into as well.
         """
         return not self.routing.is_empty or (self.local is not None and self.local.is_merged)
 
 
 def query_layout(step: AttentionStep, device: Device) -> QueryLayout:
-    """What this instance does for the blocks whose queries travel."""
+    """Return what this instance does for the blocks whose queries travel."""
     blocks = [block for block in step.batch.queries if block.transfer is Transfer.QUERY]
     own = [block for block in blocks if block.master_id == step.instance_id]
     here = [block for block in blocks if step.meets(block, step.instance_id)]
@@ -60,9 +60,9 @@ def query_layout(step: AttentionStep, device: Device) -> QueryLayout:
 def query_attention(
     layout: QueryLayout, pool: Tensor, exchange: StepExchange, q: Tensor, total: Partial, device: Device
 ) -> None:
-    """Merge attention of the rows whose queries travel, q [T, H, D], into `total`.
+    """Merge attention of the rows of q [T, H, D] whose queries travel into `total`.
 
-    This instance's own share of a layer of its pool [S, 2, K, D] is computed while the queries are under way.
+    While the queries travel, this instance attends over a layer of its own pool [S, 2, K, D].
     """
     if not layout.routing.is_empty:
         exchange.send_queries(q)
@@ -82,7 +82,7 @@ def _num_rows(blocks: Iterable[QueryBlock]) -> int:
 
 
 def _most_rows(step: AttentionStep, blocks: Iterable[QueryBlock]) -> int:
-    """The most that any instance of the group asks another about."""
+    """Return the most rows that any instance of the group sends to another."""
     counts: Counter[tuple[InstanceId, InstanceId]] = Counter()
     for block in blocks:
         for peer_id in step.batch.group.instance_ids:
@@ -92,6 +92,6 @@ def _most_rows(step: AttentionStep, blocks: Iterable[QueryBlock]) -> int:
 
 
 def _peer_attention(step: AttentionStep, blocks: list[QueryBlock], device: Device) -> PoolAttention | None:
-    """The part of this instance in answering its peers, whose blocks come one after the other."""
+    """Return the attention of the peers' blocks, which follow each other, in this instance's pool."""
     rows = [piece.start for piece in consecutive_slices(len(block.positions) for block in blocks)]
     return pool_attention(step, zip(blocks, rows, strict=True), device)

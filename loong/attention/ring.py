@@ -1,4 +1,4 @@
-"""Striped ring attention: KV goes round, queries stay (LoongServe, section 4.1)."""
+"""Striped ring attention: KV travels round the ring, queries stay (LoongServe, section 4.1)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,50 +18,51 @@ from loong.model.device import AttendTable, Device
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """What an instance brings to a step, as rows of its block and of the room behind it; on the host.
+    """The rows that an instance contributes to a step, on the host.
 
-    First the history of each request, then what the step makes of it.
+    Rows count its block and the space behind the block. In the block, the history of each request comes
+    before its new KV.
     """
 
     history_rows: Tensor  # [n] int64
-    history_slots: Tensor  # [n] int64, where these are in the pool
+    history_slots: Tensor  # [n] int64, of `history_rows` in the pool
     new_rows: Tensor  # [T] int64, of all rows of the step
-    rows_to_store: Tensor  # [m] int64, those of `new_rows` that do not travel: they are behind the block
+    rows_to_store: Tensor  # [m] int64, those of `new_rows` that do not travel, behind the block
 
 
 @dataclass(frozen=True, slots=True)
 class RingBlock:
-    """The KV that one instance sends round, and what this instance does with it."""
+    """The KV that one instance sends round the ring, and its use on this instance."""
 
     num_tokens: int
     tables: tuple[AttendTable, ...]  # of this instance's queries
-    kept_rows: Tensor  # [n] int64, of the block: what stays here (proactive scale-down)
+    kept_rows: Tensor  # [n] int64, of the block, stored here (retention)
     kept_slots: Tensor  # [n] int64
 
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
-    """A ring pass on one instance: the blocks in the order of their coming, and how to make its own.
+    """A ring pass on one instance: the blocks in order of arrival, and the rows that make its own block.
 
-    Behind its own block is room for new KV that does not travel.
+    Behind its own block is space for new KV that does not travel.
     """
 
     ring: tuple[InstanceId, ...]
     blocks: tuple[RingBlock, ...]
     history_rows: Tensor  # [n] int64, of the own block
     history_slots: Tensor  # [n] int64
-    new_rows: Tensor  # [T] int64, of the own block and the room behind it, of all rows of the step
+    new_rows: Tensor  # [T] int64, in the own block and behind it, of all rows of the step
     rows_to_store: Tensor  # [m] int64, those of `new_rows` that are behind the block
 
     @property
     def is_merged(self) -> bool:
-        """Whether some query attends in several calls."""
+        """Return whether some query attends in several calls."""
         tables = [table for block in self.blocks for table in block.tables]
         return len(tables) > 1 or any(table.is_merged for table in tables)
 
 
 def ring_layout(step: AttentionStep, device: Device) -> RingLayout | None:
-    """What this instance does in the ring of a step; None if no KV travels."""
+    """Return this instance's part in the ring of a step, or None if no KV travels."""
     if not step.requests(Transfer.KV):
         return None
     group, own = step.batch.group, own_rows(step)
@@ -77,7 +78,7 @@ def ring_layout(step: AttentionStep, device: Device) -> RingLayout | None:
 
 
 def own_rows(step: AttentionStep) -> OwnRows:
-    """The rows of the block that this instance brings."""
+    """Return the rows of the block that this instance contributes."""
     history_rows, history_slots = [], []
     first_new_rows: dict[RequestId, int] = {}
     for request_id, rows in parts_of(step, step.instance_id).items():
@@ -96,7 +97,9 @@ def own_rows(step: AttentionStep) -> OwnRows:
 
 
 def own_block(layout: RingLayout, pool: Tensor, device: Device) -> Tensor:
-    """This instance's block [n, 2, K, D] and the room behind it, with the history from the pool in it."""
+    """Return this instance's block [n, 2, K, D] and the space behind it, with the history copied from the
+    pool.
+    """
     num_rows = layout.blocks[0].num_tokens + len(layout.rows_to_store)
     block = pool.new_empty(num_rows, *pool.shape[1:])
     if len(layout.history_rows):
@@ -113,10 +116,10 @@ def ring_attention(
     total: Partial,
     device: Device,
 ) -> None:
-    """Merge attention of q [T, H, D] over all circulating KV into `total`, and keep what is to stay here.
+    """Merge attention of q [T, H, D] over all circulating KV into `total`, and store the rows that stay here.
 
-    `block` is this instance's own. The next block is under way while the present one is attended; keeping
-    rows of a passing block in a layer of the pool [S, 2, K, D] costs no message.
+    `block` is this instance's own. The next block travels while this instance attends over the present one.
+    Storing rows of a passing block in a layer of the pool [S, 2, K, D] costs no message.
     """
     scale = q.shape[-1] ** -0.5
     block = block[: layout.blocks[0].num_tokens]
@@ -134,13 +137,13 @@ def ring_attention(
 
 
 def parts_of(step: AttentionStep, source_id: InstanceId) -> Mapping[RequestId, slice]:
-    """The rows of each request in the block that an instance brings."""
+    """Return the rows of each request in the block of an instance."""
     request_ids = step.requests(Transfer.KV)
     return dict(zip(request_ids, consecutive_slices(_sizes(step, source_id)), strict=True))
 
 
 def num_rows_of(step: AttentionStep, source_id: InstanceId) -> int:
-    """The size of the block that an instance brings."""
+    """Return the number of rows in the block of an instance."""
     return sum(_sizes(step, source_id))
 
 
@@ -150,7 +153,9 @@ def _sizes(step: AttentionStep, source_id: InstanceId) -> Iterator[int]:
 
 
 def kept_rows(step: AttentionStep, source_id: InstanceId) -> tuple[Tensor, Tensor]:
-    """What of the block that an instance brings is to stay here: its rows [n] int64, and their slots."""
+    """Return the rows [n] int64 of an instance's block that stay on this instance, and their slots [n]
+    int64.
+    """
     rows, slots = [], []
     for request_id, part in parts_of(step, source_id).items():
         for its_rows, positions in _kept(step, request_id, step.kv_on(source_id, request_id)):
@@ -176,7 +181,7 @@ def _ring_block(step: AttentionStep, source_id: InstanceId, device: Device) -> R
 
 
 def _kept(step: AttentionStep, request_id: RequestId, kv: Iterable[range]) -> Iterator[tuple[Tensor, range]]:
-    """Which rows [n] int64 of a request's part of a block are to stay here, and their positions."""
+    """Yield the rows [n] int64 of a request's part of a block that stay here, with their positions."""
     here = [s.positions for s in step.batch.writes_of(request_id) if s.instance_id == step.instance_id]
     offset = 0
     for positions in kv:

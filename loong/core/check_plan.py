@@ -76,7 +76,7 @@ def check_ranges(case: Case) -> None:
 
 
 def check_groups_are_idle(case: Case) -> None:
-    """An instance runs at most one batch, and host tiers run none."""
+    """An instance is a member of at most one batch, whatever it serves, and host tiers run none."""
     taken: set[InstanceId] = set()
     for batch in case.plan.batches:
         for instance_id in batch.group.instance_ids:
@@ -233,17 +233,37 @@ def _check_masters_store(batch: BatchPlan, part: Part) -> None:
             raise InvalidPlanError(f"{segment} is stored where it is not made, though its KV does not travel")
 
 
-def check_history_is_in_the_group(case: Case) -> None:
-    """A group contains every instance that holds KV of its requests: growing it moves nothing."""
+def check_holders(case: Case) -> None:
+    """KV outside the group is where queries can meet it: on live instances that serve, of equal tp size.
+
+    KV travels only between members, so a request with history elsewhere moves its queries. What a batch reads
+    is pinned until it ends, with no rule of its own: all of it is KV of requests of the batch, of which no
+    plan may move or release anything (`check_requests_are_at_rest`, `check_preemptions`).
+    """
     for batch, parts in case.parts:
         group = frozenset(batch.group.instance_ids)
         for part in parts:
             if not group.issuperset(part.view.placement.instance_ids):
                 outside = sorted(set(part.view.placement.instance_ids) - group)
-                raise InvalidPlanError(
-                    f"request {part.view.request_id} has KV on instances {outside}, "
-                    f"outside group {batch.group.instance_ids}"
-                )
+                _check_served(case.snapshot, batch, part, outside)
+
+
+def _check_served(snapshot: Snapshot, batch: BatchPlan, part: Part, holder_ids: Sequence[InstanceId]) -> None:
+    request_id, tp_size = part.view.request_id, snapshot.instance[batch.group.leader_id].tp_size
+    if part.blocks[0].transfer is not Transfer.QUERY:
+        raise InvalidPlanError(
+            f"request {request_id} has KV on instances {holder_ids}, outside group "
+            f"{batch.group.instance_ids}, and is to move its KV; only its queries can reach that"
+        )
+    for holder in (snapshot.instance[i] for i in holder_ids):
+        where = f"request {request_id} has KV on instance {holder.instance_id}, outside group"
+        if holder.kind is InstanceKind.HOST or not holder.serves:
+            raise InvalidPlanError(f"{where} {batch.group.instance_ids}, which does not serve attention")
+        if holder.tp_size != tp_size:
+            raise InvalidPlanError(
+                f"{where} {batch.group.instance_ids}, with tp size {holder.tp_size}; "
+                f"those of the group have {tp_size}"
+            )
 
 
 def check_migrations(case: Case) -> None:
@@ -335,7 +355,7 @@ _RULES = (
     check_queries,
     check_leases,
     check_writes,
-    check_history_is_in_the_group,
+    check_holders,
     check_migrations,
     check_preemptions,
     check_lease_ends,

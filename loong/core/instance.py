@@ -1,10 +1,11 @@
 """Instances and the groups they form."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from loong.core.errors import InvalidPlanError
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, Placement
 from loong.core.value import value
 
 
@@ -21,7 +22,8 @@ class ElasticInstance:
     """One tensor-parallel set of devices with one replica of the weights and one KV pool.
 
     `kv_used` counts tokens, reserved ones included: at most `kv_capacity`. `batch_id` is the running
-    batch, None when idle.
+    batch of whose group it is a member, None when idle. An instance that `serves` attends queries of other
+    groups' batches over its KV, also while it runs a batch of its own.
     """
 
     instance_id: InstanceId
@@ -30,6 +32,7 @@ class ElasticInstance:
     kv_capacity: int
     kv_used: int = 0
     batch_id: int | None = None
+    serves: bool = True
 
     @property
     def kv_free(self) -> int:
@@ -39,18 +42,18 @@ class ElasticInstance:
     def using(self, kv_used: int) -> "ElasticInstance":
         """The same instance with so many tokens in its pool."""
         return ElasticInstance(
-            self.instance_id, self.tp_size, self.kind, self.kv_capacity, kv_used, self.batch_id
+            self.instance_id, self.tp_size, self.kind, self.kv_capacity, kv_used, self.batch_id, self.serves
         )
 
     def running(self, batch_id: int | None) -> "ElasticInstance":
         """The same instance with this batch, or none."""
         return ElasticInstance(
-            self.instance_id, self.tp_size, self.kind, self.kv_capacity, self.kv_used, batch_id
+            self.instance_id, self.tp_size, self.kind, self.kv_capacity, self.kv_used, batch_id, self.serves
         )
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can run a batch now."""
+        """Return whether it can be a member of a batch now, however many batches it serves."""
         return self.batch_id is None and self.kind is not InstanceKind.HOST
 
 
@@ -85,6 +88,11 @@ class ESPGroup:
     def leader_id(self) -> InstanceId:
         """The instance that settles, at each step boundary, whether a lease goes on."""
         return self.instance_ids[0]
+
+    def holder_ids(self, placements: Iterable[Placement]) -> tuple[InstanceId, ...]:
+        """Return the instances outside the group that hold some of this KV, ascending: they serve it."""
+        held = frozenset().union(*[placement.instance_ids for placement in placements])
+        return tuple(sorted(held.difference(self.instance_ids)))
 
     def source_at(self, instance_id: InstanceId, ring_step: int) -> InstanceId:
         """Whose KV block is at `instance_id` in a ring step (each step every block goes to the next)."""

@@ -70,11 +70,21 @@ class RequestInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunBatch:
-    """Every instance of the plan's group carries out its part."""
+    """Every instance of the plan's group carries out its part, and the holders outside it serve."""
 
     batch_id: int
     plan: BatchPlan
     inputs: tuple[RequestInput, ...]
+
+    @property
+    def holder_ids(self) -> tuple[InstanceId, ...]:
+        """The instances outside the group that hold KV which the batch reads, ascending."""
+        return self.plan.group.holder_ids([given.placement for given in self.inputs])
+
+    @property
+    def participant_ids(self) -> tuple[InstanceId, ...]:
+        """All instances that have a part in it: members, then holders."""
+        return (*self.plan.group.instance_ids, *self.holder_ids)
 
     def lengthened(self, num_steps: int) -> "RunBatch":
         """The same lease with so many steps, as if none of its requests ended by a token."""

@@ -19,7 +19,8 @@ class RunningBatch:
 
     `started_at` is predicted until the batch `has_started`. `stepped_at` is when the step that runs now
     began, as the tokens of the one before told. `last_step` is the step before which its lease is to end. A
-    group that hears of it too late goes beyond, but never beyond `plan.num_steps`.
+    group that hears of it too late goes beyond, but never beyond `plan.num_steps`. `holder_ids` are the
+    instances outside its group that serve it, as the placements at its beginning say.
     """
 
     batch_id: int
@@ -29,6 +30,12 @@ class RunningBatch:
     last_step: int
     stepped_at: float
     has_started: bool = False
+    holder_ids: tuple[InstanceId, ...] = ()
+
+    @property
+    def participant_ids(self) -> tuple[InstanceId, ...]:
+        """All instances that have a part in it: members, then holders."""
+        return (*self.plan.group.instance_ids, *self.holder_ids)
 
     @property
     def is_extendable(self) -> bool:
@@ -53,7 +60,14 @@ class RunningBatch:
     def after(self, step: int, time: float) -> "RunningBatch":
         """The same batch when it has taken `step`, as told at `time`."""
         return RunningBatch(
-            self.batch_id, self.plan, self.started_at, step + 1, self.last_step, time, self.has_started
+            self.batch_id,
+            self.plan,
+            self.started_at,
+            step + 1,
+            self.last_step,
+            time,
+            self.has_started,
+            self.holder_ids,
         )
 
 
@@ -140,6 +154,15 @@ class Snapshot:
         views = (self.request[request_id] for request_id in plan.request_ids)
         stops = {v.request_id: v.num_prompt_tokens + v.max_tokens - 1 for v in views if not v.has_ended}
         return plan.lengthened(extension.num_steps, stops)
+
+    @cached_property
+    def served(self) -> dict[InstanceId, tuple[RunningBatch, ...]]:
+        """The batches in flight that each holder outside their groups serves; nothing for others."""
+        served: dict[InstanceId, tuple[RunningBatch, ...]] = {}
+        for batch in (*self.batches, *self.ending):
+            for instance_id in batch.holder_ids:
+                served[instance_id] = (*served.get(instance_id, ()), batch)
+        return served
 
     @cached_property
     def predicted_ends(self) -> dict[InstanceId, float]:

@@ -19,6 +19,11 @@ class Endpoints:
     commands: Mapping[WorkerId, str]
     num_instances: int
 
+    def members(self, instruction: RunBatch) -> tuple[WorkerId, ...]:
+        """Return the workers that run a batch and report its end; those of holders serve it only."""
+        group = instruction.plan.group
+        return tuple(worker for i in group.instance_ids for worker in self.workers_of(i))
+
     def workers_of(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
         """The ranks of an instance, or of the instance that keeps a host tier."""
         home_id = home_instance_id(instance_id, self.num_instances)
@@ -28,7 +33,7 @@ class Endpoints:
         """The workers that have a part in it."""
         match instruction:
             case RunBatch():
-                instance_ids = instruction.plan.group.instance_ids
+                instance_ids = instruction.participant_ids
             case ExtendLease():
                 instance_ids = instruction.group.instance_ids
             case StopLease():

@@ -1,8 +1,9 @@
 """Instructions that nobody can carry out before a batch has ended.
 
 What is planned when an end is predicted mostly can be told at once: workers take up one batch after the
-other, and whoever samples a token knows it. But KV of a request moves when its batch has made all of it; and
-a token that another instance samples, or that a schema is to be told of first, must come from there.
+other, and whoever samples a token knows it. But KV of a request moves when its batch has made all of it, and
+is served to another group no earlier; and a token that another instance samples, or that a schema is to be
+told of first, must come from there.
 """
 
 from collections.abc import Callable, Iterable
@@ -72,11 +73,12 @@ class HeldInstructions:
     def _waits_for(self, instruction: Instruction) -> set[int]:
         match instruction:
             case RunBatch():
-                return {
+                unknown = {
                     n
                     for i in instruction.inputs
                     if (n := i.depends_on_batch_id) is not None and self._is_unknown(n, i, instruction)
                 }
+                return unknown if not instruction.holder_ids else unknown | self._unfinished(instruction)
             case MoveKV():
                 held = {
                     n
@@ -90,6 +92,10 @@ class HeldInstructions:
                 return {n for held in self._held if held.is_of(instruction.batch_id) for n in held.waits_for}
             case _:
                 return set()
+
+    def _unfinished(self, instruction: RunBatch) -> set[int]:
+        """Return the batches before that still make KV of a batch's requests, which holders may have."""
+        return {n for r in instruction.plan.request_ids if (n := self._batch_of.get(r)) is not None}
 
     def _is_unknown(self, followed_id: int, given: RequestInput, instruction: RunBatch) -> bool:
         """Whether the master of a request cannot know its newest token by itself, and we do not yet."""

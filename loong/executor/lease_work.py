@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
+from loong.core.cost.work import InstanceWork, StepWork, step_work
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
-from loong.core.work import InstanceWork, StepWork, step_work
 
 _COUNTS = tuple(field.name for field in fields(InstanceWork))
 

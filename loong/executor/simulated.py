@@ -8,7 +8,7 @@ from math import inf
 from random import Random
 from typing import TypeAlias, assert_never
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchEndPredicted,
@@ -21,16 +21,16 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.idle_tracker import IdleTracker
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
-from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
 from loong.executor.batch_queue import BatchQueue
 from loong.executor.held_instructions import HeldInstructions
 from loong.executor.lease_work import LeaseWork
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
+from loong.scheduler.cost.idle_tracker import IdleTracker
 
 HIDDEN_SHARE = 0.5  # of what it takes to tell a batch, that is over by then if another ran for as long
 
@@ -50,6 +50,7 @@ class _Running:
     last_step: int
     slowness: float
     submitted_at: float
+    participant_ids: tuple[InstanceId, ...]
     num_steps_taken: int = 0
     next_end: int = field(init=False)
     work: LeaseWork = field(init=False)  # from its beginning on
@@ -116,7 +117,7 @@ class SimulatedExecutor:
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
-        self._idle_tracker = IdleTracker()
+        self._idle_tracker = IdleTracker(cost_model.host.idle)
         self._running: dict[int, _Running] = {}
         self._computing: dict[InstanceId, int] = {}  # the batch that each instance is a member of
         self._migrations: dict[int, KVMigration] = {}
@@ -233,7 +234,7 @@ class SimulatedExecutor:
         ]
         slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
         self._running[instruction.batch_id] = _Running(
-            plan, placements, sampled, plan.num_steps, slowness, self._now
+            plan, placements, sampled, plan.num_steps, slowness, self._now, instruction.participant_ids
         )
         if self._batch_queue.enqueue(instruction.batch_id, plan.group.instance_ids):
             self._begin(instruction.batch_id)
@@ -301,7 +302,7 @@ class SimulatedExecutor:
         """Drop the batches and migrations that an instance was to take part in: they never end, or begin."""
         self._held_instructions.drop(lambda instruction: _needs(instruction, instance_id))
         for batch_id, running in tuple(self._running.items()):
-            if instance_id in running.plan.group.instance_ids:
+            if instance_id in running.participant_ids:
                 del self._running[batch_id]
                 self._processors.cancel(batch_id, self._now)
                 self._end_batch(batch_id)
@@ -340,7 +341,7 @@ def _without(instance_id: InstanceId, instructions: _Instructions) -> _Instructi
 def _needs(instruction: Instruction, instance_id: InstanceId) -> bool:
     match instruction:
         case RunBatch():
-            return instance_id in instruction.plan.group.instance_ids
+            return instance_id in instruction.participant_ids
         case MoveKV():
             return instance_id in _ends(instruction.migration)
         case ExtendLease() | StopLease() | ReleaseKV():

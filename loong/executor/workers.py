@@ -23,7 +23,6 @@ from loong.core.events import (
 )
 from loong.core.grammar import Grammar
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
-from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.prompt_logprobs import PromptLogprobs
@@ -32,6 +31,7 @@ from loong.executor.batch_queue import BatchQueue
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.heartbeats import Heartbeats
 from loong.executor.held_instructions import HeldInstructions
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.losses import Losses
 from loong.executor.outstanding import Outstanding, measured_seconds
 from loong.stray_frames import StrayFrames
@@ -189,7 +189,7 @@ class WorkersExecutor:
         workers = self._endpoints.addressees(instruction)
         match instruction:
             case RunBatch():
-                self._outstanding.begin_batch(instruction.batch_id, workers)
+                self._outstanding.begin_batch(instruction.batch_id, self._endpoints.members(instruction))
                 self._begin_batch(instruction)
             case MoveKV():
                 self._outstanding.begin_migration(instruction.migration_id, workers)

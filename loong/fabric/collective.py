@@ -21,8 +21,8 @@ from torch import Tensor
 from loong.core.errors import ClusterError
 from loong.fabric.device_transfer import DeviceTransfer
 from loong.fabric.errors import InvalidMessageError
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Pending
-from loong.fabric.sockets import SocketFabric
 from loong.fabric.tensor_parallel import TensorParallelGroup
 from loong.fabric.traffic import Channel, Plane
 from loong.fabric.world import neighbours

@@ -6,12 +6,12 @@ import torch
 
 from loong.core.errors import ConfigError
 from loong.fabric.collective import CollectiveFabric
-from loong.fabric.cuda_copy_streams import CudaCopyStream
-from loong.fabric.cuda_memory import CudaMemory
+from loong.fabric.memory.cuda_copy_streams import CudaCopyStream
+from loong.fabric.memory.cuda_memory import CudaMemory
+from loong.fabric.memory.symmetric import SymmetricFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.sockets import SocketFabric
 from loong.fabric.staged import StagedFabric
-from loong.fabric.symmetric import SymmetricFabric
 
 logger = logging.getLogger(__name__)
 

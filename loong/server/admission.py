@@ -4,24 +4,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from loong.core.errors import EngineStoppedError
 from loong.core.request import RequestId
-from loong.server.errors import ApiError, bad_request
+from loong.engine.client import Asking
+from loong.server.api.errors import ApiError, bad_request
 from loong.server.settings import ServerSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """What one client asks for: requests, with the tokens of their prompts, in so many choices each.
-
-    `key` is the number of the API key that came with them.
-    """
-
-    num_prompt_tokens: Mapping[RequestId, int]
-    num_choices: int = 1
-    key: int | None = None
 
 
 class Admission:

@@ -3,29 +3,30 @@
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from loong.server import status, tokenization
-from loong.server.body import Bodies
-from loong.server.chat import chat_completions
+from loong.engine.client import EngineClient, EngineInterface, Tracing
+from loong.server import status
+from loong.server.api.body import Bodies
+from loong.server.api.middleware import check_api_key, tell_errors
+from loong.server.api.origins import allow_reading, check_origin
+from loong.server.api.request_ids import add_request_id, note_request_id
+from loong.server.api.sse import EVENT_WRITES, EventWrites
 from loong.server.cluster_app import add_cluster, cluster_of
-from loong.server.completions import completions
 from loong.server.context import SERVER, Server
-from loong.server.engine_client import EngineClient, EngineInterface, Tracing
-from loong.server.grammar_checker import GrammarChecker
 from loong.server.lightllm.generate import generate, generate_stream
 from loong.server.local_engine import LocalEngineClient
-from loong.server.metrics import MetricFamilies
-from loong.server.middleware import check_api_key, tell_errors
-from loong.server.openapi import openapi
-from loong.server.origins import allow_reading, check_origin
+from loong.server.metrics.prometheus import MetricFamilies
+from loong.server.metrics.request_metrics import RequestMetrics
+from loong.server.metrics.request_observers import RequestObservers
+from loong.server.metrics.spans import note_traceparent
+from loong.server.openai import tokenization
+from loong.server.openai.chat import chat_completions
+from loong.server.openai.completions import completions
+from loong.server.reference.openapi import openapi
 from loong.server.remote.forwarding import RemoteCluster, add_forwarding
-from loong.server.request_ids import add_request_id, note_request_id
-from loong.server.request_metrics import RequestMetrics
-from loong.server.request_observers import RequestObservers
 from loong.server.responses.endpoint import responses
 from loong.server.settings import ServerSettings
-from loong.server.spans import note_traceparent
-from loong.server.sse import EVENT_WRITES, EventWrites
-from loong.server.tokenizer import Tokenizer
+from loong.server.structured.grammar_checker import GrammarChecker
+from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.formats import choose_format
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from loong.engine.client import ClusterView, Tracing
 from loong.server.admission import Admission
-from loong.server.engine_client import ClusterView, Tracing
-from loong.server.request_observers import RequestObservers
+from loong.server.metrics.request_observers import RequestObservers
 from loong.server.settings import ServerSettings
 
 

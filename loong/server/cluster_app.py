@@ -6,18 +6,18 @@ from pathlib import Path
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from loong.engine.client import ClusterView, Tracing
 from loong.server import profiling, status
 from loong.server.admission import Admission
+from loong.server.api.middleware import tell_errors
+from loong.server.api.sse import EVENT_WRITES, EventWrites
 from loong.server.cluster import CLUSTER, Cluster
-from loong.server.cluster_metrics import ClusterCollector, CostModelCollector
 from loong.server.dashboard.routes import DASHBOARD_ROUTES, add_dashboard
-from loong.server.engine_client import ClusterView, Tracing
-from loong.server.metrics import MetricFamilies
-from loong.server.middleware import tell_errors
-from loong.server.request_observers import RequestObservers
-from loong.server.run_metrics import RunMetrics
+from loong.server.metrics.cluster_metrics import ClusterCollector, CostModelCollector
+from loong.server.metrics.prometheus import MetricFamilies
+from loong.server.metrics.request_observers import RequestObservers
+from loong.server.metrics.run_metrics import RunMetrics
 from loong.server.settings import ServerSettings
-from loong.server.sse import EVENT_WRITES, EventWrites
 
 _ROUTES = (
     web.get("/health", status.health),

@@ -4,15 +4,15 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from loong.server.body import Bodies
-from loong.server.engine_client import EngineClient
-from loong.server.errors import ApiError, bad_request
-from loong.server.grammar_checker import GrammarChecker
-from loong.server.ignored_keys import IgnoredKeys
-from loong.server.parsing import short
-from loong.server.request_metrics import RequestMetrics
+from loong.engine.client import EngineClient
+from loong.server.api.body import Bodies
+from loong.server.api.errors import ApiError, bad_request
+from loong.server.api.ignored_keys import IgnoredKeys
+from loong.server.api.parsing import short
+from loong.server.metrics.request_metrics import RequestMetrics
 from loong.server.settings import ServerSettings
-from loong.server.tokenizer import Tokenizer
+from loong.server.structured.grammar_checker import GrammarChecker
+from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.formats import CallFormat
 
 MAX_MODEL_LENGTH = 256  # characters, where any name is taken: answers repeat it

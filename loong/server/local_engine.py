@@ -7,9 +7,9 @@ from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
-from loong.server.admission import Admission, Asking
-from loong.server.engine_client import EngineLimits, PutToken, TokenEngine
-from loong.server.spans import Spans
+from loong.engine.client import Asking, EngineLimits, PutToken, TokenEngine
+from loong.server.admission import Admission
+from loong.server.metrics.spans import Spans
 
 
 class LocalEngineClient:

@@ -2,10 +2,10 @@
 
 from aiohttp import web
 
+from loong.engine.client import Tracing
+from loong.server.api.errors import ApiError
+from loong.server.api.json_bodies import json_response
 from loong.server.cluster import CLUSTER
-from loong.server.engine_client import Tracing
-from loong.server.errors import ApiError
-from loong.server.wire import json_response
 
 
 async def start_profile(http: web.Request) -> web.Response:

@@ -6,12 +6,12 @@ import time
 from aiohttp import web
 
 import loong
+from loong.server.api.errors import ApiError
+from loong.server.api.json_bodies import json_response
 from loong.server.cluster import CLUSTER
 from loong.server.context import SERVER
-from loong.server.errors import ApiError
-from loong.server.metrics import exposition
-from loong.server.trace import chrome_trace
-from loong.server.wire import json_response
+from loong.server.metrics.prometheus import exposition
+from loong.server.metrics.trace import chrome_trace
 
 
 async def health(http: web.Request) -> web.Response:

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.sockets import SocketFabric
 from loong.kernels import reference_draw
-from loong.kernels.draw_params import DrawParams
+from loong.kernels.sampling.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
 from loong.model.tensor_parallel import Shard
-from loong.worker.group_exchange import FabricExchange, KVExchange
-from loong.worker.random_sampling import uniform
-from loong.worker.sampling import Sampler, TorchSampler
+from loong.worker.sampling.random_sampling import uniform
+from loong.worker.sampling.sampler import Sampler, TorchSampler
+from loong.worker.steps.group_exchange import FabricExchange, KVExchange
 
 
 class Reading(Protocol):
@@ -43,6 +44,10 @@ class Backend(Protocol):
     @property
     def takes_leases(self) -> bool:
         """Whether steps are captured, and those of decode leases follow each other without the host."""
+
+    @property
+    def graph_limits(self) -> CudaGraphLimits:
+        """The limits within which single steps are captured, where `takes_leases`."""
 
     @property
     def warm_up_lengths(self) -> tuple[int, ...]:
@@ -87,11 +92,12 @@ class _Copies:
 class CpuBackend:
     """The processor, with the definitions of all kernels. See Backend."""
 
-    def __init__(self, *, takes_leases: bool = False) -> None:
+    def __init__(self, *, takes_leases: bool = False, graph_limits: CudaGraphLimits = NO_GRAPHS) -> None:
+        """Compute eagerly; `takes_leases` and `graph_limits` serve tests only: no host is waited for."""
         self.device = CpuDevice()
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
-        self.takes_leases = takes_leases  # no use but to test: there is no host to wait for
+        self.takes_leases, self.graph_limits = takes_leases, graph_limits
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
         """See Backend."""

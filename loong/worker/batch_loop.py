@@ -9,9 +9,9 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
 from loong.wire import BatchBegun, BatchDone, PromptScored, StepDone
-from loong.worker.lease_ends import LeaseEnds
+from loong.worker.batches.lease_ends import LeaseEnds
+from loong.worker.batches.started_batch import StartedBatch
 from loong.worker.runner import BatchRunner
-from loong.worker.started_batch import StartedBatch
 
 _LOOK_SECONDS = 100e-6  # between looks at whether the device is done
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
 from loong.wire import HEARTBEAT_SECONDS
@@ -20,7 +21,8 @@ class WorkerConfig:
     instance i is instance `num_instances + i`, kept by the same processes. `model` is a folder, or with
     `load_format` "dummy" also the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device`
     is cpu, or cuda for the host's GPUs by turns, among which `fabric` (one of FABRICS) moves tensors.
-    `attention_tiles` are TileSizes that were measured (None: the usual ones).
+    `attention_tiles` are TileSizes that were measured (None: the usual ones). On a GPU, `graph_limits` say
+    which steps are captured.
     """
 
     instance_id: InstanceId
@@ -42,6 +44,7 @@ class WorkerConfig:
     device: str = "cpu"
     fabric: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
+    graph_limits: CudaGraphLimits = NO_GRAPHS
     tokenizer_folder: str | None = None
     log_format: str = "text"
 

@@ -7,20 +7,21 @@ from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.attention.put_exchange import PutExchange, num_exchange_bytes
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
+from loong.fabric.memory.symmetric import SymmetricFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.sockets import SocketFabric
-from loong.fabric.symmetric import SymmetricFabric
 from loong.kernels import gpu
-from loong.kernels.draw_params import DrawParams
 from loong.kernels.late_compilation import warn_of_compilation
+from loong.kernels.sampling.draw_params import DrawParams
 from loong.model.cuda_device import CudaDevice
 from loong.model.tensor_parallel import Shard
 from loong.model.tiles import TileSizes
 from loong.worker.backend import Reading
-from loong.worker.cuda_sampler import CudaSampler
-from loong.worker.group_exchange import KVExchange
-from loong.worker.mailbox_exchange import MailboxExchange, num_mailbox_bytes
+from loong.worker.sampling.cuda_sampler import CudaSampler
+from loong.worker.steps.group_exchange import KVExchange
+from loong.worker.steps.mailbox_exchange import MailboxExchange, num_mailbox_bytes
 
 _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN have a way of their own for each
 
@@ -45,9 +46,14 @@ class CudaBackend:
     """One GPU, for a model of `dtype`; `fabric` is one of FABRICS. See Backend."""
 
     def __init__(
-        self, index: int, dtype: torch.dtype, fabric: str = "auto", tiles: TileSizes | None = None
+        self,
+        index: int,
+        dtype: torch.dtype,
+        fabric: str = "auto",
+        tiles: TileSizes | None = None,
+        graph_limits: CudaGraphLimits = NO_GRAPHS,
     ) -> None:
-        self._index, self._fabric = index, fabric
+        self._index, self._fabric, self.graph_limits = index, fabric, graph_limits
         self.device = CudaDevice(index, dtype, tiles)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True

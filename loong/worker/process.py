@@ -25,7 +25,7 @@ from loong.core.errors import LoongError
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerError
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.logs import log_to_stderr
 from loong.model.load import load_model
@@ -53,11 +53,11 @@ from loong.wire import (
 )
 from loong.worker.backend import Backend, CpuBackend
 from loong.worker.batch_loop import BatchLoop
+from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.config import WorkerConfig
-from loong.worker.constraints import Constraints
-from loong.worker.kv_pool import KVPool
-from loong.worker.lease_ends import LeaseEnds
+from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
+from loong.worker.sampling.grammar_constraints import Constraints
 from loong.worker.tracer import Tracer
 from loong.worker.transfer import SegmentMover
 
@@ -242,7 +242,7 @@ def _make_backend(config: WorkerConfig) -> Backend:
     dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
     rank = config.instance_id * config.tp_size + config.tp_rank
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
-    return CudaBackend(rank % torch.cuda.device_count(), dtype, config.fabric, tiles)
+    return CudaBackend(rank % torch.cuda.device_count(), dtype, config.fabric, tiles, config.graph_limits)
 
 
 def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:

@@ -11,17 +11,17 @@ from loong.core.request import SamplingParams
 from loong.fabric.protocol import Fabric
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
-from loong.worker.constraints import Constraints
-from loong.worker.decode_graph import DecodeGraph
-from loong.worker.decode_lease import DecodeLease, DecodeLeases
-from loong.worker.decode_state import BATCH_SIZES
-from loong.worker.host_stepped_batch import HostSteppedBatch
-from loong.worker.kv_pool import KVPool
-from loong.worker.lease_ends import LeaseTerm
-from loong.worker.started_batch import ReportStep, StartedBatch
-from loong.worker.step_inputs import Progress
-from loong.worker.step_runner import StepRunner
-from loong.worker.token_placeholders import PendingTokens, TokenPlaceholders
+from loong.worker.batches.decode_lease import DecodeLease, DecodeLeases
+from loong.worker.batches.lease_ends import LeaseTerm
+from loong.worker.batches.single_step import HostSteppedBatch
+from loong.worker.batches.started_batch import ReportStep, StartedBatch
+from loong.worker.batches.token_placeholders import PendingTokens, TokenPlaceholders
+from loong.worker.kv.pool import KVPool
+from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.steps.decode_graph import DecodeGraph
+from loong.worker.steps.decode_state import BATCH_SIZES
+from loong.worker.steps.step_inputs import Progress
+from loong.worker.steps.step_runner import StepRunner
 from loong.worker.tracer import Span
 
 _SHORT_PROMPT = 17  # tokens

@@ -12,7 +12,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import KVMigration
 from loong.fabric.protocol import Fabric, Pending
 from loong.worker.config import WorkerConfig
-from loong.worker.kv_pool import KVPool
+from loong.worker.kv.pool import KVPool
 
 _TOKENS_PER_MESSAGE = 1024
 

@@ -19,15 +19,15 @@ from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
 from loong.core.request import RequestId
+from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.symmetric import SymmetricFabric
 from loong.fabric.world import World
 from loong.kernels import attend
 from loong.model.cuda_device import CudaDevice
 from loong.model.device import CpuDevice, Device
 from loong.model.tensor_parallel import Shard
 from loong.model.tiny import CONFIG
-from loong.worker.kv_pool import KVPool
+from loong.worker.kv.pool import KVPool
 
 GROUP = (0, 1)
 NUM_HEADS, NUM_KV_HEADS = 4, 2

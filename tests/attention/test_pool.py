@@ -13,7 +13,7 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.kernels import Partial
 from loong.model.device import CpuDevice
-from loong.worker.kv_pool import KVPool
+from loong.worker.kv.pool import KVPool
 
 HELD, CHUNK, OTHER = range(30), range(30, 37), range(5)
 

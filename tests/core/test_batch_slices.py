@@ -1,14 +1,15 @@
-"""Which batches and migrations the timeline of `loong.core.timeline` keeps."""
+"""Which batches and migrations the timeline of `loong.observability.timeline` keeps."""
 
 from collections.abc import Sequence
 
+from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove
 from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost, MigrationFinished
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import BatchSlice, ClusterHistory, KVMove, Timeline
+from loong.observability.timeline import Timeline
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100, kv_used=10 * i) for i in range(3))
 MOVE = MoveKV(5, KVMigration(KVSegment("r", range(0, 8, 2), 1), 2))

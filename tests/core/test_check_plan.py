@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -246,9 +247,31 @@ def test_a_decode_block_cut_as_a_stripe_takes_a_lease_too() -> None:
     check_plan(SNAPSHOT, IterationPlan((with_query(LEASE, 0, positions=stripe(range(9, 10), 0, 5)),)))
 
 
-def test_a_group_holds_all_kv_of_its_requests() -> None:
+def decode_elsewhere(master_id: InstanceId) -> BatchPlan:
+    """The next token of a request whose KV is on instance 0, on another."""
+    block = QueryBlock("old", range(9, 10), master_id, Transfer.QUERY)
+    return BatchPlan(ESPGroup((master_id,)), (block,), (segment("old", range(9, 10), master_id),))
+
+
+def test_kv_outside_the_group_is_met_by_queries_alone() -> None:
+    check_plan(SNAPSHOT, IterationPlan((decode_elsewhere(1),)))
     batch = striped_chunk("old", range(9, 10), (1,))
-    refused(batch, r"old has KV on instances \[0\], outside group \(1,\)")
+    refused(batch, r"old has KV on instances \[0\], outside group \(1,\), and is to move its KV")
+    refused(decode_elsewhere(5), r"on instance 0, outside group \(5,\), with tp size 1; .* have 2")
+
+
+@pytest.mark.parametrize("change", [{"serves": False}, {"kind": HOST}])
+def test_an_instance_that_does_not_serve_holds_kv_of_its_own_batches_only(change: dict[str, Any]) -> None:
+    holder = replace(SNAPSHOT.instances[0], **change)
+    snapshot = replace(SNAPSHOT, instances=(holder, *SNAPSHOT.instances[1:]))
+    with pytest.raises(InvalidPlanError, match=r"instance 0, outside group \(1,\), which does not serve"):
+        check_plan(snapshot, IterationPlan((decode_elsewhere(1),)))
+
+
+def test_a_holder_that_runs_a_batch_of_its_own_serves_too() -> None:
+    busy = SNAPSHOT.instances[0].running(9)
+    snapshot = replace(SNAPSHOT, instances=(busy, *SNAPSHOT.instances[1:]))
+    check_plan(snapshot, IterationPlan((decode_elsewhere(1),)))
 
 
 @pytest.mark.parametrize(

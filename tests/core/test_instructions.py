@@ -2,10 +2,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.instance import ESPGroup
-from loong.core.live_request import LiveRequest
 from loong.core.placement import striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import Request, SamplingParams
+from loong.state.live_request import LiveRequest
 
 
 @given(st.integers(0, 3), st.data())

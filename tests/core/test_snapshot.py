@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from loong.core.cluster_state import ClusterState
 from loong.core.events import BatchFinished, RequestArrived, TokensProduced
 from loong.core.events import ProducedToken as Token
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
@@ -10,6 +9,7 @@ from loong.core.placement import KVSegment
 from loong.core.plan import BatchPlan, IterationPlan, Preemption, QueryBlock, Transfer
 from loong.core.request import Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
+from loong.state.cluster_state import ClusterState
 
 
 def cluster(*request_ids: RequestId) -> ClusterState:

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from served import Served, served
 
-from loong.server.api_examples import ADDRESS, EXAMPLES, Example
-from loong.server.openapi import OPERATIONS
+from loong.server.reference.api_examples import ADDRESS, EXAMPLES, Example
+from loong.server.reference.openapi import OPERATIONS
 
 TRIED = [(method, path, example) for (method, path), examples in EXAMPLES.items() for example in examples]
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 from served import Served, assert_gone, served, wait_until
 
-from loong.server.listen import bound_socket
+from loong.server.api.listen import bound_socket
 
 FLAGS = ("--api-server-count", "2", "--num-instances", "1")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from served import wait_until
 
-from loong.decision_log.reader import read_log
-from loong.decision_log.story.index import indexed
-from loong.launcher.spawned_server import ENTRY
-from loong.workloads.scalings import scalings_of
-from loong.workloads.timeline import parse_trace
+from loong.launcher.bench.spawned_server import ENTRY
+from loong.observability.decision_log.reader import read_log
+from loong.observability.decision_log.story.index import indexed
+from loong.workloads.distributions.scalings import scalings_of
+from loong.workloads.report.timeline import parse_trace
 
 MARK = "LOONG_TEST_BENCH"  # in the environment of a benchmark and of all that it starts
 SHORT = ("--length-scale", "1/64", "--output-scale", "1/64")  # prompts and answers

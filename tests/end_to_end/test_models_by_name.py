@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from served import Served, served
 from small_hub import SmallHub, small_hub
 
-from loong.launcher.spawned_server import ENTRY
+from loong.launcher.bench.spawned_server import ENTRY
 from loong.model.tiny import tiny_model
 
 ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is it?"}]

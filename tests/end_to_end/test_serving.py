@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from raw_http import request_head
 from served import Served, assert_gone, served, wait_until
 
-from loong.server.listen import bound_socket
+from loong.server.api.listen import bound_socket
 
 
 class Rating(BaseModel):

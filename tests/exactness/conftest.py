@@ -12,9 +12,9 @@ from cluster import Cluster
 from families import write_tiny_model
 from leak_checks import shared_cluster
 
-from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import BatchPlan
-from loong.launcher.local import ClusterConfig
+from loong.executor.lookahead import LookaheadMargin
+from loong.launcher.serve.local import ClusterConfig
 from loong.model.tiny import tiny_model
 
 
@@ -44,7 +44,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 def predicting(folder: Path) -> Iterator[Cluster]:
     """As `cluster`, but each batch that can be told while another runs is."""
     config = ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96)
-    with shared_cluster(config, lookahead=AtOnce()) as running:
+    with shared_cluster(config, lookahead=AtOnce(0.0, 0.0)) as running:
         yield running
 
 
@@ -52,7 +52,7 @@ def predicting(folder: Path) -> Iterator[Cluster]:
 def sharded_overlapping(folder: Path) -> Iterator[Cluster]:
     """As `sharded`, but each batch that can be told while another runs is."""
     config = ClusterConfig(str(folder), num_instances=2, tp_size=2, kv_capacity=384, host_kv_capacity=96)
-    with shared_cluster(config, lookahead=AtOnce()) as running:
+    with shared_cluster(config, lookahead=AtOnce(0.0, 0.0)) as running:
         yield running
 
 

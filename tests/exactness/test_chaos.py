@@ -9,7 +9,7 @@ from cluster import After, Cluster
 from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
 from true_stories import assert_true
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot

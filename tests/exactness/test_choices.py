@@ -11,7 +11,7 @@ from cluster import Cluster
 from plans import decode, in_group, move, plannable
 from requests_for_tests import SCHEMA, assert_exact, greedy_request, random_prompt, sampled_request
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import ProducedToken, TokensProduced
 from loong.core.instructions import RunBatch
 from loong.core.plan import IterationPlan, Preemption, Transfer

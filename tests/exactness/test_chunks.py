@@ -8,7 +8,7 @@ from cluster import Cluster
 from plans import both, decode, in_group, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan, Transfer

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from leak_checks import shared_cluster
+from machines import H200_GRAPH_LIMITS
 from plans import in_group
 from requests_for_tests import (
     SCHEMA,
@@ -18,13 +19,13 @@ from requests_for_tests import (
     scored_request,
 )
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instructions import ExtendLease
 from loong.core.plan import IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
-from loong.launcher.local import ClusterConfig
+from loong.launcher.serve.local import ClusterConfig
 from loong.model.tiny import tiny_model
-from loong.scheduler.extensions import extending
+from loong.scheduler.common.lease_extensions import extending
 
 pytestmark = pytest.mark.gpu
 
@@ -48,6 +49,7 @@ def on_gpus(folder: Path) -> Iterator[Cluster]:
         kv_capacity=400,
         host_kv_capacity=96,
         device="cuda",
+        graph_limits=H200_GRAPH_LIMITS,
         tokenizer_folder=str(tiny_model(folder.parent)),
     )
     with shared_cluster(config) as running:
@@ -79,7 +81,14 @@ def test_any_dop_gives_the_log_probabilities_of_prompts_of_transformers(
 @pytest.fixture(scope="module")
 def sharded_on_gpus(folder: Path) -> Iterator[Cluster]:
     """Instance 0 of two ranks, each on a GPU of its own."""
-    config = ClusterConfig(str(folder), num_instances=1, tp_size=2, kv_capacity=400, device="cuda")
+    config = ClusterConfig(
+        str(folder),
+        num_instances=1,
+        tp_size=2,
+        kv_capacity=400,
+        device="cuda",
+        graph_limits=H200_GRAPH_LIMITS,
+    )
     with shared_cluster(config) as running:
         yield running
 

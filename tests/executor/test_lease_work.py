@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import decode
 
+from loong.core.cost.work import step_work
 from loong.core.placement import KVSegment, Placement, striped
 from loong.core.request import RequestView
-from loong.core.work import step_work
 from loong.executor.lease_work import LeaseWork
 
 GROUP = (0, 1, 2)

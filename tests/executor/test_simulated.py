@@ -9,7 +9,7 @@ from plans import decode, prefill
 from simulation import instances_with, simulate, timed_request
 from snapshots import waiting
 
-from loong.core.cluster_state import ClusterState
+from loong.core.cost.work import step_work
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchEndPredicted,
@@ -24,14 +24,14 @@ from loong.core.events import (
     TokensProduced,
 )
 from loong.core.instructions import StopLease
-from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseExtension
 from loong.core.request import FinishReason, Request
-from loong.core.work import step_work
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import HIDDEN_SHARE, SimulatedExecutor
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.state.cluster_state import ClusterState
 
 MODEL = WorkCostModel()
 

@@ -19,8 +19,9 @@ from loong.core.events import (
 )
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
-from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import BatchPlan
+from loong.executor.lookahead import LookaheadMargin
+from loong.scheduler.cost.cost_model import DEFAULT_HOST
 from loong.wire import (
     BatchBegun,
     BatchDone,
@@ -227,7 +228,7 @@ async def test_a_batch_starts_after_those_that_its_instances_were_reported_befor
 
 
 async def test_an_end_is_predicted_once_a_batch_has_begun_and_only_before_it_comes() -> None:
-    with executor_and_reports(LookaheadMargin()) as (executor, _):
+    with executor_and_reports(LookaheadMargin.on(DEFAULT_HOST)) as (executor, _):
         executor.submit([batch(1, 0), batch(2, 0, 1), batch(3, 1, predicted_time=3600.0)])
         (predicted,) = await executor.next_events()
         assert isinstance(predicted, BatchEndPredicted)
@@ -248,7 +249,9 @@ async def test_an_end_is_predicted_once_a_batch_has_begun_and_only_before_it_com
         assert not await executor.next_events()
 
 
-@pytest.mark.parametrize(("lookahead", "kinds"), [(LookaheadMargin(), [BatchEndPredicted]), (None, [])])
+@pytest.mark.parametrize(
+    ("lookahead", "kinds"), [(LookaheadMargin.on(DEFAULT_HOST), [BatchEndPredicted]), (None, [])]
+)
 async def test_nothing_is_predicted_without_a_margin(
     lookahead: LookaheadMargin | None, kinds: list[type[Event]]
 ) -> None:

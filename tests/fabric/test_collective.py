@@ -14,7 +14,7 @@ from processes import Exited, context, run_on_ranks
 
 from loong.core.errors import ClusterError
 from loong.fabric.collective import CollectiveFabric
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.traffic import Channel, Sent
 from loong.fabric.world import World
 

@@ -3,7 +3,7 @@
 import torch
 from socket_worlds import run_in_world
 
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.staged import StagedFabric
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World

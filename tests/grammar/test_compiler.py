@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from loong.core.grammar import Grammar, GrammarKind
 from loong.model.tiny import CONFIG, tiny_model
-from loong.worker.constraints import Constraints
+from loong.worker.sampling.grammar_constraints import Constraints
 
 pytest.importorskip("xgrammar")
 

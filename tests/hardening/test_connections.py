@@ -10,8 +10,8 @@ from http_answers import get_json, post
 from raw_http import COMPLETIONS, completion_request, raw_connection, request_head, until
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.server.bounded_site import MAX_REFUSED
-from loong.server.engine_client import EngineLimits
+from loong.engine.client import EngineLimits
+from loong.server.api.bounded_site import MAX_REFUSED
 
 BIG = EngineLimits(max_model_len=2**21, max_request_kv=2**21, vocab_size=264)
 NUM_IDLE = 300

@@ -7,10 +7,10 @@ import pytest
 from large_requests import LARGE_REQUESTS, request_bytes, send_and_wait, watched
 from scripted_engine import ScriptedEngine, Serving
 
+from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.instance import ESPGroup
-from loong.core.timeline import BatchSlice, ClusterHistory
-from loong.server.engine_client import EngineLimits
-from loong.server.large_json import compile_ahead
+from loong.engine.client import EngineLimits
+from loong.server.api.large_json import compile_ahead
 
 BIG = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 MOST_IN_A_TURN = 0.2  # of what a request computes; `benchmarks/loop_stalls.py` bounds it in seconds

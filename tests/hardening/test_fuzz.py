@@ -10,7 +10,7 @@ from fuzzing import check_answer, check_frame, frames, requests, server_in_a_thr
 from hypothesis import HealthCheck, given, settings
 from served import Served
 
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")

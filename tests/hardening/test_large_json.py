@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loong.server import large_json
-from loong.server.errors import ApiError
-from loong.server.large_json import JsonCut, read_large_json
-from loong.server.parsing import read_json
+from loong.server.api import large_json
+from loong.server.api.errors import ApiError
+from loong.server.api.large_json import JsonCut, read_large_json
+from loong.server.api.parsing import read_json
 
 SMALL = JsonCut(min_integers=3, min_string=5, piece=4)
 

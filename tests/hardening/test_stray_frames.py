@@ -15,7 +15,7 @@ import zmq
 from served import Served, served, wait_until
 from wire_samples import COMMANDS, REPORTS
 
-from loong.fabric.peer_registry import hello
+from loong.fabric.messages.peer_registry import hello
 from loong.fabric.traffic import Plane
 from loong.wire import (
     BatchDone,

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from loong.launcher import bench_served, spawned_server
-from loong.launcher.bench_config import BenchConfig
-from loong.launcher.chosen_load import Served
-from loong.launcher.spawned_server import ServerConfig
+from loong.launcher.bench import served as bench_served
+from loong.launcher.bench import spawned_server
+from loong.launcher.bench.config import BenchConfig
+from loong.launcher.bench.spawned_server import ServerConfig
+from loong.launcher.runs.chosen_load import Served
 
 STUB_CAPACITY = 300.0
 STUB = Path(__file__).with_name("stub_server.py")

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import COMMANDS, build_parser, main
-from loong.launcher.spawned_server import ENTRY
 
 DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from loong.launcher.cli import build_parser
 from loong.launcher.vllm_flags import BENCH, SERVE
-from loong.server.openapi import OPERATIONS
-from loong.server.parsing import HARMLESS
-from loong.server.schemas import ChatFields, CompletionFields
+from loong.server.api.parsing import HARMLESS
+from loong.server.openai.schemas import ChatFields, CompletionFields
+from loong.server.reference.openapi import OPERATIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "coming-from-vllm.md").read_text()

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from loong.core import request_spans, timeline
-from loong.decision_log import recent, runs
-from loong.server import grammar_checker, request_observers, spans
-from loong.worker import constraints
+from loong.observability import request_spans, timeline
+from loong.observability.decision_log import recent, runs
+from loong.server.metrics import request_observers, spans
+from loong.server.structured import grammar_checker
+from loong.worker.sampling import grammar_constraints as constraints
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 TABLE = [

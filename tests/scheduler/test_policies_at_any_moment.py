@@ -13,7 +13,7 @@ from loong.core.events import BatchEndPredicted, RequestAborted
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
 
 POOL = 48  # tokens: any request fits one instance, and two seldom do

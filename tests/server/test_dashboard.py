@@ -14,16 +14,16 @@ from decision_logs import EventReporter, prefill_two
 from http_answers import get_json
 from scripted_engine import ScriptedEngine, Serving
 
+from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.events import RequestAborted
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import BatchSlice, ClusterHistory
-from loong.decision_log.log import DecisionLog
-from loong.decision_log.recent import RecentLines, index_of
-from loong.decision_log.runs import RequestRuns
+from loong.observability.decision_log.log import DecisionLog
+from loong.observability.decision_log.recent import RecentLines, index_of
+from loong.observability.decision_log.runs import RequestRuns
 from loong.server.dashboard.past import NUM_FIELDS, Past
-from loong.server.request_observers import RequestObservers, Targets
-from loong.workloads.timeline_cells import Work
+from loong.server.metrics.request_observers import RequestObservers, Targets
+from loong.workloads.report.timeline_cells import Work
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
 OLD, NEW = (

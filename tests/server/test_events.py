@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from loong.core.events import Logprobs
 from loong.core.request import FinishReason, Request, SamplingParams
-from loong.server.answer import AnswerShape, ResponseContext
-from loong.server.chat import ChatShape
-from loong.server.choices import Choices
-from loong.server.completions import CompletionShape
-from loong.server.output import Delta
-from loong.server.schemas import StreamOptions
-from loong.server.sse import event_of
-from loong.server.tokenizer import Tokenizer
+from loong.server.api.sse import event_of
+from loong.server.openai.answer import AnswerShape, ResponseContext
+from loong.server.openai.chat import ChatShape
+from loong.server.openai.choices import Choices
+from loong.server.openai.completions import CompletionShape
+from loong.server.openai.output import Delta
+from loong.server.openai.schemas import StreamOptions
+from loong.server.text.tokenizer import Tokenizer
 
 DELTAS = st.builds(
     Delta,

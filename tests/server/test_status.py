@@ -7,13 +7,13 @@ from raw_http import raw_connection
 from scripted_engine import ScriptedEngine, Serving
 
 import loong
+from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import ClusterStats, Snapshot
-from loong.core.timeline import BatchSlice, ClusterHistory
-from loong.server.listen import bound_socket
+from loong.server.api.listen import bound_socket
+from loong.server.metrics.trace import chrome_trace
 from loong.server.settings import ServerSettings
-from loong.server.trace import chrome_trace
 
 STATS = ClusterStats(
     num_scale_ups=3,

@@ -14,9 +14,9 @@ from loong.fabric.traffic import TrafficSnapshot
 from loong.model.load import load_model
 from loong.model.tensor_parallel import SingleDevice
 from loong.worker.backend import Backend
-from loong.worker.constraints import Constraints
-from loong.worker.kv_pool import KVPool
+from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
+from loong.worker.sampling.grammar_constraints import Constraints
 
 
 @dataclass(frozen=True, slots=True)

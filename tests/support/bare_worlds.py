@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import cast
 
 from bare_instance import BareInstance, Outcome, Stop
+from machines import H200_GRAPH_LIMITS
 from socket_worlds import run_in_world
 
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.worker.backend import CpuBackend
 
@@ -43,7 +44,7 @@ def _on_instance(
     takes_leases: bool,
     num_slots: int,
 ) -> list[Outcome]:
-    backend = CpuBackend(takes_leases=takes_leases)
+    backend = CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
     stop = stops.get(instance_id) if tp_rank == 0 else None
     instance = BareInstance(fabric, instance_id, folder, stop, backend, num_slots)
     return [instance.carry_out(command) for command in commands]

@@ -6,6 +6,7 @@ from typing import cast
 
 import torch
 from bare_instance import BareInstance, Outcome
+from machines import H200_GRAPH_LIMITS
 from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
 
@@ -40,7 +41,9 @@ def _on_gpu(instance_id: InstanceId) -> Backend:
     from loong.worker.cuda_backend import CudaBackend  # not at the top: it needs Triton for GPUs
 
     torch.set_default_device("cpu")
-    backend = CudaBackend(instance_id % torch.cuda.device_count(), torch.float32)
+    backend = CudaBackend(
+        instance_id % torch.cuda.device_count(), torch.float32, graph_limits=H200_GRAPH_LIMITS
+    )
     backend.warm_up_lengths = ()
     return backend
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import (
@@ -26,7 +26,7 @@ _MAX_DRAWS = 20
 
 
 def chaos(seed: int) -> Policy:
-    """Groups, rings, masters, chunks, retention, transfers, leases, migrations and preemptions at random.
+    """Groups, holders outside, rings, masters, chunks, retention, leases, migrations, preemptions at random.
 
     It goes on as long as there are requests: if nothing is in flight it draws until something is, and makes
     room if nothing can be.
@@ -147,14 +147,19 @@ class _Draw:
                 yield KVMigration(segment._replace(positions=positions), destination_id)
 
     def _batches(self, views: list[RequestView]) -> Iterator[BatchPlan]:
-        """Groups of idle instances, each around a request whose KV they hold, with others that fit."""
+        """Groups of idle instances, mostly around a request whose KV they hold, with others that fit.
+
+        Holders that are busy, and some that are not, serve instead.
+        """
         idle = {instance.instance_id for instance in self.snapshot.instances if instance.is_idle}
         while views and idle:
             held = set(views[0].placement.instance_ids)
+            joining = {i for i in sorted(held & idle) if self.random.random() < 0.7}
             extra = sorted(idle - held)
-            group = [*held, *self.random.sample(extra, self.random.randint(0 if held else 1, len(extra)))]
-            able = [v for v in views if set(v.placement.instance_ids) <= set(group)]
-            if held <= idle and self.full_ids.intersection(group) and self.random.random() < 0.8:
+            num_extra = self.random.randint(0 if joining else 1, len(extra)) if extra else 0
+            group = [*sorted(joining), *self.random.sample(extra, num_extra)]
+            able = [v for v in views if self._can_reach(v, group)]
+            if able and self.full_ids.intersection(group) and self.random.random() < 0.8:
                 self.random.shuffle(group)
                 chosen = able[: self.random.randint(1, len(able))]
                 if (batch := self._batch(tuple(group), chosen)) is not None:
@@ -163,6 +168,11 @@ class _Draw:
                     views = [view for view in views if view not in chosen]
                     continue
             views = views[1:]
+
+    def _can_reach(self, view: RequestView, group: Sequence[InstanceId]) -> bool:
+        """Return whether all KV of a request is in the group, or served to it."""
+        outside = [self.snapshot.instance[i] for i in view.placement.instance_ids if i not in group]
+        return all(i.serves and i.kind is not InstanceKind.HOST for i in outside)
 
     def _batch(self, group: tuple[InstanceId, ...], views: Sequence[RequestView]) -> BatchPlan | None:
         may_lease = all(view.is_decoding for view in views) and self.random.random() < 0.7
@@ -193,7 +203,8 @@ class _Draw:
         count = rest if self.random.random() < 0.4 else self.random.randint(1, rest)
         masters = self._subset(self._able(group))
         parts = list(zip(self._pieces(range(first, first + count), len(masters)), masters, strict=False))
-        transfer = self.random.choice(tuple(Transfer))
+        is_inside = set(group).issuperset(view.placement.instance_ids)
+        transfer = self.random.choice(tuple(Transfer)) if is_inside else Transfer.QUERY
         stored = parts
         if transfer is Transfer.KV and self.random.random() < 0.8:
             keepers = self._subset(group)

@@ -10,29 +10,30 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
+from loong.core.cluster_history import ClusterHistory
+from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError
 from loong.core.events import Drained, Event, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
-from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import ClusterHistory, Timeline
-from loong.decision_log.lines import Line
-from loong.decision_log.log import DecisionLog
-from loong.engine import Engine
+from loong.engine.client import EngineLimits
+from loong.engine.engine import Engine
+from loong.engine.loop import Scheduling
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.child_processes import ForkServer
-from loong.launcher.local import ClusterConfig, local_workers, worker_fork_server
-from loong.scheduler.cost_model import WorkCostModel
+from loong.launcher.serve.child_processes import ForkServer
+from loong.launcher.serve.local import ClusterConfig, local_workers, worker_fork_server
+from loong.observability.decision_log.lines import Line
+from loong.observability.decision_log.log import DecisionLog
+from loong.observability.timeline import Timeline
+from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy
-from loong.scheduling import Scheduling
-from loong.server.engine_client import EngineLimits
-from loong.server.token_stream import TokenStream
+from loong.server.openai.token_stream import TokenStream
+from loong.state.cluster_state import ClusterState
 
 Outputs: TypeAlias = dict[RequestId, list[ProducedToken]]
 

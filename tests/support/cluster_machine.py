@@ -11,7 +11,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from loong.core.cluster_state import ClusterState
 from loong.core.errors import InvalidPlanError
 from loong.core.events import (
     BatchEndPredicted,
@@ -47,6 +46,7 @@ from loong.core.plan import (
 )
 from loong.core.request import FinishReason, Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
+from loong.state.cluster_state import ClusterState
 
 SPARE = 9
 INSTANCES = {
@@ -99,9 +99,26 @@ class ToyWorkers:
     void: set[RequestId] = field(default_factory=set)  # of any batch
 
     def first(self, batch_id: int) -> int:
-        """The batch that instances of this one must end before it, if any, else itself."""
-        group = set(self.batches[batch_id].run.plan.group.instance_ids)
-        return next(n for n, b in self.batches.items() if group.intersection(b.run.plan.group.instance_ids))
+        """The batch that must end before this one, for its instances or requests; itself if there is none."""
+        plan = self.batches[batch_id].run.plan
+        group, request_ids = set(plan.group.instance_ids), set(plan.request_ids)
+        before = ((n, b.run.plan) for n, b in self.batches.items())
+        return next(
+            n
+            for n, other in before
+            if group.intersection(other.group.instance_ids) or request_ids.intersection(other.request_ids)
+        )
+
+    def movable(self) -> list[int]:
+        """The migrations of KV that no batch told before them still reads."""
+        return sorted(
+            migration_id
+            for migration_id, migration in self.migrations.items()
+            if not any(
+                batch_id < migration_id and migration.segment.owner_id in batch.run.plan.request_ids
+                for batch_id, batch in self.batches.items()
+            )
+        )
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
@@ -144,7 +161,7 @@ class ToyWorkers:
     def sibling(self, run: RunBatch) -> None:
         for given in run.inputs:
             for sibling in given.siblings:
-                for instance_id in run.plan.group.instance_ids:
+                for instance_id in run.participant_ids:
                     owners = self.held[instance_id]
                     assert sibling.request_id not in owners, f"{sibling.request_id} begins twice"
                     owners[sibling.request_id] = owners[given.request_id].copy()
@@ -154,8 +171,17 @@ class ToyWorkers:
         gone = set(slots if positions is None else positions)
         assert gone or owner_id in self.void, f"instance {instance_id} is to free nothing of {owner_id}"
         assert gone <= slots.keys(), f"{gone - slots.keys()} of {owner_id} are not on instance {instance_id}"
+        self.check_pinned(instance_id, owner_id, gone)
         for position in gone:
             del slots[position]
+
+    def check_pinned(self, instance_id: InstanceId, owner_id: RequestId, gone: set[int]) -> None:
+        """No batch that runs reads, at a member or a holder, what is released."""
+        for batch_id, batch in self.batches.items():
+            for given in batch.run.inputs if owner_id not in self.void else ():
+                if given.request_id == owner_id:
+                    read = {p for held in given.placement.on(instance_id) for p in held}
+                    assert read.isdisjoint(gone), f"batch {batch_id} reads {read & gone} of {owner_id}"
 
     def finish(self, batch_id: int) -> int:
         """The group is done: slots of steps that were not taken are free again."""
@@ -170,7 +196,7 @@ class ToyWorkers:
     def lose(self, instance_id: InstanceId) -> None:
         del self.held[instance_id]
         for batch_id, batch in tuple(self.batches.items()):
-            if instance_id in batch.run.plan.group.instance_ids:
+            if instance_id in batch.run.participant_ids:
                 del self.batches[batch_id]
                 behind = (other for other_id, other in self.batches.items() if other_id > batch_id)
                 for other in behind:  # nobody can go on with its requests
@@ -271,8 +297,8 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.apply(BatchEndPredicted(self.now(), batch_id, self.now() + 1.0))
             elif self.workers.batches and random.random() < 0.6:
                 self.advance(self.workers.first(random.choice(sorted(self.workers.batches))), random)
-            elif self.workers.migrations and random.random() < 0.3:
-                migration_id = random.choice(sorted(self.workers.migrations))
+            elif (movable := self.workers.movable()) and random.random() < 0.3:
+                migration_id = random.choice(movable)
                 self.finish_migration(migration_id, is_committed=random.random() < 0.7)
             else:
                 self.commit(self.make_plan(random, self.view()))
@@ -445,10 +471,11 @@ class ClusterMachine(RuleBasedStateMachine):
         random = Random(0)
         self.join(ElasticInstance(SPARE, 1, InstanceKind.FULL, 10_000))
         for _ in range(100):  # far more rounds than any request has tokens
-            while self.workers.migrations:
-                self.finish_migration(min(self.workers.migrations), is_committed=True)
-            while self.workers.batches:
-                self.advance(min(self.workers.batches), random)
+            while self.workers.batches or self.workers.migrations:
+                while movable := self.workers.movable():
+                    self.finish_migration(min(movable), is_committed=True)
+                if self.workers.batches:
+                    self.advance(min(self.workers.batches), random)
             if self.view().request:
                 running = self.view().running
                 self.commit(IterationPlan(preemptions=tuple(Preemption(v.request_id) for v in running)))

@@ -8,8 +8,7 @@ from pathlib import Path
 from plans import prefill
 from simulation import timed_request
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import (
     BatchFinished,
     BatchStarted,
@@ -23,13 +22,14 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import RunBatch
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, RequestView
-from loong.decision_log.lines import Line
-from loong.decision_log.log import DecisionLog, decision_log
-from loong.decision_log.reader import read_log
+from loong.engine.loop import Scheduling
 from loong.executor.simulated import SimulatedExecutor
-from loong.scheduler.cost_model import Coefficients, WorkCostModel
+from loong.observability.decision_log.lines import Line
+from loong.observability.decision_log.log import DecisionLog, decision_log
+from loong.observability.decision_log.reader import read_log
+from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.policy import Policy
-from loong.scheduling import Scheduling
+from loong.state.cluster_state import ClusterState
 
 
 def clock(step: float, token: float, moved_key: float = 0.0) -> WorkCostModel:

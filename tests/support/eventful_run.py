@@ -8,13 +8,13 @@ from decision_logs import logged
 from plans import decode, move, prefill
 from simulation import instances_with, timed_request
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
+from loong.core.cost.work import step_work
 from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.plan import BatchPlan, IterationPlan, Preemption
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
-from loong.core.work import step_work
-from loong.decision_log.lines import Line
+from loong.observability.decision_log.lines import Line
 
 SHORT, LONG, LATE = "r000", "r001", "r002"
 CHUNK, LEASE = 200, 8

@@ -21,8 +21,8 @@ from scripted_engine import ScriptedEngine
 from served import Served, served
 from wire_samples import COMMANDS, REPORTS
 
-from loong.server.openapi import document
-from loong.server.tokenizer import Tokenizer
+from loong.server.reference.openapi import document
+from loong.server.text.tokenizer import Tokenizer
 from loong.wire import WireError, decode_command, decode_report, encode
 
 MAX_TOKENS = 8  # of an answer, so that the time goes into requests

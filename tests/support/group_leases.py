@@ -8,9 +8,9 @@ from plans import decode, prefill
 from requests_for_tests import expected, greedy_request, random_prompt
 
 from loong.core.instructions import ReleaseKV, RunBatch
-from loong.core.live_request import LiveRequest
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
+from loong.state.live_request import LiveRequest
 
 PROMPTS = tuple(random_prompt(length, seed=length) for length in (14, 7, 20, 9))
 NUM_TOKENS = 20  # of each request, at most

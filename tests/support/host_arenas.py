@@ -12,9 +12,9 @@ from time import monotonic_ns, sleep
 import torch
 from torch import Tensor
 
-from loong.fabric.arena import Arena, last_epoch
+from loong.fabric.memory.arena import Arena, last_epoch
 from loong.fabric.traffic import Plane
-from loong.kernels.signals import EPOCHS
+from loong.kernels.exchange.signals import EPOCHS
 
 _POLL_SECONDS = 50e-6
 _MOST_QUEUED = 1024  # as a driver's queue has an end, where it blocks who asks for more
@@ -124,7 +124,7 @@ class ThreadCopyStream:
         self._last = self._thread.submit(carry_out)
 
     def _wait(self, flag: Tensor, epoch: int, source: int) -> None:
-        """`loong.kernels.signals.wait`, for a thread."""
+        """`loong.kernels.exchange.signals.wait`, for a thread."""
         word, stop, limit = self._patience
         end = monotonic_ns() + limit
         while flag < epoch:

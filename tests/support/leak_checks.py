@@ -7,15 +7,15 @@ from cluster import Cluster, running_cluster
 from plans import move, plannable, prefill
 from requests_for_tests import greedy_request, random_prompt
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import MigrationFinished
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.lookahead import LookaheadMargin
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
-from loong.launcher.local import ClusterConfig
+from loong.executor.lookahead import LookaheadMargin
+from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.policy import Policy
 
 

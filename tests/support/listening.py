@@ -10,18 +10,18 @@ import pytest
 from aiohttp import web
 from scripted_engine import Serving
 
+from loong.engine.client import EngineInterface
 from loong.model.tiny import CONFIG, tiny_model
+from loong.server.api.listen import bound_socket, serve
 from loong.server.app import create_app, create_remote_app
 from loong.server.cluster_app import cluster_of, create_cluster_app, serve_cluster
-from loong.server.engine_client import EngineInterface
-from loong.server.listen import bound_socket, serve
 from loong.server.local_engine import LocalEngineClient
+from loong.server.metrics.request_observers import RequestObservers
 from loong.server.remote.client import RemoteEngineClient
 from loong.server.remote.connection import ApiConnection
 from loong.server.remote.forwarding import RemoteCluster
-from loong.server.request_observers import RequestObservers
 from loong.server.settings import ServerSettings
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

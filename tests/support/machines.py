@@ -1,7 +1,8 @@
 """Cost models for tests of policies: of two machines, and one that charges for everything."""
 
-from loong.scheduler.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.roofline import DEVICES, ModelShape, kv_capacity, roofline
+from loong.launcher.hardware.devices import DEVICES
+from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
+from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline
 
 # The sizes of an 8-billion-parameter Llama 3.
 SHAPE = ModelShape(
@@ -15,6 +16,7 @@ SHAPE = ModelShape(
 )
 
 H200 = roofline(SHAPE, DEVICES["h200"])
+H200_GRAPH_LIMITS = DEVICES["h200"].graph_limits
 H200_CAPACITY = kv_capacity(SHAPE, DEVICES["h200"])
 CPU = WorkCostModel()
 DEAR = WorkCostModel(

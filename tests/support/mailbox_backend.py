@@ -1,19 +1,21 @@
 """A processor whose captured steps exchange by the kernels of GPUs, interpreted."""
 
+from machines import H200_GRAPH_LIMITS
+
 from loong.core.placement import InstanceId
+from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.symmetric import SymmetricFabric
 from loong.model.tensor_parallel import Shard
 from loong.worker.backend import CpuBackend
-from loong.worker.group_exchange import KVExchange
-from loong.worker.mailbox_exchange import MailboxExchange
+from loong.worker.steps.group_exchange import KVExchange
+from loong.worker.steps.mailbox_exchange import MailboxExchange
 
 
 class MailboxBackend(CpuBackend):
     """Needs a fabric over arenas."""
 
     def __init__(self) -> None:
-        super().__init__(takes_leases=True)
+        super().__init__(takes_leases=True, graph_limits=H200_GRAPH_LIMITS)
 
     def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> KVExchange | None:
         """See Backend."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, QueryBlock, Transfer

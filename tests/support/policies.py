@@ -1,8 +1,8 @@
-"""Every policy that laws are tried with: those with names, and two sizes of fixed groups."""
+"""Every policy that laws are tried with: those with names, and some sizes of groups."""
 
 from loong.scheduler.policy import POLICIES, policy_kind
 
-POLICY_NAMES = sorted((*POLICIES, "esp-fixed-1", "esp-fixed-2"))
+POLICY_NAMES = sorted((*POLICIES, "esp-fixed-1", "esp-fixed-2", "esp-served-1"))
 
 
 def num_instances_of(name: str, most: int) -> int:

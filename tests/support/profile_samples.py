@@ -11,8 +11,8 @@ from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.profile.measure import Measured, Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.scenarios import Limits
-from loong.scheduler.cost_model import WorkCostModel
-from loong.scheduler.fit import Sample
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.fit import Sample
 
 NUM_INSTANCES = 4
 
@@ -27,7 +27,7 @@ def measured_scenarios(
 ) -> list[Measured]:
     """One story of each kind and DoP on a simulated cluster."""
     executor = SimulatedExecutor(clock, [], incidents)
-    cluster = ProfiledCluster(instances_with([kv_capacity] * num_instances), executor)
+    cluster = ProfiledCluster(instances_with([kv_capacity] * num_instances), executor, clock.host.idle)
 
     async def pause(seconds: float) -> None:
         executor.pause(seconds)

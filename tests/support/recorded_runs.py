@@ -8,24 +8,25 @@ from random import Random
 from policies import num_instances_of
 from simulation import instances_with, timed_request
 
-from loong.core.cluster_state import ClusterState
+from loong.core.cluster_history import ClusterHistory
 from loong.core.events import Event, InstanceJoined, InstanceLost, RequestAborted
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
-from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan
 from loong.core.request import SLO, Request
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import ClusterHistory, Timeline
-from loong.decision_log.lines import Line
-from loong.decision_log.log import DecisionLog
+from loong.engine.loop import Scheduling
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.simulated import SimulatedExecutor
-from loong.recording.lines import planned_line
+from loong.observability.decision_log.lines import Line
+from loong.observability.decision_log.log import DecisionLog
+from loong.observability.recording.lines import planned_line
+from loong.observability.timeline import Timeline
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import DEFAULT_HOST, WorkCostModel
+from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduler.policy import Policy, admissible_tokens, make_policy, policy_kind
-from loong.scheduler.recalibration import RecalibratedCostModel, Recalibration
-from loong.scheduling import Scheduling
+from loong.state.cluster_state import ClusterState
 
 CAPACITY = 3000
 NUM_REQUESTS = 40
@@ -107,7 +108,7 @@ def recorded_run(
         incidents,
         plan_time=plan_time,
         noise=noise,
-        lookahead=lookahead or LookaheadMargin(),
+        lookahead=lookahead or LookaheadMargin.on(DEFAULT_HOST),
     )
     chosen = make_policy(policy, PolicyConfig(lease_steps=16)) if isinstance(policy, str) else policy
     model = RecalibratedCostModel(recalibration)

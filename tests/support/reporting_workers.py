@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 import zmq
 
-from loong.core.lookahead import LookaheadMargin
 from loong.executor.endpoints import Endpoints
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
 
 WORKERS = ((0, 0), (0, 1), (1, 0), (1, 1))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from loong.workloads.run_document import RunDocument, read_document
+from loong.workloads.report.run_document import RunDocument, read_document
 
 RULE = "tight (TTFT <= max(5 x unloaded prefill, 1 s), TPOT <= 50 ms)"
 LOOSE = "absolute (TTFT <= 9000 ms)"

@@ -7,14 +7,14 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import ClusterError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import MAX_LOGPROBS, FinishReason, Request, TokenId
 from loong.core.snapshot import Snapshot
-from loong.core.timeline import ClusterHistory
-from loong.server.engine_client import EngineLimits, Health, PutToken
+from loong.engine.client import EngineLimits, Health, PutToken
 
 SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
 AT_REST = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))

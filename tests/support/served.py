@@ -17,14 +17,14 @@ from child_processes import fork_servers_of, forked_of
 from openai import OpenAI, Stream
 from openai.types import Completion
 
-from loong.launcher.spawned_server import ENTRY
+from loong.launcher.bench.spawned_server import ENTRY
 
 START_SECONDS = 90.0
 QUICK_START = ("--calibration-time", "0")
 HASTY_HEARTBEAT = 0.1  # seconds
 _HASTY_ENTRY = f"""
 from dataclasses import replace
-from loong.launcher import serving
+from loong.launcher.serve.command import serving
 
 serve = serving.serve_until_stopped
 

@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from loong.core.cluster_state import ClusterState
-from loong.core.cost_model import CostModel
+from loong.core.cost.cost_model import CostModel
 from loong.core.events import Event, ProducedToken, TokensProduced
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.lookahead import LookaheadMargin
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import ClusterStats, Snapshot
+from loong.engine.loop import Scheduling
+from loong.executor.lookahead import LookaheadMargin
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import DEFAULT_HOST, WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
-from loong.scheduling import Scheduling
+from loong.state.cluster_state import ClusterState
 
 MAX_EVENTS = 200_000
 
@@ -60,7 +60,7 @@ def simulate(
     run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()
-    executor = SimulatedExecutor(model, requests, incidents, lookahead=LookaheadMargin())
+    executor = SimulatedExecutor(model, requests, incidents, lookahead=LookaheadMargin.on(DEFAULT_HOST))
 
     def recorded(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         state.check()

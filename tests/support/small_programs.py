@@ -6,8 +6,8 @@ from math import inf
 from random import Random
 from typing import NamedTuple
 
-from loong.core.cost_model import PrefillTerms
-from loong.scheduler.program import Demand, Offer, SolvedBatch
+from loong.core.cost.cost_model import PrefillTerms
+from loong.scheduler.common.batching_program import Demand, Offer, SolvedBatch
 
 
 class Program(NamedTuple):

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from processes import context, load, run_on_ranks
 
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.sockets import SocketFabric
 from loong.fabric.world import World
 
 SPARE_BYTES = 16 << 20  # of an arena, for what tests reserve in it
@@ -65,8 +65,8 @@ def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, dead
         return sockets
     from host_arenas import HostMemory, ThreadCopyStream  # not at the top: these are slow to import
 
-    from loong.fabric.chunked_channel import ChunkedChannelSize
-    from loong.fabric.symmetric import SIZES, SymmetricFabric
+    from loong.fabric.memory.chunked_channel import ChunkedChannelSize
+    from loong.fabric.memory.symmetric import SIZES, SymmetricFabric
 
     make = partial(
         SymmetricFabric,
@@ -77,8 +77,8 @@ def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, dead
     )
     if carrier is Carrier.ARENAS:
         return make(HostMemory(), ThreadCopyStream)
-    from loong.fabric.cuda_copy_streams import CudaCopyStream
-    from loong.fabric.cuda_memory import CudaMemory
+    from loong.fabric.memory.cuda_copy_streams import CudaCopyStream
+    from loong.fabric.memory.cuda_memory import CudaMemory
 
     index = rank % torch.cuda.device_count()
     torch.set_default_device(f"cuda:{index}")

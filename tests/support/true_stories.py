@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from loong.core.timeline import ClusterHistory
-from loong.decision_log.lines import Line
-from loong.decision_log.runs import RequestRun, RequestRuns
-from loong.decision_log.story.index import LogIndex, indexed
-from loong.decision_log.story.steps import ComputedBatches, First, Move, StoryStep, Wait
-from loong.decision_log.story.story import story_of
-from loong.decision_log.story.trail import trail_of
+from loong.core.cluster_history import ClusterHistory
+from loong.observability.decision_log.lines import Line
+from loong.observability.decision_log.runs import RequestRun, RequestRuns
+from loong.observability.decision_log.story.index import LogIndex, indexed
+from loong.observability.decision_log.story.steps import ComputedBatches, First, Move, StoryStep, Wait
+from loong.observability.decision_log.story.story import story_of
+from loong.observability.decision_log.story.trail import trail_of
 
 TOLERANCE = 1e-9  # seconds, of sums of floats
 

@@ -14,7 +14,7 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
-from loong.launcher.local import ClusterConfig, local_workers
+from loong.launcher.serve.local import ClusterConfig, local_workers
 
 
 async def test_a_worker_that_fails_says_why_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

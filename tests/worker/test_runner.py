@@ -12,15 +12,15 @@ from plans import decode, prefill
 from requests_for_tests import expected, greedy_request, random_prompt
 
 from loong.core.instructions import ReleaseKV, RunBatch
-from loong.core.live_request import LiveRequest
 from loong.core.plan import BatchPlan
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 from loong.model.load import load_model
 from loong.model.tensor_parallel import SingleDevice
+from loong.state.live_request import LiveRequest
 from loong.worker.backend import CpuBackend
-from loong.worker.kv_pool import KVPool
+from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
 
 NUM_LAYERS, TOKEN_BYTES = 2, 2 * 2 * 8 * 4  # K and V of 2 heads of 8 numbers of 4 bytes

@@ -7,10 +7,10 @@ from socket_worlds import run_in_world
 from loong.core.instructions import MoveKV
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import KVMigration
-from loong.fabric.sockets import SocketFabric
+from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.worker.config import WorkerConfig
-from loong.worker.kv_pool import KVPool
+from loong.worker.kv.pool import KVPool
 from loong.worker.transfer import SegmentMover
 
 OWNER, NUM_LAYERS, NUM_TOKENS = "request", 3, 9000  # more than two messages

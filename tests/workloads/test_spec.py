@@ -7,12 +7,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from loong.core.errors import ConfigError
-from loong.workloads.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
 from loong.workloads.data_file import DataFile
-from loong.workloads.laws import Beta, Fixed, Law, LogNormal, Uniform, Zipf
-from loong.workloads.mix import Mix, Single
+from loong.workloads.distributions.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
+from loong.workloads.distributions.laws import Beta, Fixed, Law, LogNormal, Uniform, Zipf
+from loong.workloads.distributions.mix import Mix, Single
+from loong.workloads.distributions.shared_prefix import SharedPrefix
 from loong.workloads.named import NAMES, Named
-from loong.workloads.shared_prefix import SharedPrefix
 from loong.workloads.spec import AnySource, Workload, parse_workload
 
 above_0 = st.floats(min_value=0, exclude_min=True, allow_infinity=False)

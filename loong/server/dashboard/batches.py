@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from loong.core.request import RequestId
-from loong.decision_log.lines import LoggedBatch, PlannedLine
-from loong.decision_log.story.index import LogIndex
-from loong.decision_log.story.phrases import capital, counted, happenings, policy_words
+from loong.observability.decision_log.lines import LoggedBatch, PlannedLine
+from loong.observability.decision_log.story.index import LogIndex
+from loong.observability.decision_log.story.phrases import capital, counted, happenings, policy_words
 
 
 class BatchPart(msgspec.Struct, frozen=True):

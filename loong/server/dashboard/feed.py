@@ -7,13 +7,13 @@ from math import ceil, inf
 import msgspec
 
 import loong
+from loong.core.cluster_history import BatchSlice, KVMove
 from loong.core.snapshot import RunningBatch, Snapshot
-from loong.core.timeline import BatchSlice, KVMove
-from loong.decision_log.runs import RequestRun
+from loong.observability.decision_log.runs import RequestRun
 from loong.server.cluster import Cluster
 from loong.server.dashboard.past import Past
-from loong.server.request_observers import RequestObservers
-from loong.workloads.timeline_cells import LONG_SHARE
+from loong.server.metrics.request_observers import RequestObservers
+from loong.workloads.report.timeline_cells import LONG_SHARE
 
 WINDOW_SECONDS = 120.0  # of the past, that a page begins with
 MAX_BATCHES = 4_000  # in one tick
@@ -22,7 +22,10 @@ LENGTH_EDGES = (128, 512, 2048, 8192, 32768, 131072)  # of buckets, in prompt to
 
 
 class FeedBatch(msgspec.Struct, frozen=True):
-    """A batch; its end is None while it runs, and `kv` is what its instances hold at its end."""
+    """A batch; its end is None while it runs, and `kv` is what its instances hold at its end.
+
+    Holders are instances outside its group that serve it.
+    """
 
     id: int
     instances: tuple[int, ...]
@@ -32,6 +35,7 @@ class FeedBatch(msgspec.Struct, frozen=True):
     num_requests: int
     longest_prompt: int
     kv: tuple[int, ...] = ()
+    holders: tuple[int, ...] = ()
 
 
 class FeedMove(msgspec.Struct, frozen=True):
@@ -207,6 +211,7 @@ def _ended(batch: BatchSlice) -> FeedBatch:
         len(batch.request_ids),
         batch.longest_prompt,
         tuple(num_tokens for _, num_tokens in batch.kv_used),
+        batch.holder_ids,
     )
 
 
@@ -223,6 +228,7 @@ def _running(batch: RunningBatch, snapshot: Snapshot) -> FeedBatch:
         None,
         len(plan.request_ids),
         max(prompts, default=0),
+        holders=batch.holder_ids,
     )
 
 

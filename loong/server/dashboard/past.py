@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from aiohttp import web
 
 from loong.core.snapshot import Snapshot
-from loong.decision_log.runs import RequestRun
+from loong.observability.decision_log.runs import RequestRun
 from loong.server.cluster import CLUSTER
-from loong.server.request_observers import RequestObservers
+from loong.server.metrics.request_observers import RequestObservers
 
 SAMPLE_SECONDS = 2.0
 MAX_BYTES = 2**17  # of samples: an hour and a half

@@ -10,18 +10,18 @@ import msgspec
 from aiohttp import web
 
 from loong.core.request import RequestId
-from loong.decision_log.recent import index_of
-from loong.decision_log.story.index import LogIndex
-from loong.decision_log.story.story import story_of
-from loong.decision_log.story.words import chapters, heading
+from loong.observability.decision_log.recent import index_of
+from loong.observability.decision_log.story.index import LogIndex
+from loong.observability.decision_log.story.story import story_of
+from loong.observability.decision_log.story.words import chapters, heading
+from loong.server.api.errors import ApiError
+from loong.server.api.json_bodies import json_response
+from loong.server.api.sse import EventStream, event_of
 from loong.server.cluster import CLUSTER
 from loong.server.dashboard.batches import BatchPart, BatchStory, story_of_batch
 from loong.server.dashboard.feed import Feed
 from loong.server.dashboard.past import PAST, Past, keep_past
-from loong.server.errors import ApiError
-from loong.server.request_observers import RequestObservers
-from loong.server.sse import EventStream, event_of
-from loong.server.wire import json_response
+from loong.server.metrics.request_observers import RequestObservers
 
 T = TypeVar("T")
 

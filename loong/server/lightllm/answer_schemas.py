@@ -1,6 +1,6 @@
 """Answers of `/generate` and `/generate_stream`."""
 
-from loong.server.answer_schemas import Answer, FinishReason
+from loong.server.reference.answer_schemas import Answer, FinishReason
 
 
 class GeneratedToken(Answer):

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from loong.core.request import NUM_SEEDS
-from loong.server.errors import bad_request
-from loong.server.schema_base import Schema, within
-from loong.server.schemas import MAX_TOKEN_IDS_SCHEMA, CompletionFields, StopStrings
-from loong.server.structured_outputs import JsonSchema, Source
+from loong.server.api.errors import bad_request
+from loong.server.api.schema_base import Schema, within
+from loong.server.openai.schemas import MAX_TOKEN_IDS_SCHEMA, CompletionFields, StopStrings
+from loong.server.structured.structured_outputs import JsonSchema, Source
 
 _INPUTS = {"anyOf": [{"type": "string", "minLength": 1}, MAX_TOKEN_IDS_SCHEMA]}
 

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from loong.core.errors import InvalidRequestError
-from loong.server.answer import AnswerShape, Json, ResponseContext
-from loong.server.completions import complete
+from loong.server.api.errors import ApiError, as_api_error
+from loong.server.api.json_bodies import read_fields
+from loong.server.api.sse import BARE_STREAM
 from loong.server.context import SERVER
-from loong.server.errors import ApiError, as_api_error
 from loong.server.lightllm.fields import GenerateFields
-from loong.server.output import Delta
-from loong.server.prompts import completion_prompts
-from loong.server.sse import BARE_STREAM
-from loong.server.tokenizer import Tokenizer
-from loong.server.wire import read_fields
+from loong.server.openai.answer import AnswerShape, Json, ResponseContext
+from loong.server.openai.completions import complete
+from loong.server.openai.output import Delta
+from loong.server.openai.prompts import completion_prompts
+from loong.server.text.tokenizer import Tokenizer
 
 _NAMES: Mapping[str, str] = {  # of fields, as errors of completions call them, and LightLLM's
     "max_tokens": "max_new_tokens",

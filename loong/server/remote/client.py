@@ -9,9 +9,8 @@ from typing import assert_never
 
 from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.request import Request, RequestId
-from loong.server.admission import Asking
-from loong.server.engine_client import EngineLimits, PutToken
-from loong.server.errors import ApiError
+from loong.engine.client import Asking, EngineLimits, PutToken
+from loong.server.api.errors import ApiError
 from loong.server.remote.channel import RemoteChannel
 from loong.server.remote.messages import (
     Abort,

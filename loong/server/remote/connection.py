@@ -11,9 +11,9 @@ from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
+from loong.engine.client import EngineClient
 from loong.server.admission import Admission
-from loong.server.engine_client import EngineClient
-from loong.server.errors import ApiError, as_api_error
+from loong.server.api.errors import ApiError, as_api_error
 from loong.server.remote.channel import RemoteChannel
 from loong.server.remote.messages import (
     Abort,

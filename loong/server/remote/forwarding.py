@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from yarl import URL
 
+from loong.server.api.errors import ApiError
 from loong.server.cluster_app import cluster_routes
-from loong.server.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import Request, RequestId
-from loong.server.admission import Asking
+from loong.engine.client import Asking
 from loong.wire import MessageDecoder
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from loong.server.answer_schemas import Answer
+from loong.server.reference.answer_schemas import Answer
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from loong.core.errors import InvalidRequestError
-from loong.server.chat import prompt_of_chat
-from loong.server.completions import complete
+from loong.server.api.errors import ApiError, as_api_error
+from loong.server.api.json_bodies import read_fields
 from loong.server.context import SERVER
-from loong.server.errors import ApiError, as_api_error
+from loong.server.openai.chat import prompt_of_chat
+from loong.server.openai.completions import complete
 from loong.server.responses.fields import ResponseFields
 from loong.server.responses.shape import ResponseShapes
-from loong.server.wire import read_fields
 
 _NAMES: Mapping[str, str] = {  # of fields, as errors of chats call them, and responses
     "messages": "input",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from loong.server.request_ids import new_id
+from loong.server.api.request_ids import new_id
 from loong.server.tools.parts import CallArguments, CallStart, Part
 
 Json: TypeAlias = dict[str, object]

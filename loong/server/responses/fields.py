@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from loong.core.request import NUM_SEEDS
-from loong.server.free_json import FreeObject
-from loong.server.parsing import check
+from loong.server.api.parsing import check
+from loong.server.api.schema_base import Schema, within
+from loong.server.openai.schemas import MAX_USER_LENGTH, ChatFields, SLOFields
 from loong.server.responses.input_items import Items, Turn, turns_of
-from loong.server.schema_base import Schema, within
-from loong.server.schemas import MAX_USER_LENGTH, ChatFields, SLOFields
+from loong.server.structured.free_json import FreeObject
 from loong.server.tools.fields import MAX_TOOLS, Parameters, ToolName
 
 MAX_METADATA = 16  # pairs

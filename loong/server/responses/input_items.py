@@ -4,8 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from loong.server.messages import MAX_ID_LENGTH, MAX_MESSAGES, check_arguments
-from loong.server.schema_base import Schema
+from loong.server.api.schema_base import Schema
+from loong.server.openai.messages import MAX_ID_LENGTH, MAX_MESSAGES, check_arguments
 from loong.server.tools.fields import ToolName
 
 Turn: TypeAlias = dict[str, object]  # a message, as chats have it

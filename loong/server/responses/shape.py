@@ -7,13 +7,13 @@ from typing import ClassVar
 import msgspec
 
 from loong.core.request import FinishReason
-from loong.server.answer import AnswerShape, Json, ResponseContext
-from loong.server.errors import ApiError
-from loong.server.output import Delta
+from loong.server.api.errors import ApiError
+from loong.server.api.sse import StreamFormat
+from loong.server.openai.answer import AnswerShape, Json, ResponseContext
+from loong.server.openai.output import Delta
 from loong.server.responses.events import COMPLETED, IN_PROGRESS, INCOMPLETE, ResponseItems
 from loong.server.responses.fields import ResponseFields
-from loong.server.sse import StreamFormat
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.parts import Part
 
 _FAILED = "failed"

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from loong.server.free_json import FreeObject
-from loong.server.schema_base import Schema
+from loong.server.api.schema_base import Schema
+from loong.server.structured.free_json import FreeObject
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 2**18  # of all tools of a request, as JSON

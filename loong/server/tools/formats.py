@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loong.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from loong.server.chat_template import ChatTemplate  # which takes a while to import
+    from loong.server.text.chat_template import ChatTemplate  # which takes a while to import
 
 _ID_LETTERS = string.ascii_letters + string.digits
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Container
 
-from loong.server.stop_strings import overlap
+from loong.server.text.stop_strings import overlap
 from loong.server.tools.call_scanner import CallScanner
 from loong.server.tools.formats import CallFormat
 from loong.server.tools.parts import CallArguments, CallStart, Part

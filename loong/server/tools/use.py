@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar
 from loong.grammar.schema import supported
-from loong.server.errors import bad_request
+from loong.server.api.errors import bad_request
 from loong.server.tools.fields import FunctionFields, ToolUseFields
 from loong.server.tools.formats import FORMATS, CallFormat
 from loong.server.tools.grammar import calls_grammar

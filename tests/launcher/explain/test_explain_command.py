@@ -11,8 +11,8 @@ from simulation import instances_with
 
 from loong.core.events import InstanceLost, RequestAborted
 from loong.core.plan import IterationPlan, Preemption
-from loong.decision_log.log import decision_log
 from loong.launcher.cli import main
+from loong.observability.decision_log.log import decision_log
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
 

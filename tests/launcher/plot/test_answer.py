@@ -4,7 +4,7 @@ from pathlib import Path
 from run_documents import RULE, run_row, sweep, write_run
 
 from loong.launcher.plot.answer import answer, milliseconds, share
-from loong.workloads.run_document import by_rule
+from loong.workloads.report.run_document import by_rule
 
 
 def test_runs_at_one_rate_report_who_met_the_slo_the_gain_and_the_losses(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from run_documents import run_row, write_run
 
 from loong.launcher.plot.failures import failures_of
 from loong.launcher.plot.pictures import pictures_of_runs
-from loong.workloads.run_document import by_rule
+from loong.workloads.report.run_document import by_rule
 
 
 def test_reasons_are_counted_the_commonest_first(tmp_path: Path) -> None:

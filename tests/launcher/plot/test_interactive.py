@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from eventful_run import eventful_run
 
+from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
 from loong.core.instance import ESPGroup
-from loong.core.request_spans import RequestSpan
-from loong.core.timeline import BatchSlice, ClusterHistory
-from loong.decision_log.reader import read_log
-from loong.decision_log.story.index import indexed
 from loong.launcher.plot.interactive import MAX_BARS, interactive_page
 from loong.launcher.plot.logged_history import history_of_log
 from loong.launcher.plot.watched import WatchedRun
-from loong.workloads.timeline_cells import Work
+from loong.observability.decision_log.reader import read_log
+from loong.observability.decision_log.story.index import indexed
+from loong.workloads.report.timeline_cells import Work
 
 pytest.importorskip("plotly")
 

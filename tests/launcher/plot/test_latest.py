@@ -5,12 +5,11 @@ from pathlib import Path
 from decision_logs import EventReporter, prefill_two
 from run_documents import run_row, write_run
 
+from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.request_spans import RequestSpan
-from loong.core.timeline import BatchSlice, ClusterHistory
-from loong.decision_log.log import DecisionLog
-from loong.decision_log.recent import RecentLines, index_of
 from loong.launcher.plot.latest import NO_WAIT, UNKNOWN_REASON, latest_requests, stories_of
+from loong.observability.decision_log.log import DecisionLog
+from loong.observability.decision_log.recent import RecentLines, index_of
 
 SPANS = tuple(RequestSpan(f"r{i}", 9, 0.0, float(i), 20.0, "stop") for i in range(1, 15))
 

@@ -7,7 +7,7 @@ from run_documents import run_row, write_run
 
 from loong.launcher.cli import main
 from loong.launcher.plot.logged_history import history_of_log
-from loong.workloads.timeline import parse_trace
+from loong.workloads.report.timeline import parse_trace
 
 
 def plot(*arguments: str | Path) -> int:

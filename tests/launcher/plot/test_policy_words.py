@@ -1,6 +1,6 @@
 from loong.launcher.plot.policy_words import POLICY_WORDS, words_of
 from loong.scheduler.policy import POLICIES
-from loong.workloads.plot_style import POLICY_STYLES, styles_of
+from loong.workloads.plots.style import POLICY_STYLES, styles_of
 
 
 def test_every_policy_has_words_and_a_style_of_its_own() -> None:
@@ -9,8 +9,9 @@ def test_every_policy_has_words_and_a_style_of_its_own() -> None:
 
 def test_fixed_groups_of_any_size_have_words_and_a_style() -> None:
     assert words_of(["esp-fixed-4"]) == "esp-fixed-4: esp's order and chunks on fixed groups of 4."
-    styles = styles_of(["esp-fixed-1", "esp-fixed-2", "esp-fixed-2 (simulated)"])
-    assert len(set(styles.values())) == 3
+    assert words_of(["esp-served-2"]).endswith("prompts on groups of 2.")
+    styles = styles_of(["esp-fixed-1", "esp-fixed-2", "esp-fixed-2 (simulated)", "esp-served-2"])
+    assert len(set(styles.values())) == 4
 
 
 def test_those_that_nobody_knows_are_passed_over() -> None:

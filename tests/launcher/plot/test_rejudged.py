@@ -8,8 +8,8 @@ from run_documents import run_row, write_run
 from loong.core.errors import ConfigError
 from loong.launcher.cli import main
 from loong.launcher.plot.rejudged import rejudged
-from loong.workloads.run_document import RunDocument, SLOText, by_rule, merged
-from loong.workloads.slo import parse_slo
+from loong.workloads.metrics.slo import parse_slo
+from loong.workloads.report.run_document import RunDocument, SLOText, by_rule, merged
 
 LENGTHS = {"requested_input_lens": [10, 20, 40, 9_000], "e2els": [0.01, 0.1, 0.2, None]}
 PROBE = {"seconds": [0.1], "fit": {"constant": 0.001, "linear": 0.0001, "quadratic": 0.0}}

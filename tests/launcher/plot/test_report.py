@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from run_documents import LOOSE, RULE, run_row, sweep, write_run
 
+from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.instance import ESPGroup
-from loong.core.timeline import BatchSlice, ClusterHistory
 from loong.launcher.plot.report import report_folder
-from loong.server.trace import chrome_trace
+from loong.server.metrics.trace import chrome_trace
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 NAMESPACES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}

@@ -2,14 +2,15 @@ from dataclasses import asdict
 
 import pytest
 
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.errors import ConfigError
-from loong.launcher.cost_model_file import FORMAT, CostModelFile
-from loong.launcher.memory import MAX_AUTO_TOKENS
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.cost_model_file import FORMAT, CostModelFile
+from loong.launcher.hardware.model_shape import shape_of
+from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import SHAPES
 from loong.model.tiny import CONFIG
-from loong.scheduler.cost_model import Coefficients
+from loong.scheduler.cost.cost_model import DEFAULT_HOST, WHOLE_INSTANCE, Coefficients
 
 LLAMA = shape_of(SHAPES["llama-3.1-8b"])
 
@@ -91,6 +92,9 @@ def test_a_measured_cost_model_is_used_for_the_number_of_devices_it_is_of() -> N
             coefficients=asdict(Coefficients(step=float(tp_size))),
             overlap=0.0,
             undetermined=[],
+            graph_limits=asdict(NO_GRAPHS),
+            host=asdict(DEFAULT_HOST),
+            lane=asdict(WHOLE_INSTANCE),
             ranges={},
             repeat_spread=0.0,
             errors={},

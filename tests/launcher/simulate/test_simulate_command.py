@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from profile_samples import measured_scenarios
 
+from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import main
-from loong.launcher.cost_model_file import write_cost_model
-from loong.launcher.model_shape import shape_of
+from loong.launcher.hardware.cost_model_file import write_cost_model
+from loong.launcher.hardware.devices import DEVICES
+from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
-from loong.launcher.spawned_server import ENTRY
 from loong.model.tiny import CONFIG
-from loong.scheduler.roofline import DEVICES, roofline
+from loong.scheduler.cost.roofline import roofline
 
 SMALL = ["--instances", "2", "--num-requests", "24", "--workload", "leval", "--seed", "3"]
 

@@ -10,13 +10,13 @@ from loong.launcher.simulate.cluster import SimulatedCluster
 from loong.launcher.simulate.config import Host, Load
 from loong.launcher.simulate.run import REFUSED, SimulatedRun, request_of, simulate
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
-from loong.workloads.metrics import compute_metrics
-from loong.workloads.misses import Misses
-from loong.workloads.record import CUT_OFF
+from loong.workloads.metrics.metrics import compute_metrics
+from loong.workloads.metrics.misses import Misses
+from loong.workloads.metrics.record import CUT_OFF
+from loong.workloads.metrics.slo import parse_slo
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
-from loong.workloads.slo import parse_slo
 
 LOOSE = parse_slo("ttft:60000 tpot:1000").limits_of(None)
 

@@ -1,17 +1,17 @@
 import pytest
 
-from loong.launcher import run_tables
-from loong.launcher.goodput import Goodput
-from loong.launcher.model_shape import shape_of
-from loong.launcher.runs import allowed_misses
+from loong.launcher.hardware.model_shape import shape_of
+from loong.launcher.runs import run_tables
+from loong.launcher.runs.goodput import Goodput
+from loong.launcher.runs.run import allowed_misses
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import SimulateConfig, SimulatedLoadConfig
 from loong.launcher.simulate.points import PointResult, asked_of, run_point, sweep
 from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
 from loong.model.shapes import SHAPES
-from loong.workloads.metrics import MIN_CLASS_REQUESTS
+from loong.workloads.metrics.metrics import MIN_CLASS_REQUESTS
+from loong.workloads.metrics.slo import parse_slo
 from loong.workloads.named import NAMES
-from loong.workloads.slo import parse_slo
 
 TIGHT = parse_slo("tight")
 

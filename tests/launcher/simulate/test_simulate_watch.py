@@ -1,8 +1,8 @@
 from loong.core.events import ProducedToken, RequestArrived, TokensProduced
 from loong.core.request import SLO, FinishReason, Request, SamplingParams
 from loong.launcher.simulate.watch import Watch
-from loong.workloads.backlog import MIN_REQUESTS
-from loong.workloads.misses import Misses
+from loong.workloads.metrics.backlog import MIN_REQUESTS
+from loong.workloads.metrics.misses import Misses
 
 SLOW_TTFT, SLOW_TPOT = 1.0, 0.1
 

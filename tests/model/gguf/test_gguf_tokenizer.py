@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from loong.core.errors import ConfigError
 from loong.model.gguf.folder import tokenizer_folder
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 
 TEXTS = (TEXT, "a", "", "I'LL pay 12345 €!\r\n\n\tOK   then ", "<|im_end|>mats<s> and <|im_end", "e\u0301")
 HI = [{"role": "user", "content": "hi"}]

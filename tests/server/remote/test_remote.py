@@ -16,10 +16,11 @@ from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import SLO, FinishReason, Request, SamplingParams
-from loong.server.admission import Admission, Asking
-from loong.server.engine_client import PutToken
-from loong.server.errors import ApiError
+from loong.engine.client import Asking, PutToken
+from loong.server.admission import Admission
+from loong.server.api.errors import ApiError
 from loong.server.local_engine import LocalEngineClient
+from loong.server.openai.token_stream import TokenStream
 from loong.server.remote import connection
 from loong.server.remote.channel import RemoteChannel
 from loong.server.remote.client import RemoteEngineClient
@@ -43,7 +44,6 @@ from loong.server.remote.messages import (
     decode_tidings,
 )
 from loong.server.settings import ServerSettings
-from loong.server.token_stream import TokenStream
 from loong.stream import Stream
 from loong.wire import WireError, encode
 

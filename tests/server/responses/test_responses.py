@@ -10,7 +10,7 @@ from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.request import FinishReason
 from loong.server.responses.answer_schemas import Response, ResponseEvent
-from loong.server.tokenizer import Tokenizer
+from loong.server.text.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -9,8 +9,8 @@ from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.request import FinishReason, Request
-from loong.server.answer_schemas import ChatCompletion, ChatCompletionChunk
-from loong.server.tokenizer import Tokenizer
+from loong.server.reference.answer_schemas import ChatCompletion, ChatCompletionChunk
+from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.fields import MAX_TOOLS, MAX_TOOLS_BYTES
 
 PATH = "/v1/chat/completions"

@@ -7,13 +7,13 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from loong.core.errors import InvalidRequestError
-from loong.server.chat_template import ChatTemplate
-from loong.server.errors import ApiError
-from loong.server.ignored_keys import IgnoredKeys
-from loong.server.parsing import check
-from loong.server.prompts import chat_prompt
-from loong.server.schemas import ChatFields
-from loong.server.tokenizer import Tokenizer
+from loong.server.api.errors import ApiError
+from loong.server.api.ignored_keys import IgnoredKeys
+from loong.server.api.parsing import check
+from loong.server.openai.prompts import chat_prompt
+from loong.server.openai.schemas import ChatFields
+from loong.server.text.chat_template import ChatTemplate
+from loong.server.text.tokenizer import Tokenizer
 
 TOOL_TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"

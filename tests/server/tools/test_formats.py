@@ -1,7 +1,7 @@
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.server.chat_template import ChatTemplate
+from loong.server.text.chat_template import ChatTemplate
 from loong.server.tools.formats import FORMATS, HERMES, choose_format
 
 LOOP = "{% for m in messages %}{{ m.content }}{% endfor %}"

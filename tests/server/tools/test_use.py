@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from loong.server.errors import ApiError
-from loong.server.parsing import check
-from loong.server.schemas import ChatFields
+from loong.server.api.errors import ApiError
+from loong.server.api.parsing import check
+from loong.server.openai.schemas import ChatFields
 from loong.server.tools.formats import LLAMA3
 from loong.server.tools.use import tool_use
 

@@ -192,7 +192,8 @@ export class Gantt {
   words(x, y) {
     const batch = this.at(x, y);
     if (!batch) return "";
-    const group = `instances ${[...batch.instances].sort((a, b) => a - b).join(", ")}`;
+    const listed = (ids) => [...ids].sort((a, b) => a - b).join(", ");
+    const group = `instances ${listed(batch.instances)}` + (batch.holders.length ? `, served by ${listed(batch.holders)}` : "");
     return `batch ${batch.id}: ${batch.phase} of ${batch.num_requests} on ${group}, ${seconds(batch.end - batch.start)}`;
   }
 }

@@ -1,0 +1,213 @@
+"""Parts of a GPU's multiprocessors, each with a stream whose kernels run on no others, captured or not.
+
+Needs the driver's green contexts (CUDA 12.4 or later).
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias  # Any: what the driver takes and gives has types of its own
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import smid
+
+from loong.kernels import Partial, gpu
+from loong.kernels.exchange.signals import now
+from loong.model.cuda_device import CudaDevice
+
+MAX_STAMPS = 1 << 20
+
+Replay: TypeAlias = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A stream, how many multiprocessors its kernels reach, and how many matrix products are told to fill.
+
+    0 told: as many as the library finds.
+    """
+
+    stream: torch.cuda.Stream
+    num_processors: int
+    num_told: int = 0
+
+
+def whole(index: int, priority: int = 0) -> Lane:
+    """Return a lane of all multiprocessors; a lower `priority` goes first."""
+    count = torch.cuda.get_device_properties(index).multi_processor_count
+    return Lane(torch.cuda.Stream(index, priority), count)  # type: ignore[no-untyped-call]  # torch's own
+
+
+@cache
+def split(index: int, num_processors: int) -> tuple[Lane, Lane]:
+    """Return a lane of so many multiprocessors, a multiple of 8, and one of the rest."""
+    from cuda.bindings import driver  # not at the top: it needs a GPU's driver
+
+    torch.cuda.synchronize(index)  # makes the context that green ones derive from
+    device = _checked(driver.cuDeviceGet(index))
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    all_of_it = _checked(driver.cuDeviceGetDevResource(device, kind))
+    parts, _, rest = _checked(driver.cuDevSmResourceSplitByCount(1, all_of_it, 0, num_processors))
+
+    def lane(resource: Any) -> Lane:
+        description = _checked(driver.cuDevResourceGenerateDesc([resource], 1))
+        flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        context = _checked(driver.cuGreenCtxCreate(description, device, flags))
+        no_waits = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        stream = int(_checked(driver.cuGreenCtxStreamCreate(context, no_waits, 0)))
+        count = int(resource.sm.smCount)
+        return Lane(torch.cuda.get_stream_from_external(stream, index), count, count)
+
+    return lane(parts[0]), lane(rest)
+
+
+class LaneDevice(CudaDevice):
+    """A GPU as far as a lane reaches; matrix products take up to `most_rows` at a time, if given."""
+
+    def __init__(self, index: int, dtype: torch.dtype, lane: Lane, most_rows: int | None = None) -> None:
+        super().__init__(index, dtype)
+        self.lane, self._most_rows = lane, most_rows
+        self._num_processors = lane.num_processors
+        self._linear_workspace = gpu.LinearWorkspace.empty(lane.num_processors, self.torch_device)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See Device."""
+        if self._most_rows is None or len(x) <= self._most_rows:
+            return super().linear(x, weight, bias)
+        out = x.new_empty(len(x), len(weight))
+        for rows, target in zip(
+            torch.split(x, self._most_rows), torch.split(out, self._most_rows), strict=True
+        ):
+            torch.mm(rows, weight.T, out=target)
+        return out
+
+    def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
+        if len(q) not in self._workspaces:
+            num_cuts = cuts_of(self.lane, num_kv_heads)
+            _, num_heads, head_dim = q.shape
+            self._workspaces[len(q)] = gpu.SplitWorkspace.empty(
+                num_cuts, len(q), num_heads, head_dim, q.device
+            )
+        return self._workspaces[len(q)]
+
+
+def cuts_of(lane: Lane, num_kv_heads: int) -> int:
+    """Return the number of cuts of KV that fills a lane once."""
+    return max(1, 2 * lane.num_processors // num_kv_heads)
+
+
+def captured(call: Callable[[], None], lane: Lane) -> Replay:
+    """Return what replays `call` in a lane, as one graph; it is run once before."""
+    torch.cuda.synchronize()  # what it reads has been made on other streams
+    with torch.cuda.stream(lane.stream), gemm_processors(lane.num_told):
+        call()
+        lane.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=lane.stream):
+            call()
+
+    def replay() -> None:
+        with torch.cuda.stream(lane.stream):
+            graph.replay()
+
+    return replay
+
+
+@contextmanager
+def gemm_processors(number: int) -> Iterator[None]:
+    """Let the library's matrix products of this thread be made for so many multiprocessors; 0: for all."""
+    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]  # torch's own
+    _tell(handle, number)
+    try:
+        yield
+    finally:
+        _tell(handle, 0)
+
+
+def _tell(handle: ctypes.c_void_p, number: int) -> None:
+    if status := _cublas().cublasSetSmCountTarget(handle, ctypes.c_int(number)):
+        raise RuntimeError(f"cuBLAS takes no count of {number} multiprocessors: status {status}")
+
+
+def _cublas() -> ctypes.CDLL:
+    """Return the library that this process has loaded."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return ctypes.CDLL(next(line.split()[-1] for line in lines if "/libcublas.so" in line))
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    """What a call of the driver gives. Raises RuntimeError if it failed."""
+    status, *values = result
+    if int(status) != 0:
+        raise RuntimeError(f"the driver answered {status!r}")
+    return values[0] if len(values) == 1 else values
+
+
+class Stamps:
+    """Times of the device's clock, in the order in which they are asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._times = torch.zeros(MAX_STAMPS, dtype=torch.int64, device=device)
+        self._count = 0
+        torch.cuda.synchronize()
+
+    def put(self, lane: Lane) -> None:
+        """Note when the lane comes here."""
+        with torch.cuda.stream(lane.stream):
+            _stamp[(1,)](self._times, self._count, num_warps=1)
+        self._count += 1
+
+    def take(self, lane: Lane) -> list[int]:
+        """Nanoseconds of all since the last call, once the lane has done all its work."""
+        lane.stream.synchronize()
+        times, self._count = self._times[: self._count].tolist(), 0
+        return times
+
+
+@triton.jit(do_not_specialize=["index"])  # type: ignore[untyped-decorator]  # Triton's own
+def _stamp(times: tl.tensor, index: tl.tensor) -> None:
+    tl.store(times + index, now(index.to(tl.int64)))
+
+
+def seconds_of(replay: Replay, lane: Lane, stamps: Stamps, count: int) -> list[float]:
+    """Seconds of each of so many replays, one behind the other, behind one that does not count."""
+    replay()
+    stamps.put(lane)
+    for _ in range(count):
+        replay()
+        stamps.put(lane)
+    times = stamps.take(lane)
+    return [(later - earlier) * 1e-9 for earlier, later in pairwise(times)]
+
+
+def processors_seen(lane: Lane, device: torch.device) -> int:
+    """Return on how many multiprocessors the programs of a captured kernel are seen."""
+    seen = torch.zeros(1024, dtype=torch.int32, device=device)
+
+    def look() -> None:
+        _look[(8192,)](seen, 2000, num_warps=4)
+
+    captured(look, lane)()
+    lane.stream.synchronize()
+    return int(seen.sum())
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # likewise
+def _look(seen: tl.tensor, nanoseconds: tl.constexpr) -> None:
+    polls = tl.full((), 0, tl.int64)
+    begin = now(polls)
+    while now(polls) - begin < nanoseconds:
+        polls += 1
+    tl.store(seen + smid(), 1)
+
+
+def empty_like_q(q: Tensor) -> Partial:
+    """Return room for attention of q [T, H, D] that is not merged with anything."""
+    return Partial(torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device))

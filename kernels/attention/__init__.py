@@ -1,0 +1,1 @@
+"""Attention of query blocks over pooled KV, and the merge of partials."""

@@ -1,0 +1,1 @@
+"""Linear layers, normalization, activation and the projection that stores KV."""

@@ -1,0 +1,1 @@
+"""Exchanges between devices of a host by puts and flags."""

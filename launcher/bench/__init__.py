@@ -1,0 +1,1 @@
+"""`loong bench`: measures servers under load."""

@@ -1,0 +1,73 @@
+"""The server that each policy of a benchmark is measured on, all checked before the first is started."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from loong.core.errors import ConfigError
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.launcher.bench.spawned_server import ServerConfig
+from loong.launcher.config_file import apply_config_file
+from loong.launcher.policy_flags import named_kind, policy_config
+from loong.scheduler.policy import admissible_tokens
+
+
+def servers_by_policy(policies: Sequence[str], server: ServerConfig) -> dict[str, ServerConfig]:
+    """Return what to start for each policy: `server`, or all of it as one instance where one is all it runs.
+
+    Raises:
+        ConfigError: a name is unknown or given twice, or a policy cannot run on such a server.
+    """
+    if "" in policies:
+        raise ConfigError("--policy needs one name or several with commas, such as esp,static-sp")
+    if len(set(policies)) < len(policies):
+        raise ConfigError(f"--policy {','.join(policies)} names a policy twice")
+    return {policy: _server_of(policy, server) for policy in policies}
+
+
+def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
+    if named_kind(policy).max_instances == 1 < server.num_instances:
+        server = _as_one_instance(policy, server)
+    instances = (
+        ElasticInstance(i, server.tensor_parallel_size, InstanceKind.FULL, kv_capacity=1)
+        for i in range(server.num_instances)
+    )
+    admissible_tokens(policy, tuple(instances), policy_config(serve_arguments(policy, server)))
+    return server
+
+
+def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
+    """Return a server of the same processes, and as much KV, in one instance."""
+    from loong.launcher.models.source import find_source
+    from loong.launcher.serve.memory import fit_kv_capacity  # these import torch, which others do without
+    from loong.model.shapes import find_config
+    from loong.model.tensor_parallel import Shard
+
+    arguments = serve_arguments(policy, server)
+    dtype = None if arguments.dtype == "auto" else arguments.dtype
+    source = find_source(arguments.model, arguments.load_format, arguments.revision)
+    model = find_config(source.model, arguments.load_format, dtype)
+    size = server.num_instances * server.tensor_parallel_size
+    try:
+        Shard(model, size=size)
+    except ConfigError as error:
+        raise ConfigError(
+            f"policy {policy} runs 1 instance, which would take all {size} processes; {error}"
+        ) from error
+    one = replace(server, num_instances=1, tensor_parallel_size=size)
+    if arguments.kv_cache_tokens is None and arguments.device != "cpu":
+        return one  # it fills the memory of all its devices, as the others do
+    num_tokens = server.num_instances * fit_kv_capacity(
+        model, server.num_instances, arguments.kv_cache_tokens
+    )
+    return replace(one, extra_arguments=(*server.extra_arguments, "--kv-cache-tokens", str(num_tokens)))
+
+
+def serve_arguments(policy: str, server: ServerConfig) -> argparse.Namespace:
+    """Return what `loong serve` would take; exit with a line on what it would not take."""
+    from loong.launcher.cli import build_parser  # which imports this
+
+    parser, commands = build_parser(["serve"])
+    words = server.arguments(policy)
+    apply_config_file(commands["serve"], words)
+    return parser.parse_args(words)

@@ -1,0 +1,171 @@
+"""Runs a benchmark: each server's measurements, one server after the other, then the report."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from loong.launcher.bench.background_load import processor_time, share_of_others
+from loong.launcher.bench.config import BenchConfig, ExternalServer, Server
+from loong.launcher.bench.files import decision_log_name
+from loong.launcher.bench.found import BenchFindings, MeasuredRun, Repeats
+from loong.launcher.bench.measured_server import MeasuredServer, Measurement, PrefillProbe
+from loong.launcher.bench.progress import RunProgress
+from loong.launcher.bench.report import print_run, print_workload, report
+from loong.launcher.bench.spawned_server import ServerConfig, sigterm_unwinds, spawn_server
+from loong.launcher.runs import goodput
+from loong.launcher.runs.goodput import Goodput
+from loong.launcher.runs.run import RunKey, allowed_misses
+from loong.launcher.runs.run_folder import make_run_folder
+from loong.workloads.client.backends import ServerApi
+from loong.workloads.metrics.backlog import UsedCapacity, WorkOf, used_capacity
+from loong.workloads.metrics.counters import ServerCounters
+from loong.workloads.metrics.metrics import compute_metrics
+from loong.workloads.metrics.misses import Misses
+from loong.workloads.metrics.record import RequestRecord
+from loong.workloads.metrics.result import columns_json
+from loong.workloads.metrics.slo import LimitsOf
+from loong.workloads.request import WorkloadRequest
+
+
+def run_bench(config: BenchConfig, command: str) -> int:
+    """Measure every server and report; return 1 if any request failed, else 0.
+
+    If a later one cannot be measured, or we are told to stop, what was measured is reported all the same.
+
+    Raises:
+        ConfigError, ServerUnusableError: see `MeasuredServer` and `spawn_server`.
+    """
+    start = perf_counter()
+    bench = _Bench(config)
+    print_workload(config)
+    folder = make_run_folder("bench", config.output_dir)
+    try:
+        bench.measure_all(folder)
+    finally:
+        if bench.runs:
+            found = BenchFindings(bench.runs, bench.goodputs, bench.probe, perf_counter() - start)
+            report(found, config, folder, command)
+    return int(any(run.metrics.num_failed and not run.is_cut_off for run in bench.runs))
+
+
+class _Bench:
+    """What is found, server after server; the first one's probe serves for all."""
+
+    def __init__(self, config: BenchConfig) -> None:
+        self.runs: list[MeasuredRun] = []
+        self.goodputs: list[Goodput[Repeats]] = []
+        self.probe: PrefillProbe | None = None
+        self._config = config
+        self._first_requests = config.load.requests(max(config.load.rates), 0)
+
+    def measure_all(self, folder: Path) -> None:
+        """Measure each server, started for that if it is ours; its logs go into the folder."""
+        with sigterm_unwinds():
+            for name, server in self._config.servers.items():
+                with _started(name, self._logging(name, server, folder), folder) as (
+                    base_url,
+                    model,
+                    backend,
+                ):
+                    measured = MeasuredServer(base_url, model, self._config, backend)
+                    asyncio.run(self._prepare(measured))
+                    self._measure(name, server, measured)
+
+    def _logging(self, name: str, server: Server, folder: Path) -> Server:
+        """Return the server, which writes its decisions down where a report will tell them."""
+        if isinstance(server, ExternalServer) or not self._config.is_single:
+            return server
+        flag = ("--decision-log", str(folder / decision_log_name(name)))
+        return replace(server, extra_arguments=(*flag, *server.extra_arguments))
+
+    async def _prepare(self, measured: MeasuredServer) -> None:
+        await measured.warm_up()
+        is_weighed = self._config.is_per_class and self._config.work_of is None
+        if self.probe is None and (self._config.slo.needs_prefill_time or is_weighed):
+            self.probe = await measured.probe(self._first_requests)
+
+    def _measure(self, name: str, server: Server, measured: MeasuredServer) -> None:
+        config = self._config
+
+        def attempt(rate: float) -> Repeats:
+            repeats = range(config.num_repeats)
+            return Repeats(rate, tuple(self._run(name, server, measured, rate, r) for r in repeats))
+
+        if config.precision is not None:
+            first_rate = max(config.load.rates)
+            self.goodputs.append(goodput.search(name, config.slo, attempt, first_rate, config.precision))
+        else:
+            attempts = [attempt(rate) for rate in config.load.rates]
+            if not config.is_single:
+                self.goodputs.append(goodput.of_sweep(name, config.slo, attempts))
+
+    def _run(
+        self, name: str, server: Server, measured: MeasuredServer, rate: float, repeat: int
+    ) -> MeasuredRun:
+        """Measure once, and print what came of it: what had ended, if that is interrupted."""
+        config = self._config
+        seed = config.load.seed + repeat
+        asked = RunKey(name, config.slo, rate, config.goal, seed, repeat, config.is_per_class)
+        requests = config.load.requests(rate, repeat)
+        limits_of = config.slo.limits_of(None if self.probe is None else self.probe.fit)
+        misses = Misses()
+        if config.precision is not None:
+            misses = allowed_misses(requests, asked, config.load.length_scale)
+        before, progress = processor_time(), RunProgress(limits_of, misses)
+
+        def keep(got: Measurement) -> MeasuredRun:
+            others = share_of_others(before, processor_time())
+            run = MeasuredRun(
+                asked,
+                compute_metrics(got.records, limits_of, length_scale=config.load.length_scale),
+                columns_json(got.records, limits_of),
+                got.counters,
+                got.is_cut_off,
+                self._used(got.records, limits_of),
+                server,
+                got.history if config.is_single and repeat == 0 else None,
+                others if isinstance(server, ServerConfig) else None,
+                len(requests) - len(got.records),
+            )
+            self.runs.append(run)
+            print_run(run, config)
+            return run
+
+        try:
+            got = asyncio.run(measured.run(requests, progress))
+        except (KeyboardInterrupt, SystemExit):
+            if progress.records:
+                keep(Measurement(progress.records, ServerCounters(), None))
+            raise
+        return keep(got)
+
+    def _used(self, records: Sequence[RequestRecord], limits_of: LimitsOf) -> UsedCapacity | None:
+        """Return the work of a run: by the cost model of our servers, or by the probe of others."""
+        work_of = self._config.work_of or (None if self.probe is None else _probed_work(self.probe))
+        if work_of is None or not records:
+            return None
+        end = max(record.finish_time for record in records)
+        return used_capacity(records, work_of, end, self._config.num_devices, limits_of)
+
+
+def _probed_work(probe: PrefillProbe) -> WorkOf:
+    def seconds(request: WorkloadRequest) -> float:
+        return probe.fit(request.num_prompt_tokens)
+
+    return seconds
+
+
+@contextlib.contextmanager
+def _started(name: str, server: Server, folder: Path) -> Iterator[tuple[str, str | None, ServerApi]]:
+    """Yield the base URL of the server to measure, the model to ask it for (None: its first), and its API."""
+    if isinstance(server, ExternalServer):
+        yield server.base_url, server.model, server.backend
+        return
+    size = f"--num-instances {server.num_instances} --tensor-parallel-size {server.tensor_parallel_size}"
+    print(f"Starting a server with --policy {name} {size} ...", file=sys.stderr)
+    with spawn_server(server, name, folder / f"server-{name}.log") as base_url:
+        yield base_url, None, ServerApi.OPENAI

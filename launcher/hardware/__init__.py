@@ -1,0 +1,1 @@
+"""The machine and the cost model that belongs to it."""

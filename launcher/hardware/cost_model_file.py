@@ -1,0 +1,176 @@
+"""A measured cost model as a file: small, readable JSON, for one shape of model on one kind of instance."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from loong.core.cost.cost_model import HostTimes
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
+from loong.core.errors import ConfigError
+from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
+from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
+
+FORMAT = 7
+
+T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane)
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """Of a file of any version."""
+
+    format: int
+
+
+class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Relative errors of predictions of samples that the fit has not seen."""
+
+    num_samples: int
+    mean: float
+    p95: float
+    worst: float
+
+
+class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tiles of attention a library is to compute: the fields of TileSizes."""
+
+    square: int
+    largest_square: int
+    least_queries: int
+    few_queries: int
+    many_queries: int
+    most_queries: int
+    keys: int
+    wide_keys: int
+    most_keys: int
+    least_pairs: int
+
+
+class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The result of `loong profile`: costs, and the machine and the model that they are of.
+
+    `undetermined` coefficients are a roofline's, since no sample determines them. `graph_limits` (the fields
+    of `CudaGraphLimits`, for any shape), `host` (of `HostTimes`) and `lane` (of `ServiceLane`) are the
+    device's, not measured. `ranges` is the least and the greatest measured of each count of work; beyond it
+    the model extrapolates. `repeat_spread` tells how quiet the machine was: how much longer, relative, the
+    median of a plan's times was than the quickest. `attention_tiles` were in use, and are to be, where the
+    device has any.
+    """
+
+    format: int
+    model: str
+    shape: dict[str, int]
+    tp_size: int
+    device: str
+    num_instances: int
+    date: str
+    versions: dict[str, str]
+    machine: dict[str, str]
+    coefficients: dict[str, float]
+    overlap: float
+    undetermined: list[str]
+    graph_limits: dict[str, int]
+    host: dict[str, float]
+    lane: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
+    repeat_spread: float
+    errors: dict[str, Errors]
+    attention_tiles: AttentionTiles | None = None
+
+    def check_fits(self, shape: ModelShape, tp_size: int, device: str) -> None:
+        """Raise `ConfigError` unless the file is of such instances."""
+        asked = {**asdict(shape), "tp_size": tp_size, "device": device}
+        found = {**self.shape, "tp_size": self.tp_size, "device": self.device}
+        for name, value in asked.items():
+            if found[name] != value:
+                raise ConfigError(
+                    f"the cost model was measured on {self.model} with {name} {found[name]}, "
+                    f"but is to be used with {name} {value}; measure it by `loong profile`"
+                )
+
+    def cost_model(self, num_instances: int) -> WorkCostModel:
+        """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
+        limits = cuda_graph_limits(ModelShape(**self.shape), CudaGraphLimits(**self.graph_limits))
+        return WorkCostModel(
+            Coefficients(**self.coefficients),
+            self.overlap,
+            limits,
+            num_instances,
+            ServiceLane(**self.lane),
+            HostTimes(**self.host),
+        )
+
+    def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
+        """What of these greatest counts to come is beyond what was measured, in words."""
+        return [
+            f"{name} may reach {value:,.0f}, but at most {self.ranges[name][1]:,.0f} was measured"
+            for name, value in greatest.items()
+            if name in self.ranges and value > self.ranges[name][1]
+        ]
+
+
+def write_cost_model(file: CostModelFile, path: Path) -> None:
+    """Write it whole or not at all. Raises `ConfigError` if the place cannot be written."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n")
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_cost_model(path: Path) -> CostModelFile:
+    """Read a file. Raises `ConfigError`, which says what is wrong with it."""
+    try:
+        content = path.read_bytes()
+        if (found := msgspec.json.decode(content, type=_Format).format) != FORMAT:
+            raise ConfigError(
+                f"{path} has format {found}, but this version reads format {FORMAT}; "
+                "measure it again by `loong profile`"
+            )
+        file = msgspec.json.decode(content, type=CostModelFile)
+    except OSError as error:
+        raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no cost model that this version can read: {error}") from error
+    _check_names(path, "shape", file.shape, ModelShape)
+    _check_names(path, "coefficients", file.coefficients, Coefficients)
+    _check_names(path, "graph_limits", file.graph_limits, CudaGraphLimits)
+    _check_names(path, "host", file.host, HostTimes)
+    _check_names(path, "lane", file.lane, ServiceLane)
+    numbers = {**file.coefficients, **file.graph_limits, **file.host, **file.lane, "overlap": file.overlap}
+    for name, value in numbers.items():
+        if not (isfinite(value) and value >= 0):
+            raise ConfigError(f"{path}: {name} must be at least 0, but is {value}")
+    if (tiles := file.attention_tiles) is not None and not _fit(tiles):
+        raise ConfigError(f"{path}: {tiles} do not fit each other; measure again by `loong profile`")
+    if not file.coefficients["token"]:  # a step would have room for any number of them
+        raise ConfigError(f"{path}: token must be above 0; measure again by `loong profile`")
+    return file
+
+
+def _check_names(path: Path, where: str, values: Mapping[str, object], kind: type[T]) -> None:
+    expected = {field.name for field in fields(kind)}
+    for name in sorted(expected ^ values.keys()):
+        what = "is missing" if name in expected else "is unknown"
+        raise ConfigError(
+            f"{path}: {where}.{name} {what}; if another version wrote it, measure anew by `loong profile`"
+        )
+
+
+def _fit(tiles: AttentionTiles) -> bool:
+    """Whether the sizes are multiples of one another as TileSizes has them."""
+    if min(msgspec.structs.astuple(tiles)) < 1:
+        return False
+    pairs = (
+        (tiles.square, tiles.many_queries),
+        (tiles.square, tiles.keys),
+        (tiles.largest_square, tiles.square),
+        (tiles.many_queries, tiles.few_queries),
+        (tiles.most_queries, tiles.many_queries),
+        (tiles.most_keys, tiles.keys),
+    )
+    return tiles.least_queries >= tiles.few_queries and not any(large % small for large, small in pairs)

@@ -1,0 +1,106 @@
+"""The rates of devices, for cost models where nothing was measured.
+
+Rates are sustained, not peaks. `loong profile` writes the limits of CUDA graphs and the times of the host
+from here into its file.
+"""
+
+from dataclasses import replace
+
+from loong.core.cost.cost_model import HostTimes
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
+from loong.scheduler.cost.roofline import DeviceRates
+
+_HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead_request=130e-6)
+
+# Measured (docs/performance.md) by 105 steps of one: linear, with norms and activations, and attention. Where
+# four served a mixed load: rings and chunks behind history (parts), 540 short prompts (batch, beside), and
+# what groups took however little they computed (launches). By puts into a peer's memory: link.
+_H200 = DeviceRates(
+    linear_flops=645e12,
+    attention_flops=617e12,
+    part_flops=540e12,
+    lone_part_flops=470e12,
+    memory_bandwidth=3.85e12,
+    memory_bytes=143e9,
+    link_bandwidth=383e9,
+    host_bandwidth=54e9,
+    all_reduce_delay=13e-6,
+    exchange_delay=38e-6,
+    hop_delay=11e-6,
+    step_delay=4e-4,
+    host=_HOST,
+    message_delay=5e-5,
+    batch_delay=2e-3,
+    beside_delay=1.5e-3,
+    request_delay=7e-5,
+    block=128,
+    graph_limits=CudaGraphLimits(
+        most_rows=2048,
+        most_prompts=64,
+        most_pairs=76 << 20,
+        most_lone_pairs=28 << 20,
+        most_kv_rows=4096,
+        least_copied=256,
+        most_copied=1 << 17,
+        keys_a_row=2,
+        least_queries=256,
+        row_pairs=1 << 14,
+        lists_a_slot=2,
+    ),
+    launch=3.7e-4,
+    mixed_launch=3.7e-4,
+    reduce_launch=3e-4,
+    exchange_launch=3.7e-4,
+    ring_launch=2.8e-4,
+    hop_launch=2.8e-4,
+    beside_ring_launch=3.7e-3,
+)
+# In proportion to published peaks.
+_H100 = replace(
+    _H200,
+    linear_flops=627e12,
+    attention_flops=599e12,
+    part_flops=525e12,
+    lone_part_flops=456e12,
+    memory_bandwidth=2.7e12,
+    memory_bytes=80e9,
+)
+_A100 = replace(
+    _H200,
+    linear_flops=240e12,
+    attention_flops=190e12,
+    part_flops=145e12,
+    lone_part_flops=145e12,
+    memory_bandwidth=1.7e12,
+    memory_bytes=80e9,
+    link_bandwidth=250e9,
+    host_bandwidth=25e9,
+    all_reduce_delay=15e-6,
+    exchange_delay=54e-6,
+    hop_delay=15e-6,
+)
+_A800 = replace(_A100, link_bandwidth=170e9)
+# A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
+_CPU = DeviceRates(
+    linear_flops=24e9,
+    attention_flops=26e9,
+    part_flops=26e9,
+    lone_part_flops=26e9,
+    memory_bandwidth=10e9,
+    memory_bytes=4e9,
+    link_bandwidth=0.7e9,
+    host_bandwidth=4e9,
+    all_reduce_delay=2e-4,
+    exchange_delay=5e-4,
+    hop_delay=4e-4,
+    step_delay=6e-4,
+    host=_HOST,
+    message_delay=9e-4,
+    batch_delay=5e-4,
+    settle_delay=1.5e-4,
+    request_delay=18e-6,
+    attend_delay=95e-6,
+    segment_delay=6e-6,
+    overlap=0.0,
+)
+DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, "cpu": _CPU}

@@ -1,0 +1,71 @@
+"""Folders of runs: a new one for each run, and the newest one found again."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import count
+from pathlib import Path
+
+from loong.core.errors import ConfigError
+from loong.launcher.outputs import make_folder
+from loong.launcher.runs.run_document import FILE_NAME
+
+FLAG = "--output-dir"
+RUNS = Path("loong-runs")
+LOG_SUFFIX = ".jsonl"
+_PLACES = (".", "*", f"{RUNS}/*")  # where runs and logs are looked for
+_LOG_START = b'{"line":"started"'  # of every decision log
+
+
+def make_run_folder(kind: str, asked: Path | None) -> Path:
+    """Make and return the folder of a run: `asked`, or (None) the next `loong-runs/KIND-N`.
+
+    If `asked` has the results of a run, the next free name `ASKED-N` is taken instead, and stderr says so.
+    Raises `ConfigError` if the folder cannot be made or takes no files.
+    """
+    if asked is None:
+        return _next_free(FLAG, (RUNS / f"{kind}-{number}" for number in count(1)))
+    if not (asked / FILE_NAME).exists():
+        make_folder(FLAG, asked)
+        return asked
+    folder = _next_free(FLAG, (asked.with_name(f"{asked.name}-{number}") for number in count(2)))
+    print(f"{asked} has the results of another run; this run goes into {folder}", file=sys.stderr)
+    return folder
+
+
+def newest_run() -> Path:
+    """Return the folder of the newest run in and below this folder. Raises `ConfigError` if there is none."""
+    found = [path for place in _PLACES for path in Path().glob(f"{place}/{FILE_NAME}")]
+    if not found:
+        raise ConfigError("there is no run in this folder; `loong bench` or `loong simulate` makes one")
+    return _newest(found).parent
+
+
+def newest_decision_log() -> Path:
+    """Return the newest decision log in and below this folder. Raises `ConfigError` if there is none."""
+    found = [path for place in _PLACES for path in Path().glob(f"{place}/*{LOG_SUFFIX}") if _is_log(path)]
+    if not found:
+        raise ConfigError(
+            "there is no decision log in this folder; `loong bench` makes one for each policy, and so does "
+            "`loong serve --decision-log decisions.jsonl`"
+        )
+    return _newest(found)
+
+
+def _next_free(flag: str, names: Iterator[Path]) -> Path:
+    for folder in names:
+        if not folder.exists():
+            make_folder(flag, folder)
+            return folder
+    raise AssertionError("the names have no end")
+
+
+def _newest(paths: Iterable[Path]) -> Path:
+    return max(paths, key=lambda path: path.stat().st_mtime_ns)
+
+
+def _is_log(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_LOG_START)) == _LOG_START
+    except OSError:  # a folder, or another user's: no log that could be read
+        return False

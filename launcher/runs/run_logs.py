@@ -1,0 +1,60 @@
+"""What a run writes down, real or simulated, as far as that was asked for."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loong.core.errors import ConfigError
+from loong.engine.loop import Observer
+from loong.launcher.outputs import check_file
+from loong.observability.decision_log.log import Listener, decision_log
+from loong.observability.recording.lines import Setting
+from loong.observability.recording.recorder import check_new, recording
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """Where to write; None: nowhere. `keeps_prompts` puts the token ids of prompts into the event log.
+
+    Raises `ConfigError` if both would write to one file.
+    """
+
+    decisions: Path | None = None
+    events: Path | None = None
+    keeps_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.decisions and self.events and self.decisions.resolve() == self.events.resolve():
+            raise ConfigError(f"--decision-log and --event-log are both {self.events}; name two files")
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a file cannot be made, before what takes long."""
+        if self.events is not None:
+            check_new(self.events)
+        for flag, path in (("--event-log", self.events), ("--decision-log", self.decisions)):
+            if path is not None:
+                check_file(flag, path)
+
+
+@contextmanager
+def run_logs(
+    files: LogFiles,
+    setting: Setting,
+    clock_start: float | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Iterator[tuple[Observer, ...]]:
+    """The observers of a run that write. `clock_start` is the Unix time of its clock's 0, None if virtual.
+
+    `listeners` hear every line of the decision log, whether there is a file of it or not. Raises
+    `ConfigError` if a file cannot be made.
+    """
+    observers: list[Observer] = []
+    with ExitStack() as stack:
+        if files.events is not None:  # first: it may be refused, and the other writes at once
+            recorder = recording(files.events, setting, keeps_prompts=files.keeps_prompts)
+            observers.append(stack.enter_context(recorder))
+        if files.decisions is not None or listeners:
+            log = decision_log(files.decisions, clock_start, listeners)
+            observers.append(stack.enter_context(log))
+        yield tuple(observers)

@@ -1,0 +1,1 @@
+"""`loong serve`: starts engine, workers and API processes, and watches them."""

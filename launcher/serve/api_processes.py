@@ -1,0 +1,148 @@
+"""Several processes that answer clients of one engine, on one port.
+
+Each accepts from a listening socket of its own, among which the system spreads connections: from one socket
+for all, the process that is awake takes most of those that come together, and keeps them for as long as they
+last. The engine's process owns the sockets, so those that wait at a process that dies are its successor's.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import socket, socketpair
+from tempfile import TemporaryDirectory
+
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from loong.core.errors import ClusterError
+from loong.engine.client import EngineClient
+from loong.launcher.serve.api_process import ApiProcessConfig
+from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
+from loong.launcher.serve.front import LAST_WORDS_SECONDS, Front
+from loong.server.admission import Admission
+from loong.server.api.listen import sockets_beside
+from loong.server.cluster import Cluster
+from loong.server.cluster_app import create_cluster_app, serve_cluster
+from loong.server.remote.connection import ApiConnection
+
+logger = logging.getLogger(__name__)
+
+_PROCESS = "loong.launcher.serve.api_process"
+_START_SECONDS = 120.0
+
+
+class ApiProcesses:
+    """A `Front` of processes. One that ends is replaced, and its requests are aborted."""
+
+    def __init__(
+        self,
+        config: ApiProcessConfig,
+        engine: EngineClient,
+        admission: Admission,
+        listeners: Sequence[socket],
+        metrics_folder: Path,
+    ) -> None:
+        self.admission = admission
+        self._config, self._engine, self._listeners = config, engine, listeners
+        self._fork_server = ForkServer(_PROCESS, {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)})
+        self._running: dict[int, tuple[ChildProcess, ApiConnection]] = {}  # by number
+        self._is_stopping = False
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def start(self, fail: Callable[[BaseException], None]) -> None:
+        """Start one for each listener; from then on, `fail` is told if one cannot be replaced.
+
+        Raises `ClusterError` if one does not start.
+        """
+        numbers = range(len(self._listeners))
+        for error in await asyncio.gather(*map(self._start, numbers), return_exceptions=True):
+            if error is not None:
+                raise error
+        self._watching += [guarded(self._replace(number), fail) for number in self._running]
+
+    async def stop_listening(self) -> None:
+        """Refuse new connections."""
+        self._is_stopping = True
+        for listener in self._listeners:
+            listener.close()
+        for _, connection in self._running.values():
+            connection.stop_listening()
+
+    async def stop(self) -> None:
+        """End all processes; each has a moment for what it says last."""
+        self._is_stopping = True
+        for task in self._watching:
+            task.cancel()
+        for _, connection in self._running.values():
+            connection.close()
+        await asyncio.gather(*(stop(process) for process, _ in self._running.values()))
+        self._fork_server.close()
+
+    async def _start(self, number: int) -> None:
+        ours, theirs = socketpair()
+        with theirs:
+            descriptors = (self._listeners[number].fileno(), theirs.fileno())
+            process = self._fork_server.start(self._config, descriptors)
+        connection = ApiConnection(self._engine, self.admission)
+        await connection.open(ours)
+        self._running[number] = process, connection
+        waits = [asyncio.create_task(e.wait()) for e in (connection.is_listening, connection.has_ended)]
+        await asyncio.wait(waits, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if not connection.is_listening.is_set():
+            is_late = not connection.has_ended.is_set()
+            connection.close()
+            await stop(process)
+            late = f"was not ready within {_START_SECONDS:g} s"
+            how = late if is_late else how_it_ended(process.returncode or 0)
+            raise ClusterError(f"API process {number} did not start: it {how}")
+        if self._is_stopping:  # since; its listener is a copy
+            connection.stop_listening()
+
+    async def _replace(self, number: int) -> None:
+        """Put another process in the place of each that ends, until told to stop."""
+        while True:
+            process, connection = self._running[number]
+            await connection.watch()
+            await stop(process)
+            if self._is_stopping:
+                return
+            how = how_it_ended(process.returncode or 0)
+            logger.error("API process %d %s; its requests are aborted, and another is started", number, how)
+            await self._start(number)
+
+
+@asynccontextmanager
+async def api_processes(
+    make_config: Callable[[str], ApiProcessConfig],
+    num_processes: int,
+    engine: EngineClient,
+    cluster: Cluster,
+    listener: socket,
+    fail: Callable[[BaseException], None],
+) -> AsyncIterator[Front]:
+    """Have clients answered by so many processes while the context lasts.
+
+    `make_config` is given the path of the socket where the cluster is told of. Raises `ClusterError` if a
+    process does not start; `fail` is told if one cannot be replaced later.
+    """
+    with (
+        TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as folder,
+        sockets_beside(listener, num_processes - 1) as others,
+    ):
+        listeners = (listener, *others)
+        metrics_folder, path = Path(folder) / "metrics", Path(folder) / "cluster"
+        metrics_folder.mkdir()
+        MultiProcessCollector(cluster.registry, path=str(metrics_folder))  # type: ignore[no-untyped-call]
+        app = create_cluster_app(cluster)
+        runner = await serve_cluster(app, path, shutdown_timeout=LAST_WORDS_SECONDS)
+        processes = ApiProcesses(make_config(str(path)), engine, cluster.admission, listeners, metrics_folder)
+        try:
+            await processes.start(fail)
+            yield processes
+        finally:
+            await runner.cleanup()  # first, so that pages that watch the cluster hold nothing up
+            await processes.stop()

@@ -1,0 +1,60 @@
+"""What the server says of itself once it is up."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from loong.engine.client import EngineLimits
+from loong.grammar.availability import ARE_REFUSED, NOT_INSTALLED, is_installed
+from loong.server.tools.formats import choose_format
+
+if TYPE_CHECKING:
+    from loong.launcher.serve.serving import ServeConfig
+    from loong.server.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def log_missing_grammars() -> None:
+    """Log that no answer can be held to a schema if xgrammar is not installed.
+
+    xgrammar is imported with the first request that needs it. That takes a second, and shows other failures.
+    """
+    if not is_installed():
+        logger.warning("%s: %s", ARE_REFUSED, NOT_INSTALLED)
+
+
+def log_call_format(tokenizer: "Tokenizer", parser: str | None) -> None:
+    """Log how calls of tools are read. Raises `ConfigError` for a parser that the model does not go with."""
+    template = tokenizer.tool_template
+    form = choose_format(template, parser)
+    if template is None:
+        return
+    if form is None:
+        logger.warning(
+            "tools are refused: the chat template's format is not known; --tool-call-parser names one"
+        )
+    else:
+        why = "--tool-call-parser" if parser else "by the chat template"
+        if not template.knows_tools:
+            why = "for a chat template that knows no tools: the system turn tells of them"
+        logger.info("tool calls are read by the parser %s (%s)", form.name, why)
+
+
+def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
+    """Log how much there is room for, and where to find the server."""
+    cluster, longest = config.cluster, limits.max_model_len
+    total = cluster.kv_capacity * cluster.num_instances
+    logger.info(
+        "policy %s; KV room for %s tokens on each of %d instances, %s in all; "
+        "requests of up to %s tokens, of which %s fit at once",
+        config.policy_name,
+        f"{cluster.kv_capacity:,}",
+        cluster.num_instances,
+        f"{total:,}",
+        f"{longest:,}",
+        f"{total // longest:,}",
+    )
+    host = config.server.host
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    logger.info("serving %s on %s", ", ".join(config.server.served_model_names), address)
+    logger.info("what it does is shown on %s/dashboard", address)

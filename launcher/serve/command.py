@@ -1,0 +1,284 @@
+"""`loong serve`: flags, checked and put into one configuration."""
+
+import argparse
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import loong
+from loong.core.errors import ConfigError
+from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
+from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
+from loong.launcher.outputs import make_folder
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
+from loong.launcher.vllm_flags import SERVE, instead_of
+from loong.logs import FORMATS, queued_log
+from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
+
+if TYPE_CHECKING:
+    from loong.launcher.parser import CommandParser
+    from loong.launcher.serve.serving import ServeConfig
+
+logger = logging.getLogger(__name__)
+
+SECRETS = ("api_key",)
+_EXAMPLES = """\
+examples:
+  loong serve smollm2-135m                      # a small real model, fetched on first use
+  loong serve                                   # a tiny random one
+  loong serve ./SmolLM2-360M.Q8_0.gguf
+  loong serve ORG/NAME --revision main          # of the Hugging Face hub
+  loong serve ./Llama-3.1-8B --num-instances 2 --tensor-parallel-size 2 --max-model-len 25.6k
+  loong serve llama-3.1-8b --load-format dummy --policy static-sp
+  loong serve --config serve.yaml --port 8001   # YAML with the flags' names as keys; what is typed wins
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
+    """Add the command `serve` and its flags."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over an OpenAI-compatible API",
+        description="Serve a model. Without MODEL: a tiny built-in random one, made on first use.",
+        epilog=_EXAMPLES,
+    )
+    parser.set_defaults(run=run)
+    parser.elsewhere = lambda flag: instead_of(flag, SERVE)
+    _add_model_flags(parser.add_argument_group("model"))
+    add_instance_flags(parser.add_argument_group("cluster"))
+    _add_scheduling_flags(parser.add_argument_group("scheduling"))
+    server = parser.add_argument_group("server")
+    for add in (_add_server_flags, _add_record_flags, _add_timeout_flags):
+        add(server)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop; 0 if that ended well, 1 if the engine failed."""
+    if args.trace_dir is not None:
+        make_folder("--trace-dir", args.trace_dir)
+    with queued_log(args.log_format):
+        return _serve(args)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    start = perf_counter()
+    if args.model is None and (paths := [name for name in args.served_model_name if "/" in name]):
+        raise ConfigError(f"--served-model-name took {paths[-1]} for a name; write MODEL before the flag")
+    logger.info("%s", reported_choices(args.chosen))
+    from loong.server.api.listen import bound_socket  # `--help` can do without it
+
+    with bound_socket(args.host, args.port) as listener:  # before what takes seconds
+        from loong.launcher.serve.serving import serve_until_stopped
+
+        config = serve_config(args)
+        logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
+        return serve_until_stopped(config, listener)
+
+
+def reported_choices(chosen: Mapping[str, object]) -> str:
+    """What is not as by default, without secrets."""
+    words = [
+        f"{dest.replace('_', '-')} {'***' if dest in SECRETS else value}" for dest, value in chosen.items()
+    ]
+    return f"loong {loong.__version__}; not by default: {', '.join(words) or 'nothing'}"
+
+
+def _add_model_flags(group: argparse._ArgumentGroup) -> None:
+    add_model_flags(group)
+    group.add_argument(
+        "--max-model-len",
+        type=or_auto(token_count),
+        metavar="N",
+        help="longest prompt with output, in tokens, such as 25.6k (auto: what model and cluster can hold)",
+    )
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="names of the model in the API, the first in metrics; MODEL stands before them (the model's)",
+    )
+    group.add_argument(
+        "--accept-any-model",
+        action="store_true",
+        help="answer requests that name any other model, by that name",
+    )
+
+
+def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--policy",
+        choices=POLICY_NAMES,
+        default="esp",
+        help="scheduling policy; esp: elastic; static-sp: one group; replicas: each alone (%(default)s)",
+    )
+    add_policy_flags(group)
+    group.add_argument(
+        "--cost-model",
+        type=Path,
+        metavar="FILE",
+        help="cost model of `loong profile` (the device's roofline)",
+    )
+    group.add_argument(
+        "--calibration-time",
+        type=wait_seconds,
+        default=4.0,
+        metavar="S",
+        help="time at the start in which batches measure the processors, unless a --cost-model is given; 0 "
+        "keeps the roofline (%(default)s)",
+    )
+    group.add_argument(
+        "--recalibrate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="correct the cost model by measured batch times (on)",
+    )
+
+
+def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    group.add_argument(
+        "--port", type=port, default=8000, help="port to listen on; 0: a free one (%(default)s)"
+    )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="API key that clients must send; may be given repeatedly (none)",
+    )
+    group.add_argument(
+        "--allowed-origins",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="browser pages that may use the server besides its own, such as https://chat.example.com, or * "
+        "for all; may be given repeatedly (none)",
+    )
+    group.add_argument(
+        "--tool-call-parser",
+        choices=tuple(FORMATS_OF_CALLS),
+        help="the format in which the model writes calls of tools (that of its chat template)",
+    )
+    group.add_argument(
+        "--api-server-count",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes that answer clients on one port; 1: the engine's own (%(default)s)",
+    )
+    group.add_argument(
+        "--max-waiting-requests",
+        type=positive,
+        default=4096,
+        metavar="N",
+        help="bound on requests without a first token; beyond it, 503 with Retry-After (%(default)s)",
+    )
+    group.add_argument(
+        "--max-waiting-tokens",
+        type=token_count,
+        default=2**24,
+        metavar="N",
+        help="bound on prompt tokens of such requests; beyond it, 503 with Retry-After (%(default)s)",
+    )
+    group.add_argument(
+        "--max-requests-per-key",
+        type=positive,
+        metavar="N",
+        help="bound on requests in flight of one --api-key; beyond it, 429 with Retry-After (none)",
+    )
+
+
+def _add_record_flags(group: argparse._ArgumentGroup) -> None:
+    """What a server tells of what it does."""
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="collector for OpenTelemetry spans, such as http://localhost:4318/v1/traces (none)",
+    )
+    group.add_argument(
+        "--log-format", choices=FORMATS, default="text", help="format of the log (%(default)s)"
+    )
+    group.add_argument(
+        "--decision-log",
+        type=Path,
+        metavar="FILE",
+        help="append all plans and their reasons to this file, for `loong explain`",
+    )
+    group.add_argument(
+        "--event-log",
+        type=Path,
+        metavar="FILE",
+        help="write all events and plans to this file, for `loong simulate --replay`",
+    )
+    group.add_argument(
+        "--event-log-prompts",
+        action="store_true",
+        help="record token ids of prompts in --event-log (only their number)",
+    )
+    group.add_argument(
+        "--trace-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for traces of workers, which POST /start_profile and /stop_profile write (off)",
+    )
+
+
+def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--start-timeout",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="time limit for loading weights (%(default)s)",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=wait_seconds,
+        default=30.0,
+        metavar="S",
+        help="time for open requests to finish at the end; 0: none (%(default)s)",
+    )
+
+
+def serve_config(args: argparse.Namespace) -> "ServeConfig":
+    """Return what the flags say. Raises `ConfigError` if the model is not there or does not fit."""
+    from loong.launcher.runs.run_logs import LogFiles
+    from loong.launcher.serve.serving import ServeConfig
+    from loong.server.settings import ServerSettings
+
+    chosen = chosen_cluster(args, args.start_timeout)
+    name, *other_names = args.served_model_name or [chosen.name]
+    return ServeConfig(
+        model=chosen.model,
+        cluster=chosen.cluster,
+        device=chosen.device,
+        policy_name=args.policy,
+        policy=policy_config(args),
+        cost_model=args.cost_model,
+        calibration_time=args.calibration_time if chosen.device == "cpu" and args.cost_model is None else 0.0,
+        is_recalibrated=args.recalibrate,
+        server=ServerSettings(
+            name,
+            tuple(args.api_key),
+            args.host,
+            tuple(args.allowed_origins),
+            tuple(other_names),
+            args.accept_any_model,
+            max_waiting_requests=args.max_waiting_requests,
+            max_waiting_tokens=args.max_waiting_tokens,
+            max_requests_per_key=args.max_requests_per_key,
+            tool_call_parser=args.tool_call_parser,
+        ),
+        tokenizer_folder=chosen.tokenizer_folder,
+        max_model_len=args.max_model_len,
+        drain_timeout=args.drain_timeout,
+        trace_dir=args.trace_dir,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
+        num_api_servers=args.api_server_count,
+        log_format=args.log_format,
+        logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
+    )

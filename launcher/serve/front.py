@@ -1,0 +1,53 @@
+"""Those who answer clients: this process, beside the engine."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from socket import socket
+from typing import Protocol
+
+from aiohttp import web
+
+from loong.server.admission import Admission
+from loong.server.api.listen import serve, stop_listening
+from loong.server.cluster import CLUSTER
+
+LAST_WORDS_SECONDS = 2.0  # for streams that are cut off to say so
+
+
+class Front(Protocol):
+    """Who answers clients, and what they are bounded by."""
+
+    @property
+    def admission(self) -> Admission:
+        """What is in flight."""
+        ...
+
+    async def stop_listening(self) -> None:
+        """Refuse new connections; those that are open go on."""
+        ...
+
+
+class LocalFrontend:
+    """An application in this process."""
+
+    def __init__(self, runner: web.AppRunner) -> None:
+        self._runner = runner
+
+    @property
+    def admission(self) -> Admission:
+        """What is in flight."""
+        return self._runner.app[CLUSTER].admission
+
+    async def stop_listening(self) -> None:
+        """Refuse new connections."""
+        await stop_listening(self._runner)
+
+
+@asynccontextmanager
+async def front_here(app: web.Application, listener: socket) -> AsyncIterator[Front]:
+    """Serve an application while the context lasts, and for what is said last."""
+    runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
+    try:
+        yield LocalFrontend(runner)
+    finally:
+        await runner.cleanup()

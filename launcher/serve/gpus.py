@@ -1,0 +1,70 @@
+"""The GPUs of this host, as its driver tells without taking any of their memory."""
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from loong.core.errors import ConfigError
+from loong.launcher.hardware.devices import DEVICES
+from loong.launcher.hardware.machine import output_of
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, by the name that its maker gives it."""
+
+    name: str
+    free_bytes: int
+
+
+def host_gpus() -> tuple[Gpu, ...]:
+    """The GPUs of this host that workers will see.
+
+    Raises `ConfigError` if there is none, or the driver does not tell how much of its memory is free.
+    """
+    query = ["--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        query.append(f"--id={visible}")
+    lines = [] if visible == "" else output_of("nvidia-smi", *query).splitlines()
+    if not lines:
+        among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
+        raise ConfigError(f"--device cuda needs an NVIDIA GPU, but nvidia-smi tells of none{among}")
+    return tuple(_parsed(line) for line in lines)
+
+
+def check_torch() -> None:
+    """Raise `ConfigError` if what is installed here cannot run on GPUs; nothing of theirs is touched."""
+    import torch  # which takes a while
+
+    if torch.version.cuda is None:
+        raise ConfigError(
+            f"--device cuda needs a PyTorch for CUDA, but torch {torch.__version__} is for processors; "
+            "on Linux `pip install torch` brings one into a new environment"
+        )
+    if not _is_installed("cuda.bindings"):
+        raise ConfigError("--device cuda needs the CUDA driver's bindings; `pip install cuda-bindings`")
+
+
+def cost_device(gpu: Gpu) -> str:
+    """Which of DEVICES a GPU is. Raises `ConfigError` if it is none of them."""
+    for key in DEVICES:
+        if key in gpu.name.lower():
+            return key
+    raise ConfigError(f"there is no roofline of {gpu.name}, only of {', '.join(DEVICES)}")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
+
+
+def _parsed(line: str) -> Gpu:
+    name, _, free = line.rpartition(", ")
+    if not free.isdecimal():
+        raise ConfigError(f"nvidia-smi does not tell how much memory is free: {line!r}")
+    return Gpu(name, int(free) * MIB)

@@ -1,0 +1,189 @@
+"""Worker processes on this machine: started together, watched, and gone when we are."""
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
+from loong.core.errors import ConfigError
+from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
+from loong.executor.endpoints import Endpoints, WorkerId
+from loong.executor.lookahead import LookaheadMargin
+from loong.executor.workers import WorkersExecutor
+from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
+from loong.wire import HEARTBEAT_SECONDS
+from loong.worker.config import ENVIRONMENT, WorkerConfig
+
+logger = logging.getLogger(__name__)
+
+_WORKER = "loong.worker.process"
+MAX_SOCKET_PATH = 107
+_LAST_WORDS_SECONDS = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """The instances to start and the model they hold. Capacities are tokens an instance.
+
+    On `device` cuda, the ranks of instances take the GPUs of the host by turns, and `fabric`, one of FABRICS,
+    moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
+    On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
+    Each worker sends a heartbeat every `heartbeat` seconds.
+    """
+
+    model: str
+    load_format: str = "safetensors"
+    dtype: str | None = None
+    seed: int = 0
+    num_instances: int = 4
+    tp_size: int = 1
+    kv_capacity: int = 16384
+    host_kv_capacity: int = 0
+    deadline: float = 60.0
+    start_timeout: float = 600.0
+    heartbeat: float = HEARTBEAT_SECONDS
+    device: str = "cpu"
+    fabric: str = "auto"
+    attention_tiles: tuple[int, ...] | None = None
+    graph_limits: CudaGraphLimits = NO_GRAPHS
+    tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema
+    log_format: str = "text"
+
+    def __post_init__(self) -> None:
+        for name in ("num_instances", "tp_size", "kv_capacity"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be at least 1, but is {value}")
+
+    @property
+    def instances(self) -> tuple[ElasticInstance, ...]:
+        """The instances, and their host tiers if there are any, all empty."""
+        full = [
+            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=False)
+            for i in range(self.num_instances)
+        ]
+        hosts = [
+            ElasticInstance(
+                host_tier_id(i, self.num_instances), self.tp_size, InstanceKind.HOST, self.host_kv_capacity
+            )
+            for i in range(self.num_instances)
+        ]
+        return (*full, *(hosts if self.host_kv_capacity else ()))
+
+
+@asynccontextmanager
+async def local_workers(
+    config: ClusterConfig, lookahead: LookaheadMargin | None = None, fork_server: ForkServer | None = None
+) -> AsyncIterator[WorkersExecutor]:
+    """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
+
+    The executor predicts the ends of batches with a margin of `lookahead`, or never (None).
+    `fork_server` is a `worker_fork_server` (None: one for these workers).
+
+    Raises `ClusterError` with the worker's own words if one cannot start.
+    """
+    _remove_leftovers()
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory(prefix=f"loong-{os.getpid()}-"))
+        _check_socket_path(Path(directory))
+        if fork_server is None:
+            fork_server = stack.enter_context(closing(worker_fork_server()))
+        endpoints = _endpoints(config, Path(directory))
+        executor = WorkersExecutor(endpoints, lookahead, config.heartbeat)
+        processes: list[ChildProcess] = []
+        is_ready = False
+        tasks = [
+            guarded(executor.read_reports(), executor.fail),
+            guarded(executor.watch_silence(), executor.fail),
+        ]
+        try:
+            for worker_id in endpoints.commands:
+                worker_config = _worker_config(config, endpoints, Path(directory), worker_id)
+                process = fork_server.start(worker_config)
+                processes.append(process)
+                tasks.append(guarded(_watch(process, worker_id, executor), executor.fail))
+            await executor.wait_until_ready(config.start_timeout)
+            is_ready = True
+            yield executor
+        finally:
+            for task in tasks:
+                task.cancel()
+            executor.shut_down()
+            executor.close()
+            if not is_ready:  # those that are loading listen to nobody, and have nothing to lose
+                fork_server.kill(processes)
+            await asyncio.gather(*(stop(process) for process in processes))
+
+
+def worker_fork_server() -> ForkServer:
+    """Start what starts workers, of any number of clusters."""
+    return ForkServer(_WORKER, ENVIRONMENT)
+
+
+def _remove_leftovers() -> None:
+    """Remove the run directories of servers that were killed before they could."""
+    for directory in Path(gettempdir()).glob("loong-[0-9]*-*"):
+        pid = directory.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            logger.info("removing %s, left by a server that was killed", directory)
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _check_socket_path(directory: Path) -> None:
+    """Sockets have short names: the longest must fit beside the directory's."""
+    longest = len(os.fsencode(directory / "worker-0000-00"))
+    if longest > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"sockets in {directory} would have paths of {longest} bytes, but {MAX_SOCKET_PATH} are "
+            "the most; set TMPDIR to a shorter one"
+        )
+
+
+async def _watch(process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
+    code = await process.wait()
+    await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
+    executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
+
+
+def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:
+    workers = [(i, rank) for i in range(config.num_instances) for rank in range(config.tp_size)]
+    return Endpoints(
+        reports=f"ipc://{directory}/reports",
+        commands={(i, rank): f"ipc://{directory}/worker-{i}-{rank}" for i, rank in workers},
+        num_instances=config.num_instances,
+    )
+
+
+def _worker_config(
+    config: ClusterConfig, endpoints: Endpoints, directory: Path, worker_id: WorkerId
+) -> WorkerConfig:
+    instance_id, tp_rank = worker_id
+    return WorkerConfig(
+        instance_id=instance_id,
+        tp_rank=tp_rank,
+        num_instances=config.num_instances,
+        tp_size=config.tp_size,
+        model=config.model,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        seed=config.seed,
+        kv_capacity=config.kv_capacity,
+        host_kv_capacity=config.host_kv_capacity,
+        run_directory=str(directory),
+        commands_endpoint=endpoints.commands[worker_id],
+        reports_endpoint=endpoints.reports,
+        deadline=config.deadline,
+        num_threads=1,
+        heartbeat=config.heartbeat,
+        device=config.device,
+        fabric=config.fabric,
+        attention_tiles=config.attention_tiles,
+        graph_limits=config.graph_limits,
+        tokenizer_folder=config.tokenizer_folder,
+        log_format=config.log_format,
+    )

@@ -1,0 +1,111 @@
+"""How much KV fits the memory of this machine, or of its GPUs."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
+from loong.core.errors import ConfigError
+from loong.launcher.serve.gpus import Gpu
+from loong.model.config import DTYPE_BYTES, ModelConfig
+from loong.model.tensor_shapes import expected_shapes
+
+MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
+LEAST_KV_TOKENS = 1024  # of an instance, for which a smaller --num-instances is proposed
+MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
+GIB = 2**30
+ARENA_BYTES_A_PEER = 256 * 2**20  # of a GPU, for what the others send it
+GRAPH_BYTES = 4 * GIB  # for captured steps, and to draw from the logits of 512 requests
+
+
+def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) -> int:
+    """Tokens of KV an instance: those asked for, or (None) as many as memory suggests.
+
+    Raises `ConfigError` if they cannot fit beside the weights of every instance.
+    """
+    weights, available = weight_bytes(config), _available_bytes()
+    room = int(available * (MEMORY_SHARE if asked is None else 1))
+    fitting = (room // num_instances - weights) // config.kv_bytes_per_token
+    tokens = min(fitting, MAX_AUTO_TOKENS) if asked is None else asked
+    if not 1 <= tokens <= fitting:
+        needs, has = f"{_gib(weights)} of weights", f"{_gib(room)} are available"
+        if asked is None:
+            has += f", half of the {_gib(available)} that are; the rest is for activations"
+        else:
+            needs += f" and {_gib(asked * config.kv_bytes_per_token)} of KV for {asked:,} tokens"
+        raise ConfigError(
+            f"--num-instances {num_instances} does not fit this machine's memory: each needs {needs}, "
+            f"and {has}. {_what_fits(config, weights, room, fitting)}"
+        )
+    return tokens
+
+
+def _what_fits(config: ModelConfig, weights: int, room: int, num_tokens: int) -> str:
+    """Return how to fit the memory: with less KV, fewer instances, or another model."""
+    if num_tokens >= 1:
+        return f"--kv-cache-tokens {num_tokens} would fit, or a smaller --num-instances"
+    num_fitting = room // (weights + LEAST_KV_TOKENS * config.kv_bytes_per_token)
+    if num_fitting >= 1:
+        return f"--num-instances {num_fitting} would fit"
+    return "Not one instance fits: serve a smaller model, or this one on GPUs"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def fit_gpu_kv_capacity(
+    config: ModelConfig,
+    gpus: Sequence[Gpu],
+    size: tuple[int, int],
+    asked: int | None,
+    utilization: float,
+    graph_limits: CudaGraphLimits,
+) -> int:
+    """Tokens of KV an instance: those asked for, or (None) what fits `utilization` of each GPU's free memory.
+
+    The rest is for activations. `size` is the number of instances, and of ranks of each, one to a GPU. Raises
+    `ConfigError` if there are too few GPUs, or weights and KV do not fit.
+    """
+    num_instances, tp_size = size
+    num_gpus = num_instances * tp_size
+    if num_gpus > len(gpus):
+        raise ConfigError(
+            f"--num-instances is {num_instances} and --tensor-parallel-size {tp_size}, "
+            f"but this host has {len(gpus)} GPUs"
+        )
+    weights = weight_bytes(config) // tp_size
+    kv_bytes_per_token = config.kv_bytes_per_token // tp_size
+    reserved = GRAPH_BYTES + ARENA_BYTES_A_PEER * num_gpus
+    room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_gpus]))
+
+    def needed(tokens: int) -> int:
+        copied = graph_limits.num_copied(num_instances * tokens)  # of a layer, in captured steps
+        kv = tokens * kv_bytes_per_token + copied * kv_bytes_per_token // config.num_layers
+        return weights + reserved + kv
+
+    fitting = bisect_right(range(1, room // kv_bytes_per_token), room, key=needed)
+    tokens = fitting if asked is None else asked
+    if tokens < 1 or needed(tokens) > room:
+        needs = f"{_gib(weights)} of weights, {_gib(reserved)} for captured steps and what others send"
+        has = f"{_gib(room)}, which is --gpu-memory-utilization {utilization:g} of what is free"
+        if asked is not None:
+            needs += f", and {_gib(needed(asked) - weights - reserved)} of KV for {asked:,} tokens"
+            has += f"; --kv-cache-tokens {fitting} would fit" if fitting >= 1 else ""
+        raise ConfigError(f"a GPU needs {needs}. It has {has}")
+    return tokens
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Return the bytes that all weights of a model take in its dtype."""
+    return DTYPE_BYTES[config.dtype] * sum(map(prod, expected_shapes(config).values()))
+
+
+def _available_bytes() -> int:
+    """What the kernel thinks could be used without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, value = line.split(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise ConfigError("/proc/meminfo does not tell MemAvailable; give --kv-cache-tokens")

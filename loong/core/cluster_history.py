@@ -1,0 +1,123 @@
+"""The history of a cluster as values: batches, migrations and requests, with their times."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId
+from loong.core.request import RequestId
+
+TokensOf = tuple[tuple[InstanceId, int], ...]
+"""Tokens in the pools of some instances."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSlice:
+    """A batch that ran. Times are the executor's.
+
+    `kv_used` is of its group at its end, and `kv_reserved` at its beginning, with room for all that it may
+    write. `num_prefill_tokens` and `longest_prompt` are of prompts of which it computes some; 0 without any.
+    `holder_ids` are the instances outside its group that served it.
+    """
+
+    batch_id: int
+    group: ESPGroup
+    phase: str  # prefill, decode or mixed
+    started_at: float
+    ended_at: float
+    request_ids: tuple[RequestId, ...]
+    kv_used: TokensOf
+    kv_reserved: TokensOf = ()
+    num_prefill_tokens: int = 0
+    longest_prompt: int = 0
+    holder_ids: tuple[InstanceId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KVMove:
+    """A migration that has ended; times are the executor's."""
+
+    migration_id: int
+    request_id: RequestId
+    source_id: InstanceId
+    destination_id: InstanceId
+    num_tokens: int
+    started_at: float
+    ended_at: float
+    is_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpan:
+    """A request from its arrival to its end; times are the executor's, None for what has not happened.
+
+    `end` is the value of a `FinishReason`.
+    """
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    arrived_at: float
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    end: str | None = None
+
+    def moved_by(self, seconds: float) -> "RequestSpan":
+        """Return the span on a clock that shows `seconds` more."""
+        first, ended = self.first_token_at, self.ended_at
+        return replace(
+            self,
+            arrived_at=self.arrived_at + seconds,
+            first_token_at=None if first is None else first + seconds,
+            ended_at=None if ended is None else ended + seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHistory:
+    """The last batches and migrations, in the order in which they ended; and how many tokens pools hold.
+
+    `requests` are the last ones, those that have ended first.
+    """
+
+    batches: tuple[BatchSlice, ...] = ()
+    moves: tuple[KVMove, ...] = ()
+    kv_capacity: Mapping[InstanceId, int] = field(default_factory=dict)
+    requests: tuple[RequestSpan, ...] = ()
+
+    @property
+    def instance_ids(self) -> list[InstanceId]:
+        """Every instance that ran a batch."""
+        return sorted({instance_id for batch in self.batches for instance_id in batch.group.instance_ids})
+
+    @property
+    def end(self) -> float:
+        """When the last batch ended; 0 if there is none."""
+        return max((batch.ended_at for batch in self.batches), default=0.0)
+
+    def on(self, instance_id: InstanceId) -> list[BatchSlice]:
+        """Return what an instance ran, in order.
+
+        A batch that other members of its group ended later ends where the next one begins here.
+        """
+        own = [batch for batch in self.batches if instance_id in batch.group.instance_ids]
+        own.sort(key=lambda batch: (batch.started_at, batch.batch_id))
+        starts = [*(batch.started_at for batch in own[1:]), inf]
+        return [
+            replace(batch, ended_at=min(batch.ended_at, start))
+            for batch, start in zip(own, starts, strict=True)
+        ]
+
+    def after(self, time: float) -> "ClusterHistory":
+        """What started after `time`, on a clock that is 0 at the first request or batch left."""
+        batches = [batch for batch in self.batches if batch.started_at > time]
+        requests = [span for span in self.requests if span.arrived_at > time]
+        starts = (*(batch.started_at for batch in batches), *(span.arrived_at for span in requests))
+        zero = min(starts, default=time)
+        moves = [move for move in self.moves if move.started_at >= zero]
+        return ClusterHistory(
+            tuple(replace(b, started_at=b.started_at - zero, ended_at=b.ended_at - zero) for b in batches),
+            tuple(replace(m, started_at=m.started_at - zero, ended_at=m.ended_at - zero) for m in moves),
+            self.kv_capacity,
+            tuple(span.moved_by(-zero) for span in requests),
+        )

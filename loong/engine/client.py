@@ -1,0 +1,133 @@
+"""Protocols of an engine, as the HTTP server needs them: to answer requests and to show the cluster."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from loong.core.cluster_history import ClusterHistory
+from loong.core.errors import ClusterError
+from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
+from loong.core.request import Request, RequestId
+from loong.core.snapshot import Snapshot
+
+PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | ClusterError], None]
+"""Takes the tokens of all choices of a request as they are produced, or the error that ends all choices.
+
+The last token of a choice has a finish reason. The log probabilities of the prompt come before the first
+token, if the request wants them and its prompt has more than one token.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """The bounds of a request, in tokens.
+
+    `max_request_kv` is the most KV of one request that the policy allows.
+    """
+
+    max_model_len: int
+    max_request_kv: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The health of an engine: is it alive, and if not, why."""
+
+    is_alive: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The load of one client's call: requests with their prompt lengths, each in `num_choices` choices.
+
+    `key` is the index of the API key of the call.
+    """
+
+    num_prompt_tokens: Mapping[RequestId, int]
+    num_choices: int = 1
+    key: int | None = None
+
+
+class TokenEngine(Protocol):
+    """An engine that produces tokens for requests."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The bounds that the caller checks before it submits a request."""
+        ...
+
+    def submit(self, request: Request, put: PutToken) -> None:
+        """Begin a request, and pass its tokens to `put`.
+
+        The engine sets `request.arrival_time` by its own clock.
+        """
+        ...
+
+    def abort(self, request_id: RequestId) -> None:
+        """Abort one choice of a request unless it has ended. Its tokens stop; the other choices go on."""
+        ...
+
+
+class EngineClient(TokenEngine, Protocol):
+    """An engine as the server's handlers see it, in the same process or in another one."""
+
+    def admit(self, asking: Asking) -> AbstractAsyncContextManager[None]:
+        """Count requests, all or none, while the context lasts. The counts cover all server processes.
+
+        Raises the errors of `Admission.admit`.
+        """
+        ...
+
+    def note_parent(self, request_id: RequestId, traceparent: str) -> None:
+        """Record the parent of the request's span, before the request is submitted."""
+        ...
+
+
+class ClusterView(Protocol):
+    """The state of an engine's cluster, in the engine's process."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The bounds of a request."""
+        ...
+
+    def health(self) -> Health:
+        """Return the health, judged by progress."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Return the present snapshot, with the counts since the start."""
+        ...
+
+    @property
+    def num_stray_frames(self) -> int:
+        """The number of dropped frames on private sockets that were not messages."""
+        ...
+
+    def history(self) -> ClusterHistory:
+        """Return the last batches and migrations, oldest first."""
+        ...
+
+
+class EngineInterface(TokenEngine, ClusterView, Protocol):
+    """An engine in this process."""
+
+
+class Tracing(Protocol):
+    """The traces of all workers of an engine."""
+
+    async def start(self) -> None:
+        """Return when all workers trace. Raises `InvalidRequestError` if they already do."""
+        ...
+
+    async def write(self) -> Path:
+        """End the traces after the steps in flight, and return the path of the one file with all of them.
+
+        Raises `InvalidRequestError` if no trace was started.
+        """
+        ...

@@ -1,0 +1,214 @@
+"""The loop on real workers, which passes each request's tokens to its client."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from loong.core.cluster_history import ClusterHistory
+from loong.core.errors import ClusterError, EngineStoppedError, LoongError
+from loong.core.events import (
+    BatchFinished,
+    Event,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instructions import Instruction
+from loong.core.plan import IterationPlan
+from loong.core.prompt_logprobs import PromptLogprobs
+from loong.core.request import Request, RequestId
+from loong.core.snapshot import Snapshot
+from loong.engine.client import EngineLimits, Health, PutToken
+from loong.engine.held_tokens import HeldTokens
+from loong.engine.loop import Scheduling
+from loong.executor.workers import WorkersExecutor
+from loong.observability.timeline import Timeline
+from loong.wire import encode
+
+logger = logging.getLogger(__name__)
+
+HEALTHY_SILENCE_SECONDS = 4.0  # without a heartbeat; the interval is 1 s
+HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes
+
+
+class Engine:
+    """The engine of a server, on real workers. Arrivals and aborts pass through the executor's events."""
+
+    def __init__(
+        self, scheduling: Scheduling, executor: WorkersExecutor, limits: EngineLimits, timeline: Timeline
+    ) -> None:
+        self.limits = limits
+        self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
+        self._waiting: dict[RequestId, PutToken] = {}  # choices that have not ended
+        self._scored: dict[RequestId, HeldTokens] = {}  # choices whose prompt logprobs are incomplete
+        self._unprepared: set[RequestId] = set()  # choices whose grammar is being compiled
+        self._failure: str | None = None
+        self._advanced_at = executor.now  # time of the last progress, or of the first waiting request
+        executor.take_prompt_logprobs = self._take_prompt_logprobs
+        scheduling.observe(self)
+
+    async def run(self) -> None:
+        """Serve until drained. Raises `ClusterError` when an instance is lost, which ends all requests."""
+        try:
+            async for _ in self._scheduling.events():
+                pass
+        finally:
+            self._failure = _reason(sys.exception())
+            for put in (*self._waiting.values(), *(scored.put for scored in self._scored.values())):
+                put(EngineStoppedError())
+
+    def submit(self, request: Request, put: PutToken) -> None:
+        """Begin a request, and pass the tokens of all its choices to `put`, or the error that ends them."""
+        if self._failure is not None:
+            put(EngineStoppedError())
+            return
+        request = replace(request, arrival_time=self._executor.now)
+        choice_ids = [choice.request_id for choice in request.choices()]
+        params = request.sampling_params
+        try:
+            encode(params)
+            prepared = None if params.grammar is None else self._executor.prepare_grammar(params.grammar)
+        except (OverflowError, TypeError, ValueError):  # from values that msgpack cannot encode
+            logger.exception("request %s cannot be sent to workers", request.request_id)
+            put(ClusterError("the request cannot be sent to workers; the server's log says why"))
+            return
+        if not self._waiting:
+            self._advanced_at = self._executor.now
+        if request.num_prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
+            num_top = min(request.num_prompt_logprobs, self.limits.vocab_size)
+            scored = HeldTokens(request, num_top, put)
+            self._scored.update(dict.fromkeys(choice_ids, scored))
+            put = scored.put
+        self._waiting.update(dict.fromkeys(choice_ids, put))
+        if prepared is None:
+            self._arrive(request)
+            return
+        self._unprepared.update(choice_ids)
+        prepared.add_done_callback(lambda _: self._end_preparation(request, choice_ids, prepared.exception()))
+
+    def abort(self, request_id: RequestId) -> None:
+        """Abort one choice of a request unless it has ended. Its tokens stop."""
+        self._scored.pop(request_id, None)
+        if self._waiting.pop(request_id, None) is not None:
+            self._abort_arrived(request_id)
+
+    def health(self) -> Health:
+        """Return whether the loop runs, all workers reported lately, and waiting requests make progress."""
+        silence = self._executor.seconds_since_heard
+        standstill = self._executor.now - self._advanced_at if self._waiting else 0.0
+        if self._failure is not None:
+            return Health(is_alive=False, message=self._failure)
+        if silence > HEALTHY_SILENCE_SECONDS:
+            return Health(is_alive=False, message=f"a worker has been silent for {silence:.1f} s")
+        if standstill > HEALTHY_STEP_SECONDS:
+            message = f"no step has ended for {standstill:.0f} s, and {len(self._waiting)} requests wait"
+            return Health(is_alive=False, message=message)
+        return Health(is_alive=True, message="ok")
+
+    def snapshot(self) -> Snapshot:
+        """Return the present snapshot with the counts since the start.
+
+        After a failure only the counts remain.
+        """
+        snapshot = self._scheduling.state.snapshot(self._executor.now)
+        return snapshot if self._failure is None else _emptied(snapshot)
+
+    @property
+    def num_stray_frames(self) -> int:
+        """The number of dropped frames on private sockets that were not messages."""
+        return self._executor.num_stray_frames
+
+    def history(self) -> ClusterHistory:
+        """Return the last batches and migrations, oldest first."""
+        return self._timeline.history()
+
+    def _arrive(self, request: Request) -> None:
+        self._executor.post(RequestArrived(self._executor.now, request))
+
+    def _abort_arrived(self, request_id: RequestId) -> None:
+        if self._failure is None and request_id not in self._unprepared:
+            self._executor.post(RequestAborted(self._executor.now, request_id))
+
+    def _end_preparation(
+        self, request: Request, choice_ids: Sequence[RequestId], error: BaseException | None
+    ) -> None:
+        """Let a request arrive after all workers have compiled its grammar, unless all its choices were
+        aborted.
+        """
+        self._unprepared.difference_update(choice_ids)
+        puts = [self._waiting[choice_id] for choice_id in choice_ids if choice_id in self._waiting]
+        if self._failure is not None or not puts:
+            return
+        if error is not None:
+            for choice_id in choice_ids:
+                self._scored.pop(choice_id, None)
+                self._waiting.pop(choice_id, None)
+            puts[0](ClusterError(str(error)))
+            return
+        self._arrive(request)
+        for choice_id in choice_ids:
+            if choice_id not in self._waiting:
+                self._abort_arrived(choice_id)
+
+    def _take_prompt_logprobs(self, part: PromptLogprobs) -> None:
+        """Take an instance's log probabilities of a prompt. The request may be gone already."""
+        scored = self._scored.get(part.request_id)
+        if scored is not None and scored.take(part):
+            self._scored = {i: other for i, other in self._scored.items() if other is not scored}
+
+    def on_event(self, event: Event, /) -> None:
+        """Pass on tokens. Raises `ClusterError` when an instance is lost."""
+        match event:
+            case TokensProduced():
+                self._advanced_at = event.time
+                for token in event.tokens:
+                    if (put := self._waiting.get(token.request_id)) is not None:
+                        if token.finish_reason is not None:
+                            del self._waiting[token.request_id]
+                        put(token)
+            case BatchFinished() | MigrationFinished():
+                self._advanced_at = event.time
+            case InstanceLost():
+                raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
+            case _:
+                pass
+
+    def on_plan(
+        self,
+        _events: Sequence[Event],
+        _snapshot: Snapshot,
+        plan: IterationPlan,
+        _instructions: Sequence[Instruction],
+        /,
+    ) -> None:
+        """Pass on the errors of failed requests."""
+        for failure in plan.failures:
+            self._scored.pop(failure.request_id, None)
+            if (put := self._waiting.pop(failure.request_id, None)) is not None:
+                put(ClusterError(failure.reason))
+
+
+def _reason(error: BaseException | None) -> str:
+    """Return the reason why the engine stopped, for clients and operators."""
+    if error is None or isinstance(error, asyncio.CancelledError):
+        return "the engine has stopped"
+    return str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
+
+
+def _emptied(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with its counts, but without requests, batches and KV."""
+    instances = tuple(instance.using(0).running(None) for instance in snapshot.instances)
+    return replace(
+        snapshot,
+        instances=instances,
+        waiting=(),
+        running=(),
+        batches=(),
+        ending=(),
+        leaving={},
+        migrations=(),
+    )

@@ -1,0 +1,40 @@
+"""How long before its end the end of a batch is predicted, so that the next one is there when it ends."""
+
+from dataclasses import dataclass
+
+from loong.core.cost.cost_model import HostTimes
+from loong.core.events import BatchEndPredicted
+from loong.core.plan import BatchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadMargin:
+    """The seconds in which a batch is planned, sent and laid out: `batch` and, for each request, `request`.
+
+    The margin is larger than the work itself, because an engine sees the end of a batch only after tokens
+    were read and sent. A request that arrives within the margin waits for one more step.
+    """
+
+    batch: float
+    request: float
+
+    @classmethod
+    def on(cls, host: HostTimes) -> "LookaheadMargin":
+        """Return the margin where the engine and the workers take the times of `host`."""
+        return cls(host.lookahead_batch, host.lookahead_request)
+
+    def delay(self, plan: BatchPlan) -> float | None:
+        """How long after its start the end of a batch is predicted; None if it is not.
+
+        Of leases nobody knows after how many steps they end.
+        """
+        if plan.num_steps > 1 or plan.predicted_time is None:
+            return None
+        return max(0.0, plan.predicted_time - self.batch - self.request * len(plan.request_ids))
+
+    def predict_end(self, batch_id: int, plan: BatchPlan, begins_at: float) -> BatchEndPredicted | None:
+        """What is told of the end of a batch that begins at this time, if anything is."""
+        delay = self.delay(plan)
+        if delay is None:
+            return None
+        return BatchEndPredicted(begins_at + delay, batch_id, begins_at + (plan.predicted_time or 0.0))

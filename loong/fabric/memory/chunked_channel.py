@@ -1,0 +1,85 @@
+"""Messages of any size through slots of fixed size, from each rank's arena to each other's."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from loong.fabric.memory.arena import Arena, first_epoch
+from loong.fabric.memory.copy_streams import CopyStream
+from loong.fabric.messages.link import bytes_of
+from loong.fabric.traffic import Channel
+
+
+class ChunkedChannelSize(NamedTuple):
+    """The room for what one rank sends another: more slots let more be on its way at once."""
+
+    num_slots: int
+    slot_bytes: int
+
+
+class ChunkedChannel:
+    """Messages of one channel, in pieces, between this rank and all, itself included.
+
+    A message goes in pieces, first in, first out; `send` and `receive` ask for one at a time. A piece is
+    pushed into a slot of the receiver's arena, to which only this rank writes, and told by a flag there; the
+    receiver pulls it out and tells, by a flag here, that the slot is free again. Nothing is sent to a rank
+    before it has opened the batch or migration, so slots begin empty each time, whatever became of the last
+    one.
+    """
+
+    def __init__(self, arena: Arena, channel: Channel, size: ChunkedChannelSize) -> None:
+        self._arena, self._size, self._plane = arena, size, channel.plane
+        num_ranks = arena.world.size
+        self._slots = arena.reserve(num_ranks * size.num_slots * size.slot_bytes)  # by source
+        self._filled = arena.reserve(8 * num_ranks)  # flags, by source
+        self._freed = arena.reserve(8 * num_ranks)  # flags, by receiver
+        self._first_epoch = 0
+        self._num_sent = [0] * num_ranks
+        self._num_received = [0] * num_ranks
+
+    @staticmethod
+    def num_bytes(size: ChunkedChannelSize, num_ranks: int) -> int:
+        """Enough of an arena for one channel."""
+        return num_ranks * (size.num_slots * size.slot_bytes + 1024)
+
+    def open(self, batch_or_migration_id: int) -> None:
+        """Count anew."""
+        self._first_epoch = first_epoch(batch_or_migration_id)
+        self._num_sent = [0] * len(self._num_sent)
+        self._num_received = [0] * len(self._num_received)
+
+    def send(self, copy_stream: CopyStream, rank: int, message: Tensor) -> Iterator[None]:
+        """Let a copy stream push a message, contiguous, to a rank."""
+        for piece in self._pieces(message):
+            count, self._num_sent[rank] = self._num_sent[rank], self._num_sent[rank] + 1
+            if count == 0:
+                opened = self._arena.opening_offset(self._plane) + 8 * rank
+                copy_stream.wait(opened, self._first_epoch, rank)
+            elif count >= self._size.num_slots:
+                freed = self._first_epoch + count + 1 - self._size.num_slots
+                copy_stream.wait(self._freed + 8 * rank, freed, rank)
+            copy_stream.push(piece, rank, self._slot(self._arena.rank, count))
+            copy_stream.signal(1 << rank, self._filled + 8 * self._arena.rank, self._first_epoch + count + 1)
+            yield
+
+    def receive(self, copy_stream: CopyStream, rank: int, message: Tensor) -> Iterator[None]:
+        """Let a copy stream pull a message of a rank into a contiguous tensor."""
+        for piece in self._pieces(message):
+            count, self._num_received[rank] = self._num_received[rank], self._num_received[rank] + 1
+            copy_stream.wait(self._filled + 8 * rank, self._first_epoch + count + 1, rank)
+            copy_stream.pull(self._slot(rank, count), piece)
+            copy_stream.signal(1 << rank, self._freed + 8 * self._arena.rank, self._first_epoch + count + 1)
+            yield
+
+    def _slot(self, source: int, count: int) -> int:
+        """The offset of the slot that takes piece number `count` of a source."""
+        num_slots = self._size.num_slots
+        return self._slots + (source * num_slots + count % num_slots) * self._size.slot_bytes
+
+    def _pieces(self, message: Tensor) -> Iterator[Tensor]:
+        if message.nbytes <= self._size.slot_bytes:
+            yield message
+        else:
+            yield from torch.split(bytes_of(message), self._size.slot_bytes)

@@ -1,0 +1,96 @@
+"""Lanes on GPUs: streams of their own, where copy engines move bytes and single warps keep flags."""
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from loong.fabric.memory.arena import Arena
+from loong.fabric.memory.cuda_memory import copy_bytes
+from loong.fabric.traffic import Plane
+from loong.kernels.exchange import signals
+
+_URGENT = -1  # a flag's one warp finds room before the next block of attention
+_MOST_AHEAD = 64  # transfers, a flag before and after each: far from the 1,024 that a driver queues
+
+
+class CudaCopyStream:
+    """Implements CopyStream for memory of a GPU."""
+
+    def __init__(self, arena: Arena, plane: Plane) -> None:
+        self._arena, self._deadline = arena, arena.deadline(plane)
+        self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
+        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+        self._is_long = plane is Plane.MIGRATION
+        self._ahead = deque[torch.cuda.Event]()  # one behind each transfer that the host has not seen done
+        self._load_kernels()
+
+    def follow(self) -> None:
+        """See CopyStream."""
+        self._stream.wait_stream(self._current())
+
+    def mark(self) -> Callable[[], None]:
+        """See CopyStream."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
+        event.record(self._stream)
+        return lambda: self._current().wait_event(event)
+
+    def push(self, tensor: Tensor, rank: int, offset: int) -> None:
+        """See CopyStream."""
+        address = self._arena.host_addresses[rank] + offset
+        self._copy(address, tensor.data_ptr(), tensor.nbytes)
+
+    def pull(self, offset: int, tensor: Tensor) -> None:
+        """See CopyStream."""
+        address = self._arena.memory.data_ptr() + offset
+        self._copy(tensor.data_ptr(), address, tensor.nbytes)
+
+    def signal(self, members: int, offset: int, epoch: int) -> None:
+        """See CopyStream."""
+        addresses, deadline = self._arena.addresses, self._deadline
+        signals.signal(addresses, offset, members, epoch, deadline, stream=self._stream.cuda_stream)
+
+    def wait(self, offset: int, epoch: int, source: int) -> None:
+        """See CopyStream."""
+        memory, deadline = self._arena.memory, self._deadline
+        signals.wait(memory, offset, epoch, source, deadline, stream=self._stream.cuda_stream)
+
+    def drain(self) -> None:
+        """See CopyStream."""
+        self._stream.synchronize()
+        self._current().synchronize()
+
+    def close(self) -> None:
+        """See CopyStream."""
+        self.drain()
+
+    def aside(self) -> AbstractContextManager[object]:
+        """See CopyStream."""
+        return torch.cuda.stream(self._beside)
+
+    def _load_kernels(self) -> None:
+        """Load them by telling nobody, and waiting for nothing.
+
+        Later a driver that loads a kernel may first let the device finish: say, a step of a group, which
+        waits for another process, whose driver does the same.
+        """
+        self.signal(0, 0, 0)
+        self.wait(0, 0, 0)
+
+    def _copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Copy, but in a migration never run far ahead: a driver whose queue is full blocks all threads.
+
+        Then a batch of this process stands still, and what the migration waits for may wait for that batch.
+        In a batch both ends send and receive piece by piece, so that a full queue empties by itself.
+        """
+        copy_bytes(target, source, num_bytes, self._stream.cuda_stream)
+        if self._is_long:
+            self._ahead.append(self._stream.record_event())
+            if len(self._ahead) > _MOST_AHEAD:
+                self._ahead.popleft().synchronize()
+
+    def _current(self) -> torch.cuda.Stream:
+        """The calling thread's own; torch finds it in a fifth of the time if it is told the device."""
+        return torch.cuda.current_stream(self._arena.memory.device.index)

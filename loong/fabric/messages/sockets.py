@@ -1,0 +1,284 @@
+"""The data plane between CPU processes of one host, over Unix sockets."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from loong.core.errors import ClusterError
+from loong.fabric.errors import AbandonedError, InvalidMessageError, PeerLostError
+from loong.fabric.messages.link import Link, bytes_of, memory_of
+from loong.fabric.messages.mailbox import Address, MessageQueue
+from loong.fabric.messages.peer_registry import PeerRegistry
+from loong.fabric.protocol import Pending
+from loong.fabric.tensor_parallel import TensorParallelGroup
+from loong.fabric.traffic import Channel, Plane, Traffic
+from loong.fabric.world import World, neighbours
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The batch that is open, and the processes whose loss ends it."""
+
+    batch_id: int
+    group: tuple[int, ...]
+    links: Mapping[int, Link]  # by rank, without this process
+
+
+@dataclass(frozen=True, slots=True)
+class _Migration:
+    """The migration that is open, and the process at its other end."""
+
+    migration_id: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """Messages on their way out, and messages to come with the tensors they are copied into: a Pending."""
+
+    mailbox: MessageQueue
+    outgoing: tuple[Future[None], ...]
+    incoming: tuple[tuple[Address, Tensor], ...]
+    peers: Collection[Link]
+    seconds: float
+
+    def wait(self) -> None:
+        """See Pending."""
+        for sent in self.outgoing:
+            sent.result()
+        for address, tensor in self.incoming:
+            message = self.mailbox.take(address, self.peers, self.seconds)
+            destination = bytes_of(tensor)
+            if len(message) != len(destination):
+                raise InvalidMessageError(
+                    f"{address.verb}: {len(message)} bytes came from rank {address.source}"
+                    f" where {len(destination)} were expected"
+                )
+            destination.copy_(message)
+
+
+class SocketFabric:
+    """Implements Fabric for `rank` of `world`.
+
+    The processes meet in `directory`, which must exist, be private to this user and have a short path;
+    its maker removes it. The constructor connects to whoever is there already; later ones connect to us.
+    """
+
+    def __init__(self, directory: Path, world: World, rank: int, *, deadline: float) -> None:
+        self.traffic = Traffic()
+        self.directory = directory
+        self.world = world
+        self.rank = rank
+        self.deadline = deadline
+        self._instance_id = world.instance_id(rank)
+        self._mailbox = MessageQueue(world)
+        self._peer_registry = PeerRegistry(directory, world, rank, self._mailbox, deadline)
+        self._open_batch: _Batch | None = None
+        self._open_migration: _Migration | None = None
+        self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
+
+    def wait_for_peers(self) -> None:
+        """Return once the whole world has joined; DeadlineError names who has not."""
+        self._peer_registry.wait_for_all()
+
+    @contextmanager
+    def batch(self, batch_id: int, group: tuple[int, ...]) -> Iterator[None]:
+        """See Fabric."""
+        if self._open_batch is not None:
+            raise InvalidMessageError(f"batch {batch_id} opened inside batch {self._open_batch.batch_id}")
+        if self._instance_id not in group:
+            raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
+        ranks = [rank for i in group for rank in self.world.ranks(i) if rank != self.rank]
+        links = {rank: self._peer_registry.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
+        with self._opened(Plane.BATCH, batch_id, links.values()):
+            self._open_batch = _Batch(batch_id, group, links)
+            try:
+                yield
+            finally:
+                self._open_batch = None
+
+    def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+        """See Fabric."""
+        following, previous = neighbours(ring, self._instance_id)
+        return self.exchange({following: outgoing}, {previous: incoming}, Channel.RING)
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
+        """See Fabric."""
+        return self._exchange_ranks(
+            {self._counterpart(i): tensor for i, tensor in outgoing.items()},
+            {self._counterpart(i): tensor for i, tensor in incoming.items()},
+            channel,
+        )
+
+    def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
+        """See Fabric."""
+        received = {instance_id: torch.empty_like(payload) for instance_id in group}
+        is_speaker = self.world.tp_rank(self.rank) == 0
+        listeners = [rank for i in group for rank in self.world.ranks(i)] if is_speaker else []
+        speakers = {self.world.rank(i, 0): tensor for i, tensor in received.items()}
+        self._exchange_ranks(dict.fromkeys(listeners, payload), speakers, Channel.CONTROL).wait()
+        return received
+
+    @contextmanager
+    def migration(self, migration_id: int, peer_id: int) -> Iterator[None]:
+        """See Fabric."""
+        if self._open_migration is not None:
+            raise InvalidMessageError(
+                f"migration {migration_id} opened inside migration {self._open_migration.migration_id}"
+            )
+        link = self._peer_registry.link(
+            self._counterpart(peer_id), Plane.MIGRATION, f"migration {migration_id}"
+        )
+        with self._opened(Plane.MIGRATION, migration_id, [link]):
+            self._open_migration = _Migration(migration_id, link)
+            try:
+                yield
+            finally:
+                self._open_migration = None
+
+    def send_segment(self, tensor: Tensor) -> Pending:
+        """See Fabric."""
+        migration = self._current_migration()
+        address = Address(Channel.SEGMENT, migration.migration_id, self.rank)
+        self._mailbox.check(address, (migration.link,))
+        sent = self._send(migration.link, address, tensor) if _is_message(tensor) else None
+        return _Transfer(self._mailbox, (sent,) if sent else (), (), (), self.deadline)
+
+    def receive_segment(self, tensor: Tensor) -> Pending:
+        """See Fabric."""
+        migration = self._current_migration()
+        address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
+        incoming = ((address, tensor),) if _is_message(tensor) else ()
+        return _Transfer(self._mailbox, (), incoming, (migration.link,), self.deadline)
+
+    def check(self) -> None:
+        """See Fabric. Whoever waits here is told at once, so there is nothing left to find."""
+
+    def close(self) -> None:
+        """See Fabric."""
+        self._peer_registry.close()
+
+    def watch(self, report: Callable[[], None]) -> None:
+        """Let `report` be called, by any thread, whenever `raise_if_broken` may have something
+        new to raise.
+        """
+        self._mailbox.watch(report)
+
+    def raise_if_broken(self, plane: Plane) -> None:
+        """Raise what a wait would raise if a process of what is open on a plane is lost or has left."""
+        if plane is Plane.BATCH and (batch := self._open_batch) is not None:
+            self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.links.values())
+        if plane is Plane.MIGRATION and (migration := self._open_migration) is not None:
+            address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
+            self._mailbox.check(address, (migration.link,))
+
+    def member(self, instance_id: int) -> int:
+        """The rank of an instance of the open batch that this process talks to, or its own."""
+        batch, rank = self._current_batch(), self._counterpart(instance_id)
+        return rank if rank == self.rank else self._link_in(batch, rank).rank
+
+    @property
+    def num_stray_frames(self) -> int:
+        """Frames that were dropped where peers join."""
+        return self._peer_registry.strays.num_dropped
+
+    def num_joins(self, rank: int) -> int:
+        """How often a peer has joined."""
+        return self._peer_registry.num_joins(rank)
+
+    def _exchange_ranks(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
+        batch = self._current_batch()
+        own = Address(channel, batch.batch_id, self.rank)
+        on_their_way = []
+        for rank, tensor in outgoing.items():
+            if not _is_message(tensor):
+                continue
+            if rank == self.rank:
+                self._mailbox.deliver(own, bytes_of(tensor).clone())
+            elif sent := self._send(self._link_in(batch, rank), own, tensor):
+                on_their_way.append(sent)
+        expected = tuple(
+            (Address(channel, batch.batch_id, rank), tensor)
+            for rank, tensor in incoming.items()
+            if _is_message(tensor)
+        )
+        return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.links.values(), self.deadline)
+
+    @contextmanager
+    def _opened(self, plane: Plane, batch_or_migration_id: int, links: Iterable[Link]) -> Iterator[None]:
+        """Until a batch or migration ends: then nothing of it is left, and whoever waits for us was told."""
+        last = self._mailbox.last_closed(plane)
+        if batch_or_migration_id <= last:
+            kind = plane.name.lower()
+            raise InvalidMessageError(f"{kind} {batch_or_migration_id} after {kind} {last}")
+        try:
+            yield
+        except (PeerLostError, AbandonedError):  # the others see it, or were told, as we were
+            raise
+        except BaseException:
+            self._abandon(Address(plane.abandoned, batch_or_migration_id, self.rank), links)
+            raise
+        finally:
+            self._mailbox.close(plane, batch_or_migration_id)
+
+    def _abandon(self, address: Address, links: Iterable[Link]) -> None:
+        """Tell the others that nothing more comes from here, so that they do not wait for the deadline."""
+        for link in links:
+            with suppress(ClusterError):
+                self._send(link, address, torch.empty(0, dtype=torch.uint8, device="cpu"))
+
+    def _gather_shards(self, x: Tensor) -> list[Tensor]:
+        ranks = self.world.ranks(self._instance_id)
+        shards = {rank: x if rank == self.rank else torch.empty_like(x) for rank in ranks}
+        others = {rank: shard for rank, shard in shards.items() if rank != self.rank}
+        self._exchange_ranks(dict.fromkeys(others, x), others, Channel.TENSOR_PARALLEL).wait()
+        return list(shards.values())
+
+    def _send(self, link: Link, address: Address, tensor: Tensor) -> Future[None] | None:
+        payload = memory_of(tensor)
+        sent = link.send(address, payload)
+        self.traffic.count(address.channel, len(payload))
+        return sent
+
+    def _current_batch(self) -> _Batch:
+        if self._open_batch is None:
+            raise InvalidMessageError(
+                "no batch is open: verbs other than segments need `with fabric.batch(...)`"
+            )
+        return self._open_batch
+
+    def _current_migration(self) -> _Migration:
+        if self._open_migration is None:
+            raise InvalidMessageError("no migration is open: segments need `with fabric.migration(...)`")
+        return self._open_migration
+
+    def _link_in(self, batch: _Batch, rank: int) -> Link:
+        if rank not in batch.links:
+            instance_id = self.world.instance_id(rank)
+            raise InvalidMessageError(
+                f"instance {instance_id} is not in the group {batch.group} of the batch"
+            )
+        return batch.links[rank]
+
+    def _counterpart(self, instance_id: int) -> int:
+        return self.world.rank(instance_id, self.world.tp_rank(self.rank))
+
+
+def _is_message(tensor: Tensor) -> bool:
+    """Whether a tensor has anything to send; refuses one that cannot travel as it lies in memory."""
+    if not tensor.is_contiguous():
+        raise InvalidMessageError(
+            f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous"
+        )
+    if tensor.device.type != "cpu":
+        raise InvalidMessageError(f"a tensor on {tensor.device} cannot travel over sockets")
+    return tensor.numel() > 0

@@ -1,0 +1,1 @@
+"""What is recorded and shown of a cluster: timeline, decision log, recordings and worker traces."""

@@ -1,0 +1,216 @@
+"""An observer of the loop that writes down what is decided, and how it turns out."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias, assert_never
+
+import msgspec
+
+from loong.core.decision import Decision, DecisionKind
+from loong.core.events import (
+    BatchEndPredicted,
+    BatchFinished,
+    BatchStarted,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instructions import Instruction, RunBatch
+from loong.core.plan import IterationPlan
+from loong.core.request import FinishReason, Request, RequestId
+from loong.core.snapshot import Snapshot
+from loong.observability.decision_log import lines
+from loong.observability.decision_log.line_file import LineFile
+from loong.observability.decision_log.lines import Line
+from loong.observability.decision_log.plan_line import instance_states, planned_line
+
+STANDING = (DecisionKind.WAIT, DecisionKind.DEFER)  # said in every plan while it is so
+
+Listener: TypeAlias = Callable[[Line, bytes], None]
+"""Is told every line, and how it is written; it must neither fail nor wait."""
+
+
+@contextmanager
+def decision_log(
+    path: Path | None, clock_start: float | None = None, listeners: Sequence[Listener] = ()
+) -> Iterator["DecisionLog"]:
+    """A log of one run, which is added to what the file holds of others; None: for the listeners alone.
+
+    `clock_start` is the Unix time of the clock's 0; None where time is virtual. Raises `ConfigError` if the
+    file cannot be opened.
+    """
+    file = None if path is None else LineFile(path)
+    try:
+        yield DecisionLog(file, clock_start, listeners)
+    finally:
+        if file is not None:
+            file.close()
+
+
+class DecisionLog:
+    """Told every event once, before any plan made on it, and every plan with what followed from it.
+
+    What a policy says in every plan of how things stand is written down when it is new. Arrivals, and what
+    happens between one and the plan made on it, wait for the snapshot that comes with the plan.
+    """
+
+    def __init__(
+        self, file: LineFile | None, clock_start: float | None = None, listeners: Sequence[Listener] = ()
+    ) -> None:
+        self._file, self._listeners = file, listeners
+        self._encoder = msgspec.json.Encoder()
+        self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
+        self._running: dict[int, tuple[RunBatch, float]] = {}  # and since when, or since they were told
+        self._held: list[Line] = []  # from an arrival up to the next plan
+        self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
+        self._write(lines.StartedLine(lines.VERSION, clock_start))
+
+    def on_event(self, event: Event) -> None:
+        """Write down what happens, and what became of earlier plans."""
+        match event:
+            case TokensProduced():
+                self._count_tokens(event)
+            case BatchStarted():
+                self._start_batch(event)
+            case BatchFinished():
+                self._end_batch(event)
+            case BatchEndPredicted():
+                pass
+            case MigrationFinished():
+                self._write(lines.MigrationEndedLine(event.time, event.migration_id, event.is_committed))
+            case RequestAborted():
+                self._end_request(event.time, event.request_id, FinishReason.ABORT)
+            case InstanceLost():
+                self._lose(event)
+            case InstanceJoined():
+                instance = event.instance
+                self._write(
+                    lines.InstanceJoinedLine(
+                        event.time, instance.instance_id, kv_capacity=instance.kv_capacity
+                    )
+                )
+            case RequestArrived():
+                first, *others = event.request.choices()
+                self._arrive(first)
+                for choice in others:
+                    self._arrive(choice, choice_of=first.request_id)
+            case _:
+                assert_never(event)
+
+    def on_plan(
+        self,
+        events: Sequence[Event],
+        snapshot: Snapshot,
+        plan: IterationPlan,
+        instructions: Sequence[Instruction],
+    ) -> None:
+        """Write down a plan made on `events` for `snapshot`, and what the executor was told because of it."""
+        if self._held:
+            self._write_held(snapshot)
+        if plan.decisions:
+            plan = replace(plan, decisions=tuple(self._news(plan.decisions)))
+        waits = self._said[DecisionKind.WAIT]
+        for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self._running[instruction.batch_id] = (instruction, snapshot.now)
+                for request_id in waits.keys() & instruction.plan.request_ids:
+                    del waits[request_id]
+        for preemption in plan.preemptions:
+            self._forget(preemption.request_id)
+        if (line := planned_line(events, snapshot, plan, instructions)) is not None:
+            self._write(line)
+            for failure in plan.failures:
+                self._end_request(snapshot.now, failure.request_id, FinishReason.ERROR)
+        elif not self._running and self._file is not None:
+            self._file.flush()  # nothing may come for long
+
+    def _news(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
+        """Those of which something else was said before, or nothing."""
+        for decision in decisions:
+            said = self._said.get(decision.kind)
+            if said is None:
+                yield decision
+            elif new_ids := tuple(i for i in decision.request_ids if said.get(i) != decision.chosen):
+                said.update(dict.fromkeys(new_ids, decision.chosen))
+                yield replace(decision, request_ids=new_ids)
+
+    def _forget(self, request_id: RequestId) -> None:
+        for said in self._said.values():
+            said.pop(request_id, None)
+
+    def _arrive(self, request: Request, choice_of: RequestId | None = None) -> None:
+        self._num_tokens[request.request_id] = 0
+        self._held.append(
+            lines.ArrivedLine(
+                request.arrival_time,
+                request.request_id,
+                num_prompt_tokens=len(request.prompt_token_ids),
+                max_tokens=request.sampling_params.max_tokens,
+                instances=(),
+                ttft_slo=None if request.slo is None else request.slo.ttft,
+                tpot_slo=None if request.slo is None else request.slo.tpot,
+                user=request.user,
+                choice_of=choice_of,
+            )
+        )
+
+    def _count_tokens(self, event: TokensProduced) -> None:
+        num_tokens = self._num_tokens
+        for token in event.tokens:
+            request_id = token.request_id
+            if request_id in num_tokens:  # an aborted one is computed until its batch ends
+                num_tokens[request_id] += 1
+                if num_tokens[request_id] == 1:
+                    self._write(lines.FirstTokenLine(event.time, request_id))
+                if token.finish_reason is not None:
+                    self._end_request(event.time, request_id, token.finish_reason)
+
+    def _end_request(self, time: float, request_id: RequestId, reason: FinishReason) -> None:
+        self._forget(request_id)
+        num_tokens = self._num_tokens.pop(request_id, None)
+        if num_tokens is not None:
+            self._write(lines.EndedLine(time, request_id, reason.value, num_tokens))
+
+    def _start_batch(self, event: BatchStarted) -> None:
+        run, _ = self._running[event.batch_id]
+        self._running[event.batch_id] = run, event.time
+        self._write(lines.BatchStartedLine(event.time, event.batch_id))
+
+    def _end_batch(self, event: BatchFinished) -> None:
+        run, started_at = self._running.pop(event.batch_id)
+        seconds, predicted = (event.time - started_at) / event.num_steps, run.plan.predicted_time
+        self._write(lines.BatchEndedLine(event.time, event.batch_id, event.num_steps, seconds, predicted))
+
+    def _lose(self, event: InstanceLost) -> None:
+        self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason))
+        for said in self._said.values():
+            said.clear()  # whoever has lost KV waits anew
+        self._running = {
+            batch_id: (run, submitted_at)
+            for batch_id, (run, submitted_at) in self._running.items()
+            if event.instance_id not in run.participant_ids
+        }
+
+    def _write_held(self, snapshot: Snapshot) -> None:
+        """Write down what waited for the instances of `snapshot`."""
+        held, self._held = self._held, []
+        instances = instance_states(snapshot.instances)
+        for line in held:
+            is_arrival = isinstance(line, lines.ArrivedLine)
+            self._write(msgspec.structs.replace(line, instances=instances) if is_arrival else line)
+
+    def _write(self, line: Line) -> None:
+        if self._held:
+            self._held.append(line)
+            return
+        encoded = self._encoder.encode(line)
+        if self._file is not None:
+            self._file.append(encoded)
+        for listener in self._listeners:
+            listener(line, encoded)

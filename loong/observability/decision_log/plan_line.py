@@ -1,0 +1,148 @@
+"""From a plan to its line."""
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from loong.core.decision import Decision
+from loong.core.events import (
+    BatchEndPredicted,
+    BatchFinished,
+    BatchStarted,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instance import ElasticInstance
+from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration
+from loong.core.snapshot import Snapshot
+from loong.observability.decision_log.lines import (
+    Cause,
+    Chunk,
+    ConsideredAlternative,
+    Decode,
+    EndedLease,
+    ExtendedLease,
+    InstanceState,
+    LoggedBatch,
+    Migration,
+    PlannedLine,
+    Preempted,
+    Reason,
+    TokensByInstance,
+)
+
+
+def planned_line(
+    events: Iterable[Event], snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
+) -> PlannedLine | None:
+    """The line of a plan made on `events`; None for one that does nothing and says nothing."""
+    if plan == IterationPlan():
+        return None
+    return PlannedLine(
+        time=snapshot.now,
+        causes=tuple(map(_cause, events)),
+        instances=instance_states(snapshot.instances),
+        batches=tuple(_batch(run) for run in instructions if isinstance(run, RunBatch)),
+        migrations=tuple(
+            _migration(m.migration_id, m.migration) for m in instructions if isinstance(m, MoveKV)
+        ),
+        preempted=tuple(_preempted(p.request_id, snapshot) for p in plan.preemptions),
+        ended_leases=tuple(EndedLease(end.batch_id, end.step) for end in plan.lease_ends),
+        extended_leases=tuple(ExtendedLease(e.batch_id, e.num_steps) for e in plan.lease_extensions),
+        reasons=tuple(map(_reason, plan.decisions)),
+    )
+
+
+def instance_states(instances: Iterable[ElasticInstance]) -> tuple[InstanceState, ...]:
+    """Instances as a line shows them."""
+    return tuple(
+        InstanceState(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value, i.batch_id) for i in instances
+    )
+
+
+def _cause(event: Event) -> Cause:
+    match event:
+        case RequestArrived():
+            return Cause("request_arrived", request_id=event.request.request_id)
+        case RequestAborted():
+            return Cause("request_aborted", request_id=event.request_id)
+        case TokensProduced():
+            has_ended = any(token.finish_reason for token in event.tokens)
+            return Cause("tokens_produced" if has_ended else "lease_ending", batch_id=event.batch_id)
+        case BatchStarted():
+            return Cause("batch_started", batch_id=event.batch_id)
+        case BatchEndPredicted():
+            return Cause("batch_end_predicted", batch_id=event.batch_id)
+        case BatchFinished():
+            return Cause("batch_finished", batch_id=event.batch_id)
+        case MigrationFinished():
+            return Cause("migration_finished", migration_id=event.migration_id)
+        case InstanceLost():
+            return Cause("instance_lost", instance_id=event.instance_id)
+        case InstanceJoined():
+            return Cause("instance_joined", instance_id=event.instance.instance_id)
+        case _:
+            assert_never(event)
+
+
+def _batch(run: RunBatch) -> LoggedBatch:
+    plan = run.plan
+    return LoggedBatch(
+        run.batch_id,
+        plan.group.instance_ids,
+        plan.group.dop,
+        chunks=tuple(_chunk(plan, given) for given in run.inputs if not given.is_decoding),
+        decodes=tuple(_decode(plan, given) for given in run.inputs if given.is_decoding),
+        num_steps=plan.num_steps,
+        predicted_seconds=plan.predicted_time,
+        holder_ids=run.holder_ids,
+    )
+
+
+def _chunk(plan: BatchPlan, given: RequestInput) -> Chunk:
+    computed_on: TokensByInstance = {}
+    kept_on: TokensByInstance = {}
+    for block in plan.blocks_of(given.request_id):
+        computed_on[block.master_id] = computed_on.get(block.master_id, 0) + len(block.positions)
+    for segment in plan.writes_of(given.request_id):
+        kept_on[segment.instance_id] = kept_on.get(segment.instance_id, 0) + len(segment.positions)
+    return Chunk(
+        given.request_id,
+        first_position=given.placement.num_tokens,
+        num_tokens=len(given.token_ids),
+        computed_on=computed_on,
+        kept_on=kept_on,
+        num_output_tokens=given.num_output_tokens,
+    )
+
+
+def _decode(plan: BatchPlan, given: RequestInput) -> Decode:
+    (block,) = plan.blocks_of(given.request_id)
+    return Decode(given.request_id, block.positions.start, block.master_id)
+
+
+def _migration(migration_id: int, migration: KVMigration) -> Migration:
+    segment = migration.segment
+    return Migration(
+        migration_id,
+        segment.owner_id,
+        num_tokens=len(segment.positions),
+        source_id=segment.instance_id,
+        destination_id=migration.destination_id,
+    )
+
+
+def _preempted(request_id: str, snapshot: Snapshot) -> Preempted:
+    return Preempted(request_id, dict(snapshot.request[request_id].placement.tokens_by_instance()))
+
+
+def _reason(decision: Decision) -> Reason:
+    weighed = tuple(
+        ConsideredAlternative(alternative.what, alternative.cost) for alternative in decision.alternatives
+    )
+    return Reason(decision.kind.value, decision.request_ids, decision.chosen, weighed)

@@ -1,0 +1,51 @@
+"""Reading a decision log back."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from loong.core.errors import ConfigError
+from loong.observability.decision_log.lines import VERSION, Line, StartedLine
+
+logger = logging.getLogger(__name__)
+
+_FIRST_OF_RUN = b'{"line":"started"'  # quotes within strings are escaped, so nothing else holds this
+
+
+def read_log(path: Path) -> tuple[Line, ...]:
+    """The lines of the last run in a file, beginning with its `StartedLine`.
+
+    Raises `ConfigError` naming the file, and the line if one is damaged. Whatever follows the last line's
+    end is still being written, and is left out.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    if not data:
+        raise ConfigError(f"{path} is empty")
+    start = data.rfind(_FIRST_OF_RUN)
+    *whole, rest = data[max(start, 0) :].split(b"\n")
+    if start < 0 or not whole:
+        raise ConfigError(f"{path} is no decision log")
+    first_number = data.count(b"\n", 0, start) + 1
+    if rest:
+        logger.warning("%s:%d is not complete, and is left out", path, first_number + len(whole))
+    return tuple(_decoded(whole, path, first_number))
+
+
+def _decoded(lines: Iterable[bytes], path: Path, first_number: int) -> Iterator[Line]:
+    """Each line, and an error that says where it is for one that is none, or is of another version."""
+    decoder = msgspec.json.Decoder(Line)
+    for number, raw in enumerate(lines, first_number):
+        try:
+            line = decoder.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}:{number} is damaged: {error}") from None
+        if isinstance(line, StartedLine) and line.version != VERSION:
+            raise ConfigError(
+                f"{path}:{number} begins version {line.version}, but this loong reads {VERSION}"
+            )
+        yield line

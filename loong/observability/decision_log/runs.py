@@ -1,0 +1,160 @@
+"""The course of each request in a few numbers, followed line by line."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from loong.core.decision import DecisionKind
+from loong.core.request import RequestId
+from loong.observability.decision_log.lines import (
+    ArrivedLine,
+    BatchStartedLine,
+    Chunk,
+    Decode,
+    EndedLine,
+    FirstTokenLine,
+    InstanceLostLine,
+    Line,
+    LoggedBatch,
+    PlannedLine,
+)
+
+MAX_DOPS = 64  # changes of DoP that are kept of a request
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """Times are seconds of the run's clock, None for what has not happened. `dops` are the last, in order."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    max_tokens: int
+    arrived_at: float
+    ttft_slo: float | None = None
+    tpot_slo: float | None = None
+    started_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    end: str | None = None
+    num_output_tokens: int = 0  # known at the end
+    dops: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+    waits_for: str | None = None  # why it did not run when that was last said, since its last preemption
+
+    @property
+    def ttft(self) -> float | None:
+        """From its arrival to its first token."""
+        return None if self.first_token_at is None else self.first_token_at - self.arrived_at
+
+    @property
+    def tpot(self) -> float | None:
+        """The mean time of a token after the first, of one that is over."""
+        if self.ended_at is None or self.first_token_at is None or self.num_output_tokens < 2:
+            return None
+        return (self.ended_at - self.first_token_at) / (self.num_output_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A batch that is planned, but has not started; `choices` wait for the prompts of its `runs`."""
+
+    instance_ids: tuple[int, ...]
+    runs: list[RequestRun]
+    choices: list[RequestRun]
+
+
+class RequestRuns:
+    """A listener that follows requests, and hands each on when it is over."""
+
+    def __init__(self, when_over: Sequence[Callable[[RequestRun], None]] = ()) -> None:
+        self._live: dict[RequestId, RequestRun] = {}
+        self._choices: dict[RequestId, list[RequestRun]] = {}  # that wait for this one's prompt
+        self._coming: dict[int, _Coming] = {}
+        self._when_over = list(when_over)
+
+    @property
+    def live(self) -> Collection[RequestRun]:
+        """The requests that are not over, in the order of their arrival."""
+        return self._live.values()
+
+    def subscribe(self, listener: Callable[[RequestRun], None]) -> None:
+        """Hand on to `listener` as well."""
+        self._when_over.append(listener)
+
+    def __call__(self, line: Line, _encoded: bytes, /) -> None:
+        """Take in a line."""
+        match line:
+            case ArrivedLine():
+                come = self._live[line.request_id] = RequestRun(
+                    line.request_id,
+                    line.num_prompt_tokens,
+                    line.max_tokens,
+                    line.time,
+                    line.ttft_slo,
+                    line.tpot_slo,
+                )
+                if line.choice_of is not None:
+                    self._choices.setdefault(line.choice_of, []).append(come)
+            case PlannedLine():
+                self._note_waits(line)
+                self._coming.update((batch.batch_id, self._come(batch)) for batch in line.batches)
+            case BatchStartedLine():
+                if (coming := self._coming.pop(line.batch_id, None)) is not None:
+                    _start(coming, line.time)
+            case InstanceLostLine():
+                self._coming = {
+                    batch_id: coming
+                    for batch_id, coming in self._coming.items()
+                    if line.instance_id not in coming.instance_ids
+                }
+            case FirstTokenLine():
+                if (run := self._live.get(line.request_id)) is not None:
+                    run.first_token_at = line.time
+            case EndedLine():
+                self._end(line)
+            case _:
+                pass
+
+    def live_run(self, request_id: RequestId) -> RequestRun | None:
+        """Return the run of a request that is not over; None if there is none."""
+        return self._live.get(request_id)
+
+    def _come(self, batch: LoggedBatch) -> "_Coming":
+        parts: tuple[Chunk | Decode, ...] = (*batch.chunks, *batch.decodes)
+        runs = [run for part in parts if (run := self._live.get(part.request_id)) is not None]
+        choices = [choice for run in runs for choice in self._choices.get(run.request_id, ())]
+        return _Coming(batch.instance_ids, runs, choices)
+
+    def _note_waits(self, plan: PlannedLine) -> None:
+        for preempted in plan.preempted:
+            if (run := self._live.get(preempted.request_id)) is not None:
+                run.num_preemptions, run.waits_for = run.num_preemptions + 1, None
+        for reason in plan.reasons:
+            if reason.kind == DecisionKind.WAIT.value:
+                for request_id in reason.request_ids:
+                    if (run := self._live.get(request_id)) is not None:
+                        run.waits_for = reason.chosen
+
+    def _end(self, ended: EndedLine) -> None:
+        if (run := self._live.pop(ended.request_id, None)) is not None:
+            self._leave_choices(run)
+            run.ended_at, run.end, run.num_output_tokens = ended.time, ended.reason, ended.num_output_tokens
+            for listener in self._when_over:
+                listener(run)
+
+    def _leave_choices(self, run: RequestRun) -> None:
+        """Let the next choice compute the prompt of all that wait for this one."""
+        waiting = [choice for choice in self._choices.pop(run.request_id, ()) if choice.end is None]
+        if waiting:
+            heir, *others = waiting
+            self._choices[heir.request_id] = others
+
+
+def _start(coming: _Coming, time: float) -> None:
+    dop = len(coming.instance_ids)
+    for run in (*coming.runs, *coming.choices):
+        if run.started_at is None and run.end is None:
+            run.started_at = time
+    for run in coming.runs:
+        if not run.dops or run.dops[-1] != dop:
+            run.dops.append(dop)
+            del run.dops[:-MAX_DOPS]

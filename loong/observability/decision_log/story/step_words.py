@@ -1,0 +1,115 @@
+"""The steps of a request in words."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from typing import assert_never
+
+from loong.observability.decision_log.story.phrases import (
+    batches,
+    counted,
+    duration,
+    happenings,
+    holdings,
+    listed,
+    policy_words,
+    some_of,
+    verb,
+    wait_words,
+)
+from loong.observability.decision_log.story.run_words import run_words
+from loong.observability.decision_log.story.steps import (
+    ComputedBatches,
+    Drop,
+    End,
+    First,
+    Loss,
+    Move,
+    StoryStep,
+    Wait,
+)
+from loong.observability.decision_log.story.story import Story
+from loong.observability.decision_log.story.summary import Latency
+
+_ENDS = {
+    "length": "It ends with {}, all that it may have.",
+    "stop": "It ends by itself, after {}.",
+    "abort": "Its client leaves, after {}.",
+}
+
+
+def step_words(step: StoryStep, story: Story) -> Iterator[str]:
+    """What happens, and what the policy says of it."""
+    match step:
+        case Wait():
+            yield from _wait(step, story)
+            yield from policy_words(step.reasons)
+        case ComputedBatches():
+            yield from run_words(step)
+            yield from policy_words(step.reasons)
+        case Move():
+            yield _move(step, story.found.host_ids)
+            yield from policy_words(step.reasons)
+        case Drop():
+            kv = f"{counted(sum(step.kv.values()), 'token')} on {holdings(step.kv)}"
+            yield f"It is preempted: its KV, {kv}, is dropped, to be computed again."
+            room = f"{step.kv_free:,} of {step.kv_capacity:,} tokens of KV were free"
+            if others := step.batch_ids:
+                room += f"; {batches(others)} {verb('start', others)} there"
+            yield f"{room}."
+            yield from policy_words(step.reasons)
+        case Loss():
+            why = f" ({step.why})" if step.why else ""
+            yield f"Instance {step.instance_id} is lost{why}, and all KV of this request with it."
+        case First():
+            yield f"Its first token, {duration(step.ttft)} after it came{_margin(story.summary.ttft)}."
+        case End():
+            num_tokens = counted(step.num_output_tokens, "token")
+            yield _ENDS.get(step.reason, "It fails, after {}.").format(num_tokens)
+        case _:
+            assert_never(step)
+
+
+def submitted_at(step: StoryStep, story: Story) -> float:
+    """When to tell of a step: a wait at its end, all else at its beginning."""
+    if isinstance(step, Wait):
+        return story.log_ends_at if step.until is None else step.until
+    return step.time
+
+
+def _wait(wait: Wait, story: Story) -> Iterator[str]:
+    if wait.until is None:
+        yield f"It still waits when the log ends, {duration(story.log_ends_at - wait.time)} by then."
+    elif not wait.causes:
+        yield f"It has waited {duration(wait.until - wait.time)}, and never starts."
+    else:
+        yield f"Having waited {duration(wait.until - wait.time)}, it starts as {happenings(wait.causes)}."
+        yield f"{wait.kv_free:,} tokens of KV are free by now."
+    yield from wait_words(wait.waited_for)
+    if wait.time == story.summary.arrived_at and (others := story.found.overtaken_by):
+        yield f"{some_of(others)}, which came later, {verb('have', others)} started before it."
+
+
+def _move(move: Move, host_ids: Collection[int]) -> str:
+    def name(instance_id: int) -> str:
+        return f"{'host tier' if instance_id in host_ids else 'instance'} {instance_id}"
+
+    num_tokens: Counter[tuple[int, int]] = Counter()
+    for route in move.routes:
+        num_tokens[route.source_id, route.destination_id] += route.num_tokens
+    routes = listed(
+        f"{counted(number, 'token')} from {name(source_id)} to {name(destination_id)}"
+        for (source_id, destination_id), number in num_tokens.items()
+    )
+    if move.until is None:
+        return f"KV moves, {routes}; it is under way when the log ends."
+    took = duration(move.until - move.time)
+    if move.is_committed:
+        return f"KV moves, {routes}, in {took}."
+    return f"KV is to move, {routes}, but that fails after {took} and all stays where it was."
+
+
+def _margin(ttft: Latency) -> str:
+    if ttft.slo is None or ttft.seconds is None:
+        return ""
+    margin, side = abs(ttft.seconds - ttft.slo), "over" if ttft.is_late else "within"
+    return f": {side} its SLO by {duration(margin)}"

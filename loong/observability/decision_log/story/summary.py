@@ -1,0 +1,122 @@
+"""A request in numbers."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from loong.core.request import RequestId
+from loong.observability.decision_log.story.index import LogIndex
+from loong.observability.decision_log.story.part import ABORT
+from loong.observability.decision_log.story.steps import (
+    ComputedBatches,
+    Drop,
+    End,
+    First,
+    Loss,
+    Move,
+    StoryStep,
+    Wait,
+)
+from loong.observability.decision_log.story.trail import trail_of
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """What a request got (None: nothing yet) and what was promised (None: nothing), in seconds."""
+
+    seconds: float | None
+    slo: float | None
+    is_late: bool
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """Times and durations are seconds; None is what the log does not tell.
+
+    A request waits while neither a batch nor a migration has it. TPOT is the mean time of a token after the
+    first. `measured_seconds` are of those of its steps that were predicted.
+    """
+
+    request_id: RequestId
+    choice_of: RequestId | None
+    user: str
+    arrived_at: float
+    ended_at: float | None
+    end: str | None
+    num_prompt_tokens: int
+    max_tokens: int
+    num_output_tokens: int | None
+    waited_seconds: float
+    ttft: Latency
+    tpot: Latency
+    dops: tuple[int, ...]
+    num_preemptions: int
+    num_losses: int
+    num_moved_tokens: int
+    measured_seconds: float
+    predicted_seconds: float
+
+
+def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
+    """A request that the log saw arrive, in numbers."""
+    arrived, steps = index.arrivals[request_id], trail_of(index, request_id)
+    end = next((step for step in steps if isinstance(step, End)), None)
+    last_time = index.last_time if end is None else end.time
+    runs = [step for step in steps if isinstance(step, ComputedBatches)]
+    parts = [part for run in runs for part in run.parts if part.predicted_seconds is not None]
+    return Summary(
+        request_id,
+        arrived.choice_of,
+        arrived.user,
+        arrived_at=arrived.time,
+        ended_at=None if end is None else end.time,
+        end=None if end is None else end.reason,
+        num_prompt_tokens=arrived.num_prompt_tokens,
+        max_tokens=arrived.max_tokens,
+        num_output_tokens=None if end is None else end.num_output_tokens,
+        waited_seconds=_waited(steps, last_time),
+        ttft=_ttft(steps, arrived.ttft_slo, last_time - arrived.time),
+        tpot=_tpot(steps, arrived.tpot_slo),
+        dops=tuple(sorted({len(run.instance_ids) for run in runs})),
+        num_preemptions=sum(isinstance(step, Drop) for step in steps),
+        num_losses=sum(isinstance(step, Loss) for step in steps),
+        num_moved_tokens=_moved(steps),
+        measured_seconds=sum(part.seconds for part in parts),
+        predicted_seconds=sum(part.num_steps * (part.predicted_seconds or 0.0) for part in parts),
+    )
+
+
+def _ttft(steps: Iterable[StoryStep], slo: float | None, seen_for: float) -> Latency:
+    """Late is also who has had no token for longer than promised."""
+    seconds = next((step.ttft for step in steps if isinstance(step, First)), None)
+    waited = seen_for if seconds is None else seconds
+    return Latency(seconds, slo, is_late=slo is not None and waited > slo)
+
+
+def _tpot(steps: Iterable[StoryStep], slo: float | None) -> Latency:
+    """None for who left early: when it got its last token is not known."""
+    first, seconds = None, None
+    for step in steps:
+        if isinstance(step, First):
+            first = step
+        elif (
+            isinstance(step, End)
+            and first is not None
+            and step.reason != ABORT
+            and step.num_output_tokens > 1
+        ):
+            seconds = (step.time - first.time) / (step.num_output_tokens - 1)
+    return Latency(seconds, slo, is_late=slo is not None and seconds is not None and seconds > slo)
+
+
+def _waited(steps: Iterable[StoryStep], last_time: float) -> float:
+    seconds = 0.0
+    for step in steps:
+        if isinstance(step, Wait):
+            seconds += (last_time if step.until is None else step.until) - step.time
+        elif isinstance(step, ComputedBatches):
+            seconds += sum(part.paused_seconds for part in step.parts)
+    return seconds
+
+
+def _moved(steps: Iterable[StoryStep]) -> int:
+    moves = (step for step in steps if isinstance(step, Move) and step.is_committed)
+    return sum(route.num_tokens for move in moves for route in move.routes)

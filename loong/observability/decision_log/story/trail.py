@@ -1,0 +1,229 @@
+"""From a log's entries of one request to the steps it went through."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from loong.core.decision import DecisionKind
+from loong.core.request import RequestId
+from loong.observability.decision_log.lines import (
+    ArrivedLine,
+    Chunk,
+    EndedLine,
+    FirstTokenLine,
+    InstanceLostLine,
+    Migration,
+    PlannedLine,
+    Reason,
+)
+from loong.observability.decision_log.story.found import idle_ids, room_of
+from loong.observability.decision_log.story.index import Considered, Dropped, Entry, LogIndex, MovedKV, Ran
+from loong.observability.decision_log.story.part import Pause, part_of
+from loong.observability.decision_log.story.steps import (
+    ComputedBatches,
+    Drop,
+    End,
+    First,
+    Loss,
+    Move,
+    Route,
+    StoryStep,
+    Wait,
+    WaitedFor,
+    summed,
+)
+
+
+def trail_of(index: LogIndex, request_id: RequestId) -> tuple[StoryStep, ...]:
+    """The steps of a request that the log saw arrive; each batch and each migration is one."""
+    arrived = index.arrivals[request_id]
+    trail = _Trail(index, arrived, free_since=arrived.time)
+    for entry in index.entries[request_id]:
+        trail.add(entry)
+    return trail.closed()
+
+
+@dataclass(slots=True)
+class _Trail:
+    """The steps so far, and what the next one depends on."""
+
+    index: LogIndex
+    arrived: ArrivedLine
+    free_since: float  # when the last thing that had it was over
+    steps: list[StoryStep] = field(default_factory=list)
+    is_waiting: bool = True  # without KV
+    pauses: list[Pause] = field(default_factory=list)  # since its last batch
+    group: tuple[int, ...] | None = None
+    kv: Counter[int] = field(default_factory=Counter)
+    considered: list[Considered] = field(default_factory=list)  # since the last step
+    waits: list[Considered] = field(
+        default_factory=list
+    )  # what it waited for since it last ran, or lost its KV
+
+    def add(self, entry: Entry) -> None:
+        """Take in the log's next entry."""
+        match entry:
+            case Considered():
+                is_wait = entry.reason.kind == DecisionKind.WAIT.value
+                (self.waits if is_wait else self.considered).append(entry)
+            case Ran():
+                self._run(entry)
+            case MovedKV():
+                self._move(entry)
+            case Dropped():
+                self._drop(entry)
+            case FirstTokenLine():
+                self.steps.append(First(entry.time, entry.time - self.arrived.time))
+                if self.is_waiting and self.arrived.choice_of is not None:
+                    self.is_waiting, self.free_since = False, entry.time
+            case InstanceLostLine():
+                self._lose(entry)
+            case EndedLine():
+                self._end(entry)
+            case _:
+                assert_never(entry)
+
+    def closed(self) -> tuple[StoryStep, ...]:
+        """All steps, and the wait that goes on at the end of the log."""
+        if self.is_waiting and self.arrived.request_id not in self.index.ends:
+            waited_for = self._waited_for(self.index.last_time)
+            self.steps.append(
+                Wait(self.free_since, until=None, waited_for=waited_for, reasons=self._take_reasons())
+            )
+        return tuple(self.steps)
+
+    def _run(self, ran: Ran) -> None:
+        began = ran.time
+        self._cut_at(began)
+        self._leave_rest(ran.plan, began)
+        part = part_of(self.index, ran, self.pauses)
+        group = ran.batch.instance_ids
+        before = group if self.group is None else self.group
+        self.steps.append(
+            ComputedBatches(
+                began,
+                phase="prefill" if isinstance(ran.part, Chunk) else "decode",
+                instance_ids=group,
+                joined_ids=tuple(i for i in group if i not in before),
+                left_ids=tuple(i for i in before if i not in group),
+                num_idle=len(idle_ids(ran.plan.instances)),
+                is_recomputed=isinstance(ran.part, Chunk) and ran.part.num_output_tokens > 0,
+                parts=(part,),
+                waited_for=self._waited_for(began),
+                reasons=self._take_reasons(),
+                holder_ids=ran.batch.holder_ids,
+            )
+        )
+        self.group, self.pauses = group, []
+        if part.num_steps:
+            self.kv.update(part.kept_on)
+        self.free_since = self.index.last_time if part.until is None else part.until
+
+    def _move(self, moved: MovedKV) -> None:
+        migration, until = moved.migration, self._end_of(moved.migration)
+        self._leave_rest(moved.plan, moved.time)
+        end = self.index.migration_ends.get(migration.migration_id)
+        route = Route(migration.source_id, migration.destination_id, migration.num_tokens)
+        self.steps.append(
+            Move(
+                moved.time,
+                until=until,
+                routes=(route,),
+                is_committed=end.is_committed if end is not None else None if until is None else False,
+                reasons=self._take_reasons(),
+            )
+        )
+        self.free_since = max(self.free_since, self.index.last_time if until is None else until)
+        if end is not None and end.is_committed:
+            self.kv[route.source_id] -= route.num_tokens
+            self.kv[route.destination_id] += route.num_tokens
+
+    def _end_of(self, migration: Migration) -> float | None:
+        """Return when a migration ended, or was void as an instance was lost; None if the log ends before."""
+        index, migration_id = self.index, migration.migration_id
+        over = index.migration_ends.get(migration_id) or index.migration_losses.get(migration_id)
+        return None if over is None else over.time
+
+    def _cut_at(self, time: float) -> None:
+        """End what goes on at a time: a batch that other instances end later, or moves of KV that is lost."""
+        for number in reversed(range(len(self.steps))):
+            step = self.steps[number]
+            if isinstance(step, Move) and step.until is not None and step.until > time:
+                self.steps[number] = replace(step, until=time)
+            elif isinstance(step, ComputedBatches):
+                part = step.parts[-1]
+                if part.until is None or part.until > time:
+                    self.steps[number] = replace(step, parts=(replace(part, until=time),))
+                break
+        self.free_since = min(self.free_since, time)
+
+    def _drop(self, dropped: Dropped) -> None:
+        plan, kv = dropped.plan, dropped.preempted.kv
+        batch_ids = tuple(batch.batch_id for batch in self.index.batches_planned_at(plan.time, kv))
+        kv_free, kv_capacity = room_of(plan.instances)
+        self.steps.append(Drop(plan.time, kv, batch_ids, kv_free, kv_capacity, reasons=self._take_reasons()))
+        self._lose_kv(plan.time)
+
+    def _lose(self, loss: InstanceLostLine) -> None:
+        """Take in that an instance died, which may have been none of this request's."""
+        batch_ids = (
+            step.parts[-1].batch_id for step in reversed(self.steps) if isinstance(step, ComputedBatches)
+        )
+        ran_there = self.index.batch_losses.get(next(batch_ids, 0)) is loss
+        if ran_there or self.kv[loss.instance_id]:
+            self.steps.append(Loss(loss.time, loss.instance_id, loss.why))
+            self._lose_kv(loss.time)
+
+    def _end(self, ended: EndedLine) -> None:
+        if self.is_waiting and ended.time > self.free_since:
+            waited_for = self._waited_for(ended.time)
+            self.steps.append(
+                Wait(self.free_since, ended.time, waited_for=waited_for, reasons=self._take_reasons())
+            )
+        self.steps.append(End(ended.time, ended.reason, ended.num_output_tokens))
+
+    def _lose_kv(self, time: float) -> None:
+        self._cut_at(time)
+        self._rest_until(time)
+        self.kv.clear()
+        self.waits.clear()
+        self.is_waiting, self.free_since, self.group = True, time, None
+
+    def _leave_rest(self, plan: PlannedLine, time: float) -> None:
+        """Take in that a plan takes the request up at this time."""
+        if not self.is_waiting:
+            self._rest_until(time)
+        elif time > self.free_since:
+            reasons = self._take_reasons(before=plan)
+            kv_free, _ = room_of(plan.instances)
+            waited_for = self._waited_for(time)
+            self.steps.append(Wait(self.free_since, time, plan.causes, kv_free, waited_for, reasons))
+        self.is_waiting = False
+
+    def _rest_until(self, time: float) -> None:
+        if time > self.free_since:
+            batch_ids = self._batches_at(+self.kv, self.free_since, time)
+            self.pauses.append(Pause(time - self.free_since, batch_ids))
+
+    def _batches_at(self, instance_ids: Iterable[int], start: float, end: float) -> tuple[int, ...]:
+        return tuple(batch.batch_id for batch in self.index.batches_on(instance_ids, start, end))
+
+    def _waited_for(self, until: float) -> tuple[WaitedFor, ...]:
+        """What it waited for since it last ran, each thing until the policy said another."""
+        times = [*(max(wait.plan.time, self.free_since) for wait in self.waits), until]
+        reasons = [wait.reason.chosen for wait in self.waits]
+        self.waits.clear()
+        return summed(
+            WaitedFor(reason, end - start)
+            for reason, (start, end) in zip(reasons, pairwise(times), strict=True)
+        )
+
+    def _take_reasons(self, before: PlannedLine | None = None) -> tuple[Reason, ...]:
+        """The reasons given since the last step, each once; only those of plans before `before`, if given."""
+        taken = [entry for entry in self.considered if entry.plan is not before]
+        self.considered = [entry for entry in self.considered if entry.plan is before]
+        return tuple({(entry.reason.kind, entry.reason.chosen): entry.reason for entry in taken}.values())

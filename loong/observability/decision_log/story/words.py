@@ -1,0 +1,109 @@
+"""A story as text, with times since the request came."""
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from operator import itemgetter
+from textwrap import fill
+
+from loong.observability.decision_log.story.arrival_words import arrival_words
+from loong.observability.decision_log.story.phrases import counted, difference, duration, wait_words
+from loong.observability.decision_log.story.run_words import rest_words
+from loong.observability.decision_log.story.step_words import step_words, submitted_at
+from loong.observability.decision_log.story.steps import ComputedBatches, Wait
+from loong.observability.decision_log.story.story import Story
+from loong.observability.decision_log.story.summary import Latency, Summary
+
+WIDTH = 110
+LEAST_TOLD = 0.001  # seconds; a summary says nothing of shorter waits
+_TIME_WIDTH = 11
+_INDENT = " " * (_TIME_WIDTH + 2)
+
+
+def reported(story: Story) -> str:
+    """The story, at most 110 columns wide."""
+    lines = [_filled(sentence) for sentence in heading(story)]
+    lines.append("")
+    for time, sentences in chapters(story):
+        lines += _at(time, sentences)
+    return "\n".join(lines)
+
+
+def chapters(story: Story) -> Iterator[tuple[float, Iterator[str]]]:
+    """Seconds since the request came, and sentences on what happened then."""
+    yield 0.0, arrival_words(story)
+    for step in story.steps:
+        since = submitted_at(step, story) - story.summary.arrived_at
+        yield max(0.0, since), step_words(step, story)  # the log rounds times, each by itself
+
+
+def why_it_waited(story: Story) -> Iterator[str]:
+    """Yield the sentences of the story that say what it waited for, the longest wait first."""
+    waits: list[tuple[float, list[str]]] = []
+    for step in story.steps:
+        if isinstance(step, Wait):
+            seconds = (story.log_ends_at if step.until is None else step.until) - step.time
+            waits.append((seconds, [next(step_words(step, story)), *wait_words(step.waited_for)]))
+        elif isinstance(step, ComputedBatches):
+            waits.append((sum(part.paused_seconds for part in step.parts), list(rest_words(step))))
+    for seconds, sentences in sorted(waits, key=itemgetter(0), reverse=True):
+        if seconds >= LEAST_TOLD:
+            yield from sentences
+
+
+def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:
+    """Sentences one below the other, the first beside the time."""
+    label = f"+{time:.3f} s".rjust(_TIME_WIDTH) + "  "
+    for sentence in sentences:
+        yield _filled(sentence, label, _INDENT + "  ")
+        label = _INDENT
+
+
+def _filled(text: str, first_indent: str = "", indent: str = "") -> str:
+    """Lines of the width, no number parted from its unit."""
+    glued = re.sub(r"(\d) (?=m?s\b)", "\\1\u00a0", text)
+    filled = fill(glued, WIDTH, initial_indent=first_indent, subsequent_indent=indent)
+    return filled.replace("\u00a0", " ")
+
+
+def heading(story: Story) -> Iterator[str]:
+    """Who it is, what it was promised and got, and how long it waited."""
+    summary = story.summary
+    user = f" of user {_harmless(summary.user)}" if summary.user else ""
+    prompt, output = counted(summary.num_prompt_tokens, "token"), counted(summary.max_tokens, "token")
+    yield f"Request {summary.request_id}{user}: a prompt of {prompt}, at most {output} of output."
+    came = f"It came at {summary.arrived_at:.3f} s"
+    if story.clock_start is not None:
+        at = datetime.fromtimestamp(story.clock_start + summary.arrived_at, UTC)
+        came += f" of the run, {at:%Y-%m-%d %H:%M:%S} UTC"
+    yield f"{came}. {_verdict(summary)}"
+    waited = (
+        f"It waited {duration(summary.waited_seconds)} in all"
+        if summary.waited_seconds
+        else "It never waited"
+    )
+    if summary.predicted_seconds:
+        measured, predicted = summary.measured_seconds, summary.predicted_seconds
+        waited += f"; its steps took {duration(measured)}, {difference(measured, predicted)}"
+    yield f"{waited}."
+
+
+def _harmless(name: str) -> str:
+    """What a client calls itself, without what a terminal would obey."""
+    return name if name.isprintable() else ascii(name)
+
+
+def _verdict(summary: Summary) -> str:
+    ttft, tpot = summary.ttft, summary.tpot
+    if ttft.seconds is None:
+        return f"It got no token{_promise(ttft) if ttft.is_late else ''}."
+    words = f"Its first token came after {duration(ttft.seconds)}{_promise(ttft)}"
+    if tpot.seconds is not None:
+        words += f"; then each took {duration(tpot.seconds)}{_promise(tpot)}"
+    return f"{words}."
+
+
+def _promise(latency: Latency) -> str:
+    if latency.slo is None:
+        return ""
+    return f", {'over' if latency.is_late else 'within'} its SLO of {duration(latency.slo)}"

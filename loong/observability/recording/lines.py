@@ -1,0 +1,254 @@
+"""What a recording says, one JSON object a line: the setting, then events and the plans made on them.
+
+JSON has no infinity; where a limit may be infinite, it is the word "inf".
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from math import inf
+from typing import TypeAlias, assert_never
+
+import msgspec
+
+from loong.core.events import (
+    BatchEndPredicted,
+    BatchFinished,
+    BatchStarted,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instance import ElasticInstance
+from loong.core.plan import IterationPlan
+from loong.core.request import SLO, Request, SamplingParams
+from loong.core.snapshot import Snapshot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.cost_model import WorkCostModel
+
+VERSION = 4
+
+
+class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):
+    """One line."""
+
+
+class Setting(_Line, frozen=True, tag="setting"):
+    """What plans depend on beside events. Corrections of the cost model follow from the events again."""
+
+    version: int
+    loong_version: str
+    instances: tuple[ElasticInstance, ...]
+    policy: str
+    policy_config: PolicyConfig
+    cost_model: WorkCostModel
+    is_recalibrated: bool = False
+    last_id: int = 0  # of a batch or migration before the first event
+
+
+class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
+    """A request; without the ids of its prompt, which no plan depends on, unless they were to be kept."""
+
+    time: float
+    request_id: str
+    num_prompt_tokens: int
+    sampling_params: SamplingParams
+    arrival_time: float
+    slo: SLO | None = None
+    user: str = ""
+    prompt_token_ids: list[int] | None = None
+    priority: int = 0
+    num_choices: int = 1
+    num_prompt_logprobs: int | None = None
+
+
+class TokensRecord(_Line, frozen=True, tag="tokens_produced"):
+    """Without log-probabilities."""
+
+    event: TokensProduced
+
+
+class BatchStartRecord(_Line, frozen=True, tag="batch_started"):
+    """As the executor told it."""
+
+    event: BatchStarted
+
+
+class PredictedEndRecord(_Line, frozen=True, tag="batch_end_predicted"):
+    """As the executor told it."""
+
+    event: BatchEndPredicted
+
+
+class BatchEndRecord(_Line, frozen=True, tag="batch_finished"):
+    """As the executor told it."""
+
+    event: BatchFinished
+
+
+class MigrationRecord(_Line, frozen=True, tag="migration_finished"):
+    """As the executor told it."""
+
+    event: MigrationFinished
+
+
+class AbortRecord(_Line, frozen=True, tag="request_aborted"):
+    """As the executor told it."""
+
+    event: RequestAborted
+
+
+class InstanceLossRecord(_Line, frozen=True, tag="instance_lost"):
+    """As the executor told it."""
+
+    event: InstanceLost
+
+
+class InstanceJoinRecord(_Line, frozen=True, tag="instance_joined"):
+    """As the executor told it."""
+
+    event: InstanceJoined
+
+
+class PlanRecord(_Line, frozen=True, tag="planned"):
+    """A plan on the events before it, without reasons and predictions, which change nothing."""
+
+    digest: str
+    plan: msgspec.Raw
+
+
+class RefusedPlanRecord(_Line, frozen=True, tag="refused"):
+    """A plan that was not carried out, with the snapshot that it was made for and the error."""
+
+    error: str
+    snapshot: Snapshot
+    plan: IterationPlan
+
+
+EventLine: TypeAlias = (
+    ArrivalRecord
+    | BatchStartRecord
+    | TokensRecord
+    | PredictedEndRecord
+    | BatchEndRecord
+    | MigrationRecord
+    | AbortRecord
+    | InstanceLossRecord
+    | InstanceJoinRecord
+)
+Line: TypeAlias = Setting | EventLine | PlanRecord | RefusedPlanRecord
+
+
+def encoded(line: Line) -> bytes:
+    """A line as it is written, without its end."""
+    if isinstance(line, Setting | ArrivalRecord | RefusedPlanRecord):  # only these hold limits
+        return _encoder.encode(_with_words(msgspec.to_builtins(line, enc_hook=_encode_range, str_keys=True)))
+    return _encoder.encode(line)
+
+
+def decoded(text: bytes) -> Line:
+    """What `encoded` wrote. Raises `msgspec.DecodeError` or `UnicodeDecodeError` at anything else."""
+    return _decoder.decode(text)
+
+
+def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
+    """An event as a line."""
+    match event:
+        case RequestArrived():
+            return _arrived(event, keeps_prompts=keeps_prompts)
+        case TokensProduced():
+            tokens = tuple(token._replace(logprobs=None) for token in event.tokens)
+            return TokensRecord(replace(event, tokens=tokens))
+        case BatchStarted():
+            return BatchStartRecord(event)
+        case BatchEndPredicted():
+            return PredictedEndRecord(event)
+        case BatchFinished():
+            return BatchEndRecord(event)
+        case MigrationFinished():
+            return MigrationRecord(event)
+        case RequestAborted():
+            return AbortRecord(event)
+        case InstanceLost():
+            return InstanceLossRecord(event)
+        case InstanceJoined():
+            return InstanceJoinRecord(event)
+        case _:
+            assert_never(event)
+
+
+def event_of(line: EventLine) -> Event:
+    """A line as an event. A prompt whose ids were not kept is as long as it was."""
+    if not isinstance(line, ArrivalRecord):
+        return line.event
+    prompt: Sequence[int] = range(line.num_prompt_tokens)
+    if line.prompt_token_ids is not None:
+        prompt = tuple(line.prompt_token_ids)
+    request = Request(
+        line.request_id,
+        prompt,
+        line.sampling_params,
+        line.arrival_time,
+        line.slo,
+        line.user,
+        priority=line.priority,
+        num_choices=line.num_choices,
+        num_prompt_logprobs=line.num_prompt_logprobs,
+    )
+    return RequestArrived(line.time, request)
+
+
+def planned_line(plan: IterationPlan) -> PlanRecord:
+    """A plan as a line. Equal plans have equal digests, whoever makes them and wherever."""
+    batches = tuple(replace(batch, predicted_time=None) for batch in plan.batches)
+    text = _plan_encoder.encode(replace(plan, batches=batches, decisions=()))
+    return PlanRecord(blake2b(text, digest_size=8).hexdigest(), msgspec.Raw(text))
+
+
+def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
+    request = event.request
+    return ArrivalRecord(
+        event.time,
+        request.request_id,
+        len(request.prompt_token_ids),
+        request.sampling_params,
+        request.arrival_time,
+        request.slo,
+        request.user,
+        list(request.prompt_token_ids) if keeps_prompts else None,
+        request.priority,
+        request.num_choices,
+        request.num_prompt_logprobs,
+    )
+
+
+def _with_words(fields: object) -> object:
+    """The same with words for infinities, in objects within objects too."""
+    if isinstance(fields, dict):
+        return {name: _with_words(field) for name, field in fields.items()}
+    if isinstance(fields, list | tuple):
+        return [_with_words(field) for field in fields]
+    return "inf" if fields == inf else fields
+
+
+def _encode_range(value: object) -> str:
+    if isinstance(value, range):
+        return f"{value.start}:{value.stop}:{value.step}"
+    raise TypeError(f"{type(value).__name__} is not recorded")
+
+
+def _decode_range(kind: type, value: str) -> object:
+    if kind is range:
+        return range(*map(int, value.split(":")))
+    raise TypeError(f"{kind.__name__} is not recorded")
+
+
+_encoder = msgspec.json.Encoder()
+_plan_encoder = msgspec.json.Encoder(enc_hook=_encode_range)
+_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(
+    Line, dec_hook=_decode_range, strict=False
+)  # words may be numbers

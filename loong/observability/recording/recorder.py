@@ -1,0 +1,61 @@
+"""An observer of the loop that writes down all it sees."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from loong.core.errors import ConfigError
+from loong.core.events import Event
+from loong.core.instructions import Instruction
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.observability.decision_log.line_file import LineFile
+from loong.observability.recording.lines import Line, Setting, encoded, event_line, planned_line
+
+
+def check_new(path: Path) -> None:
+    """Raise `ConfigError` if the file is there already."""
+    if path.exists():
+        raise ConfigError(f"the event log {path} exists; name a new file, so that no recording is lost")
+
+
+@contextmanager
+def recording(path: Path, setting: Setting, *, keeps_prompts: bool = False) -> Iterator["Recorder"]:
+    """A recording of one run in a file of its own.
+
+    Raises `ConfigError` if the file is there already, or cannot be made.
+    """
+    check_new(path)
+    file = LineFile(path)
+    try:
+        yield Recorder(file, setting, keeps_prompts=keeps_prompts)
+    finally:
+        file.close()
+
+
+class Recorder:
+    """Writes the setting, every event before the plans made on it, and every plan."""
+
+    def __init__(self, file: LineFile, setting: Setting, *, keeps_prompts: bool) -> None:
+        self._file, self._keeps_prompts = file, keeps_prompts
+        self._write(setting)
+
+    def on_event(self, event: Event, /) -> None:
+        """Write an event down."""
+        self._write(event_line(event, keeps_prompts=self._keeps_prompts))
+
+    def on_plan(
+        self,
+        _events: Sequence[Event],
+        snapshot: Snapshot,
+        plan: IterationPlan,
+        instructions: Sequence[Instruction],
+        /,
+    ) -> None:
+        """Write a plan down."""
+        self._write(planned_line(plan))
+        if not (snapshot.batches or snapshot.ending or instructions):
+            self._file.flush()  # nothing may come for long
+
+    def _write(self, line: Line) -> None:
+        self._file.append(encoded(line))

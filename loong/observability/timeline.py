@@ -1,0 +1,149 @@
+"""The observer that keeps the last batches, migrations and requests for people to look at."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, TokensOf
+from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost, MigrationFinished
+from loong.core.instructions import Instruction, MoveKV, RunBatch
+from loong.core.placement import InstanceId
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.observability.latest import Latest
+from loong.observability.request_spans import RequestSpans
+
+MAX_BATCH_BYTES = 2**25  # of the slices of batches that are kept
+MAX_MOVE_BYTES = 2**22
+_SLICE_BYTES = 512  # of a slice without requests and instances
+_INSTANCE_BYTES = 192  # of what a slice says of an instance
+_ID_BYTES = 64  # of a request's id, without its letters
+_MOVE_BYTES = 320
+
+
+class Timeline:
+    """An observer of the loop that keeps the last batches, migrations and requests."""
+
+    def __init__(self, max_batch_bytes: int = MAX_BATCH_BYTES, max_move_bytes: int = MAX_MOVE_BYTES) -> None:
+        self._batches = Latest(max_batch_bytes, _size_of_slice)
+        self._moves = Latest(max_move_bytes, _size_of_move)
+        self._requests = RequestSpans()
+        # with the time of its start, or of its submission until it has started
+        self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}
+        self._ended: list[BatchSlice] = []  # since the last plan, as if their pools held what was reserved
+        self._moving: dict[int, tuple[MoveKV, float]] = {}
+        self._kv_capacity: dict[InstanceId, int] = {}
+
+    def history(self) -> ClusterHistory:
+        """What has ended so far."""
+        batches = (*self._batches, *self._ended)
+        return ClusterHistory(batches, tuple(self._moves), dict(self._kv_capacity), self._requests.spans())
+
+    def on_event(self, event: Event, /) -> None:
+        """Keep what ended, and forget what a lost instance took part in: it never ends."""
+        self._requests.on_event(event)
+        if isinstance(event, BatchStarted) and event.batch_id in self._running:
+            instruction, _, reserved = self._running[event.batch_id]
+            self._running[event.batch_id] = instruction, event.time, reserved
+        elif isinstance(event, BatchFinished) and event.batch_id in self._running:
+            instruction, started_at, reserved = self._running.pop(event.batch_id)
+            self._ended.append(_slice(instruction, started_at, reserved, event.time))
+        elif isinstance(event, MigrationFinished) and event.migration_id in self._moving:
+            self._moves.append(_move(*self._moving.pop(event.migration_id), event))
+        elif isinstance(event, InstanceLost):
+            lost = event.instance_id
+            self._running = {
+                batch_id: running
+                for batch_id, running in self._running.items()
+                if lost not in running[0].participant_ids
+            }
+            self._moving = {
+                migration_id: (instruction, started_at)
+                for migration_id, (instruction, started_at) in self._moving.items()
+                if lost
+                not in (instruction.migration.segment.instance_id, instruction.migration.destination_id)
+            }
+
+    def on_plan(
+        self,
+        events: Sequence[Event],
+        snapshot: Snapshot,
+        plan: IterationPlan,
+        instructions: Sequence[Instruction],
+        /,
+    ) -> None:
+        """See what pools hold after batches that ended just now, and keep what was told to run or to move."""
+        now_ended = {event.batch_id for event in events if isinstance(event, BatchFinished)}
+        for ended in self._ended:
+            is_seen = ended.batch_id in now_ended
+            self._batches.append(_with_pools_of(snapshot, ended) if is_seen else ended)
+        self._ended.clear()
+        self._requests.failed(snapshot.now, (failure.request_id for failure in plan.failures))
+        for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self._running[instruction.batch_id] = (
+                    instruction,
+                    snapshot.now,
+                    self._reserved(instruction, snapshot),
+                )
+            elif isinstance(instruction, MoveKV):
+                self._moving[instruction.migration_id] = (instruction, snapshot.now)
+
+    def _reserved(self, instruction: RunBatch, snapshot: Snapshot) -> TokensOf:
+        writes = instruction.plan.num_stored_tokens
+        instances = [snapshot.instance[i] for i in instruction.plan.group.instance_ids]
+        self._kv_capacity.update((i.instance_id, i.kv_capacity) for i in instances)
+        return tuple((i.instance_id, i.kv_used + writes.get(i.instance_id, 0)) for i in instances)
+
+
+def _size_of_slice(piece: BatchSlice) -> int:
+    """Return the bytes of a slice, counting ids as if no other slice had them."""
+    num_ids, num_letters = len(piece.request_ids), sum(map(len, piece.request_ids))
+    num_instances = piece.group.dop + len(piece.holder_ids)
+    return _SLICE_BYTES + _INSTANCE_BYTES * num_instances + _ID_BYTES * num_ids + num_letters
+
+
+def _size_of_move(move: KVMove) -> int:
+    return _MOVE_BYTES + len(move.request_id)
+
+
+def _with_pools_of(snapshot: Snapshot, ended: BatchSlice) -> BatchSlice:
+    used = tuple((i, snapshot.instance[i].kv_used) for i, _ in ended.kv_used if i in snapshot.instance)
+    return replace(ended, kv_used=used)
+
+
+def _slice(batch: RunBatch, started_at: float, reserved: TokensOf, ended_at: float) -> BatchSlice:
+    group = batch.plan.group
+    prefilled = [given for given in batch.inputs if not given.is_decoding]
+    return BatchSlice(
+        batch.batch_id,
+        group,
+        _phase(len(prefilled), len(batch.inputs)),
+        started_at,
+        ended_at,
+        batch.plan.request_ids,
+        reserved,
+        reserved,
+        sum(len(given.token_ids) for given in prefilled),
+        max((given.num_prompt_tokens for given in prefilled), default=0),
+        batch.holder_ids,
+    )
+
+
+def _phase(num_prefilled: int, num_requests: int) -> str:
+    if not num_requests or num_prefilled == num_requests:
+        return "prefill"
+    return "mixed" if num_prefilled else "decode"
+
+
+def _move(instruction: MoveKV, started_at: float, event: MigrationFinished) -> KVMove:
+    segment = instruction.migration.segment
+    return KVMove(
+        instruction.migration_id,
+        segment.owner_id,
+        segment.instance_id,
+        instruction.migration.destination_id,
+        len(segment.positions),
+        started_at,
+        event.time,
+        event.is_committed,
+    )

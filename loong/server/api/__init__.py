@@ -1,0 +1,1 @@
+"""The HTTP layer: bodies, errors, streams of events, listening and middleware."""

@@ -1,0 +1,78 @@
+"""What every request goes through: the key is checked, and errors are told in the API's words."""
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+
+from loong.server.api.api_keys import KEY_NUMBER, key_number
+from loong.server.api.errors import ApiError, as_api_error
+from loong.server.api.json_bodies import json_response
+from loong.server.context import SERVER
+
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/", "/dashboard"})
+OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and tells nothing by itself
+
+
+@web.middleware
+async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with an error object whatever was raised, on purpose or not, by us or by the web framework."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        code = error.reason.lower().replace(" ", "_")
+        message = _explained(request, error)
+        return _refusal(request, ApiError(error.status, message, code, headers=_kept_headers(error)))
+    except (ConnectionError, HttpProcessingError):  # there is nobody to answer, or it was no HTTP
+        raise
+    except Exception as error:  # noqa: BLE001  a client is owed an answer in any case
+        return _refusal(request, as_api_error(error))
+
+
+@web.middleware
+async def check_api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let a request through if no key is set, it carries one, or its path is open to all."""
+    keys = request.app[SERVER].settings.api_keys
+    if keys and request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
+        number = key_number(request.headers.get("Authorization", ""), keys)
+        if number is None:
+            message = "this server needs an API key: send the header `Authorization: Bearer KEY`"
+            raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        request[KEY_NUMBER] = number
+    return await handler(request)
+
+
+def _explained(request: web.Request, error: web.HTTPException) -> str:
+    """Return the message for an error that the web framework raised."""
+    match error:
+        case web.HTTPNotFound():
+            return _what_there_is(request)
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return f"{request.path} takes {allowed}, but the method is {error.method}"
+        case _:
+            return error.text or error.reason
+
+
+def _what_there_is(request: web.Request) -> str:
+    """What to say of a path that does not exist, such as `/v1/embeddings`."""
+    resources = (resource.canonical for resource in request.app.router.resources())
+    paths = [path for path in dict.fromkeys(resources) if not path.startswith(OPEN_FOLDER)]
+    return f"there is no {request.path} here; this server has {', '.join(paths)}"
+
+
+def _kept_headers(error: web.HTTPException) -> dict[str, str]:
+    return {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+
+
+def _refusal(request: web.Request, error: ApiError) -> web.Response:
+    if (server := request.app.get(SERVER)) is not None:
+        server.metrics.observe_refusal(error.code)
+    response = json_response(error.body, error.status)
+    response.headers.update(error.headers)
+    if error.status == 503 and server is not None:
+        response.headers.setdefault("Retry-After", str(server.settings.retry_after))
+    if error.code == "shutting_down":
+        response.force_close()
+    return response

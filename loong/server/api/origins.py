@@ -1,0 +1,98 @@
+"""Browser pages that may use the server: its own and those of allowed origins, and no other.
+
+A browser names the page that sends a request in `Origin`. Where it does not, `Sec-Fetch-Site` says whether
+the page is a foreign one. Neither detects DNS rebinding, where the host name of a foreign page resolves to
+this machine. The Host of such a request is that name.
+"""
+
+from ipaddress import ip_address
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from loong.server.api.errors import ApiError
+from loong.server.api.parsing import short
+from loong.server.context import SERVER
+from loong.server.settings import ANY_ORIGIN, AUTHORITY, ServerSettings
+
+IS_LOOPBACK = web.AppKey("is_loopback", bool)  # whether the server listens on a loopback address
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, POST",
+    "Access-Control-Allow-Headers": "*, Authorization",  # the wildcard does not include it
+    "Access-Control-Max-Age": "600",
+}
+_FOREIGN_SITES = frozenset({"cross-site", "same-site"})  # another port of this host is of the same site
+
+
+@web.middleware
+async def check_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what pages of foreign origins send, and answer the preflight requests of allowed ones.
+
+    Raises a 403 that names the Host or the origin, and the flag that allows it.
+    """
+    settings = request.app[SERVER].settings
+    if request.app[IS_LOOPBACK] and not settings.api_keys:
+        _check_host(request, settings)
+    page = _foreign_page(request)
+    if page is not None and not settings.allows_origin(page):
+        message = f"pages of {short(page)!r} may not use this server; --allowed-origins names those that may"
+        raise ApiError(403, message, "origin_not_allowed")
+    if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+        return web.Response(status=204, headers=_PREFLIGHT)
+    return await handler(request)
+
+
+async def allow_reading(request: web.Request, response: web.StreamResponse) -> None:
+    """Let pages of an allowed origin read the answer, whatever its status; a signal of aiohttp."""
+    settings = request.app[SERVER].settings
+    if not settings.allowed_origins:
+        return
+    origin = request.headers.get("Origin")
+    if ANY_ORIGIN in settings.allowed_origins:
+        response.headers["Access-Control-Allow-Origin"] = ANY_ORIGIN
+    else:
+        response.headers.add("Vary", "Origin")
+        if origin is not None and settings.allows_origin(origin):
+            response.headers["Access-Control-Allow-Origin"] = origin
+    response.headers["Access-Control-Expose-Headers"] = "*"
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a host name or address is of the loopback interface, without a look-up."""
+    if name == "localhost":
+        return True
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _check_host(request: web.Request, settings: ServerSettings) -> None:
+    host = request.headers.get("Host")
+    if host is None or ANY_ORIGIN in settings.allowed_origins:  # browsers always send one
+        return
+    found = AUTHORITY.fullmatch(host.lower())
+    name = "" if found is None else found["name"].strip("[]")
+    if not is_loopback(name) and name not in settings.host_names:
+        message = (
+            f"the Host {short(host)!r} is no name of this server, which listens on loopback without an API "
+            "key; --allowed-origins http://HOST allows it, and so does --api-key"
+        )
+        raise ApiError(403, message, "host_not_allowed")
+
+
+def _foreign_page(request: web.Request) -> str | None:
+    """Return the origin of the page that sends the request, or as much as is known of it.
+
+    Returns None for the server's own pages and for clients that are no pages. Schemes are not compared: a
+    proxy may end TLS.
+    """
+    headers = request.headers
+    origin = headers.get("Origin")
+    if origin is not None:
+        authority = origin.lower().partition("://")[2]
+        return None if authority and authority == headers.get("Host", "").lower() else origin
+    is_link = headers.get("Sec-Fetch-Dest") == "document"  # that a person follows
+    is_foreign = headers.get("Sec-Fetch-Site") in _FOREIGN_SITES and not is_link
+    return "another site" if is_foreign else None

@@ -1,0 +1,96 @@
+"""From a body to the schema it must have.
+
+What is not listed is refused by name, never ignored, except a few well-known fields that change nothing about
+the answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from loong.core.request import number_text
+from loong.server.api.errors import ApiError, bad_request
+from loong.server.api.schema_base import Schema
+
+HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the value that asks for nothing
+    "suffix": "",
+    "tools": [],
+    "tool_choice": "none",
+    "parallel_tool_calls": True,
+    "modalities": ["text"],
+    "use_beam_search": False,
+    "length_penalty": 1,
+    "include_stop_str_in_output": False,
+    "spaces_between_special_tokens": True,
+    "continue_final_message": False,
+    "bad_words": [],
+}
+_MAX_NAME = 64  # characters
+_OURS, _NEEDED = "Value error, ", "Input should be "  # what pydantic begins messages with
+_LIKENESS = 0.75  # of two names, from which one may have been meant for the other
+
+Fields = TypeVar("Fields", bound=Schema)
+
+
+def read_json(body: bytes) -> object:
+    """The value that a body writes; raise a 400 if it is no JSON."""
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from error
+
+
+def check(content: object, schema: type[Fields]) -> Fields:
+    """Take what a body says as `schema`; raise a 400 that names the first field at fault."""
+    if not isinstance(content, dict):
+        raise bad_request(f"the body must be a JSON object, but is {type(content).__name__}", None)
+    try:
+        return schema.model_validate(_asked_for(content, schema))
+    except ValidationError as error:
+        raise _name_field(error.errors(include_url=False, include_context=False)[0], schema) from error
+
+
+def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str, object]:
+    """The fields that ask for something."""
+    return {
+        name: value
+        for name, value in content.items()
+        if name in schema.model_fields or (name not in HARMLESS and not _is_neutral(name, value))
+    }
+
+
+def _is_neutral(name: str, value: object) -> bool:
+    """Return whether a field that is not supported asks for nothing."""
+    neutral = NEUTRAL.get(name)
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)  # true equals 1
+
+
+def short(name: str) -> str:
+    """As much of a name as there is room for: a client may call anything anything."""
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
+
+
+def _name_field(error: ErrorDetails, schema: type[Schema]) -> ApiError:
+    names = [short(str(part)) for part in error["loc"]]
+    field = names[0] if names else None
+    path = ".".join(names)
+    if error["type"] == "extra_forbidden":
+        but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else _meant(names, schema)
+        return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
+    if error["type"] == "value_error":  # in our own words
+        return bad_request(f"{path}: {error['msg'].removeprefix(_OURS)}", field)
+    given, needed = error["input"], error["msg"].removeprefix(_NEEDED)
+    what = f"{path} must be {needed}" if needed != error["msg"] else f"{path}: {needed}"
+    return bad_request(
+        what + (f", but is {number_text(given)}" if isinstance(given, int | float) else ""), field
+    )
+
+
+def _meant(names: Sequence[str], schema: type[Schema]) -> str:
+    """What to say of a name that is nearly another's, unless it is within a field."""
+    likely = get_close_matches(names[0], schema.model_fields, n=1, cutoff=_LIKENESS)
+    return f"; did you mean {likely[0]}?" if likely and len(names) == 1 else ""

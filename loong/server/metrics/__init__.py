@@ -1,0 +1,1 @@
+"""Metrics, request traces and spans."""

@@ -1,0 +1,130 @@
+"""What of a cluster Prometheus is told at the time it asks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from loong.core.instance import ElasticInstance
+from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import Snapshot
+from loong.engine.client import ClusterView
+from loong.logs import num_dropped_records
+
+_DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
+
+_INSTANCE_GAUGES: tuple[tuple[str, str, Callable[[ElasticInstance], float]], ...] = (
+    ("loong:instance_kv_tokens", "Tokens of KV held or reserved, by instance.", lambda i: i.kv_used),
+    ("loong:instance_kv_capacity_tokens", "Tokens of KV that an instance can hold.", lambda i: i.kv_capacity),
+    ("loong:instance_busy", "1 while an instance runs a batch.", lambda i: i.batch_id is not None),
+)
+
+
+class ClusterCollector(Collector):
+    """What a snapshot tells, at the time it is asked for.
+
+    `is_deferred` tells of a request whether it waits because the policy puts it behind others.
+    """
+
+    def __init__(
+        self, model_name: str, engine: ClusterView, is_deferred: Callable[[RequestId], bool]
+    ) -> None:
+        self._model_name, self._engine, self._is_deferred = model_name, engine, is_deferred
+
+    def collect(self) -> Iterator[Metric]:
+        """Take a snapshot and say it in metrics."""
+        snapshot = self._engine.snapshot()
+        stats = snapshot.stats
+        capacity, used = snapshot.kv_capacity, snapshot.kv_used
+        running_ids = {view.request_id for view in snapshot.running} | snapshot.ending_ids
+        yield self._gauge("vllm:num_requests_running", "Requests being computed.", len(running_ids))
+        yield self._gauge("vllm:num_requests_waiting", "Requests without KV.", len(snapshot.waiting))
+        yield self._waiting_by_reason(snapshot.waiting)
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "KV in use; 1 is all.", used / capacity if capacity else 0
+        )
+        yield self._counter("vllm:num_preemptions", "Requests that lost their KV.", stats.num_preemptions)
+        yield self._counter(
+            "loong:computed_tokens", "Tokens of which KV was made.", stats.num_computed_tokens
+        )
+        yield self._counter("loong:esp_scale_up", "Groups that grew.", stats.num_scale_ups)
+        yield self._counter("loong:esp_scale_down", "Groups that shrank.", stats.num_scale_downs)
+        yield self._counter(
+            "loong:kv_migrated_tokens", "Tokens of KV moved at rest.", stats.num_migrated_tokens
+        )
+        yield self._counter(
+            "loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", stats.num_retained_tokens
+        )
+        yield self._counter(
+            "loong:log_records_dropped", "Records of the log that nobody read in time.", num_dropped_records()
+        )
+        yield self._counter(
+            "loong:stray_frames",
+            "Frames on private sockets that were no messages, and were dropped.",
+            self._engine.num_stray_frames,
+        )
+        yield self._group_sizes(stats.num_batches_by_dop)
+        for name, what, value in _INSTANCE_GAUGES:
+            yield self._instances(name, what, snapshot, value)
+
+    def _gauge(self, name: str, what: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, what, labels=("model_name",))
+        family.add_metric((self._model_name,), value)
+        return family
+
+    def _counter(self, name: str, what: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, what, labels=("model_name",))
+        family.add_metric((self._model_name,), value)
+        return family
+
+    def _waiting_by_reason(self, waiting: Sequence[RequestView]) -> GaugeMetricFamily:
+        num_deferred = sum(self._is_deferred(view.request_id) for view in waiting)
+        labels = ("model_name", "reason")
+        family = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Requests without KV, by why they wait.", labels=labels
+        )
+        family.add_metric((self._model_name, "capacity"), len(waiting) - num_deferred)
+        family.add_metric((self._model_name, "deferred"), num_deferred)
+        return family
+
+    def _group_sizes(self, num_batches_by_dop: Mapping[int, int]) -> HistogramMetricFamily:
+        family = HistogramMetricFamily("loong:esp_group_size", "Batches by DoP.", labels=("model_name",))
+        buckets = [
+            (f"{float(bound)}", sum(count for dop, count in num_batches_by_dop.items() if dop <= bound))
+            for bound in _DOPS
+        ]
+        buckets.append(("+Inf", sum(num_batches_by_dop.values())))
+        total = sum(dop * count for dop, count in num_batches_by_dop.items())
+        family.add_metric((self._model_name,), buckets, total)
+        return family
+
+    def _instances(
+        self, name: str, what: str, snapshot: Snapshot, value: Callable[[ElasticInstance], float]
+    ) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, what, labels=("model_name", "instance"))
+        for instance in snapshot.instances:
+            family.add_metric((self._model_name, str(instance.instance_id)), value(instance))
+        return family
+
+
+class CostModelCollector(Collector):
+    """How good predictions are at the time it is asked."""
+
+    def __init__(self, model_name: str, errors: Callable[[], Mapping[str, float]]) -> None:
+        self._model_name, self._errors = model_name, errors
+
+    def collect(self) -> Iterator[Metric]:
+        """One gauge for each phase of which a batch has run."""
+        family = GaugeMetricFamily(
+            "loong:cost_model_relative_error",
+            "How far predicted times of the last batches are off, in the mean; 1 is twice or half as long.",
+            labels=("model_name", "phase"),
+        )
+        for phase, error in self._errors().items():
+            family.add_metric((self._model_name, phase), error)
+        yield family

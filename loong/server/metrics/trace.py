@@ -1,0 +1,206 @@
+"""What a cluster did as a Chrome trace, which Perfetto and chrome://tracing open.
+
+Each instance has a track: a slice while it is in one group, in it a slice a batch, and counters of its KV.
+KV that moves has tracks beside it, with an arrow from where it was to where it went. A request is a slice
+from its arrival to its end, with a mark at its first token.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+
+import msgspec
+
+from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, RequestSpan
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId
+
+ChromeEvent = dict[str, object]
+
+GROUP_GAP = 0.01  # seconds between batches of one group that are still one stretch of it
+_PROCESS_ID = 1
+_US = 1e6  # the format counts microseconds
+_FIRST_LANE = 1_000_000  # tracks of KV that moves have ids from here on
+_MAX_LANES = 1_000
+
+
+def chrome_trace(history: ClusterHistory) -> bytes:
+    """The trace as JSON; events are in the order of time, slices before what they hold.
+
+    Made in a thread it holds up nobody for long, though it may take seconds: event by event, and no more
+    objects at a time than one event has.
+    """
+    encode = msgspec.json.Encoder().encode
+    reported: list[tuple[float, float, bytes]] = []
+    track_ids: set[int] = set()
+    for event in _events(history):
+        if "tid" in event:
+            track_ids.add(int(_number(event["tid"])))
+        reported.append((_number(event["ts"]), -_number(event.get("dur", 0.0)), encode(event)))
+    reported.sort(key=itemgetter(0, 1))
+    written = [encode(track) for track in _tracks(history.instance_ids, track_ids)]  # one at least
+    written += [event for *_, event in reported]
+    capacity = {str(instance_id): tokens for instance_id, tokens in sorted(history.kv_capacity.items())}
+    rest = encode({"displayTimeUnit": "ms", "otherData": {"kv_capacity": capacity}})
+    written[0] = b'{"traceEvents":[' + written[0]
+    written[-1] += b"]," + rest[1:]
+    return b",".join(written)
+
+
+def letters(instance_id: InstanceId) -> str:
+    """A ... Z, AA, AB ...: Perfetto colors slices by their names, but for digits, so groups have letters."""
+    text, rest = "", instance_id + 1
+    while rest:
+        rest, digit = divmod(rest - 1, 26)
+        text = chr(ord("A") + digit) + text
+    return text
+
+
+def _events(history: ClusterHistory) -> Iterator[ChromeEvent]:
+    yield from _request_events(history.requests)
+    yield from _move_events(history.moves)
+    for instance_id in history.instance_ids:
+        yield from _instance_events(instance_id, history.on(instance_id))
+
+
+def _instance_events(instance_id: InstanceId, batches: Sequence[BatchSlice]) -> Iterator[ChromeEvent]:
+    for stretch in _stretches(batches):
+        first, last = stretch[0], stretch[-1]
+        members = sorted(first.group.instance_ids)
+        what = {"group": members, "dop": first.group.dop, "num_batches": len(stretch)}
+        name = f"DoP {first.group.dop}: {'+'.join(map(letters, members))}"
+        yield _slice(instance_id, "group", name, (first.started_at, last.ended_at), what)
+        for batch in stretch:
+            yield from _batch_events(instance_id, batch)
+
+
+def _stretches(batches: Iterable[BatchSlice]) -> Iterator[Sequence[BatchSlice]]:
+    """The batches of one instance, by groups that stay together; which instance leads does not matter."""
+    stretch: list[BatchSlice] = []
+    for batch in batches:
+        is_same = stretch and _members(stretch[-1].group) == _members(batch.group)
+        if stretch and not (is_same and batch.started_at - stretch[-1].ended_at <= GROUP_GAP):
+            yield stretch
+            stretch = []
+        stretch.append(batch)
+    if stretch:
+        yield stretch
+
+
+def _members(group: ESPGroup) -> frozenset[InstanceId]:
+    return frozenset(group.instance_ids)
+
+
+def _batch_events(instance_id: InstanceId, batch: BatchSlice) -> Iterator[ChromeEvent]:
+    kv_reserved, kv_used = dict(batch.kv_reserved), dict(batch.kv_used)
+    what: dict[str, object] = {
+        "batch_id": batch.batch_id,
+        "group": list(batch.group.instance_ids),
+        "dop": batch.group.dop,
+        "holders": list(batch.holder_ids),
+        "phase": batch.phase,
+        "num_prefill_tokens": batch.num_prefill_tokens,
+        "longest_prompt": batch.longest_prompt,
+        "request_ids": list(batch.request_ids),
+    }
+    for name, counts in (("kv_reserved", kv_reserved), ("kv_used", kv_used)):
+        if instance_id in counts:
+            what[name] = counts[instance_id]
+    yield _slice(instance_id, "batch", batch.phase, (batch.started_at, batch.ended_at), what)
+    for time, counts in ((batch.started_at, kv_reserved), (batch.ended_at, kv_used)):
+        if instance_id in counts:
+            tokens = {f"instance {instance_id}": counts[instance_id]}
+            yield {"ph": "C", "name": "KV tokens", "ts": time * _US, "pid": _PROCESS_ID, "args": tokens}
+
+
+def _move_events(moves: Iterable[KVMove]) -> Iterator[ChromeEvent]:
+    """A slice where KV leaves and one where it comes, and the arrow between them."""
+    lanes: dict[InstanceId, list[float]] = {}  # to the ends of their last moves
+    for move in sorted(moves, key=lambda move: move.started_at):
+        times = move.started_at, move.ended_at
+        what: dict[str, object] = {
+            "migration_id": move.migration_id,
+            "request_id": move.request_id,
+            "source_id": move.source_id,
+            "destination_id": move.destination_id,
+            "num_tokens": move.num_tokens,
+            "is_committed": move.is_committed,
+        }
+        outcome = "" if move.is_committed else ", rolled back"
+        tokens = f"{move.num_tokens:,} KV tokens"
+        out = _lane(move.source_id, times, lanes)
+        to = _lane(move.destination_id, times, lanes)
+        yield _slice(out, "kv_out", f"{tokens} to instance {move.destination_id}{outcome}", times, what)
+        yield _slice(to, "kv_in", f"{tokens} from instance {move.source_id}{outcome}", times, what)
+        arrow = {"cat": "kv", "name": "KV moves", "id": move.migration_id, "pid": _PROCESS_ID}
+        middle = (move.started_at + move.ended_at) / 2
+        yield {"ph": "s", "ts": move.started_at * _US, "tid": out, **arrow}
+        yield {"ph": "f", "bp": "e", "ts": middle * _US, "tid": to, **arrow}
+
+
+def _request_events(spans: Iterable[RequestSpan]) -> Iterator[ChromeEvent]:
+    for span in spans:
+        event: ChromeEvent = {
+            "cat": "request",
+            "id": span.request_id,
+            "name": f"prompt of {span.num_prompt_tokens:,} tokens",
+            "pid": _PROCESS_ID,
+        }
+        what = {
+            "num_prompt_tokens": span.num_prompt_tokens,
+            "first_token_at": span.first_token_at,
+            "ended_at": span.ended_at,
+            "end": span.end,
+        }
+        yield {"ph": "b", "ts": span.arrived_at * _US, **event, "args": what}
+        if span.first_token_at is not None:
+            yield {"ph": "n", "ts": span.first_token_at * _US, **event, "name": "first token"}
+        if span.ended_at is not None:
+            yield {"ph": "e", "ts": span.ended_at * _US, **event}
+
+
+def _lane(instance_id: InstanceId, times: tuple[float, float], lanes: dict[InstanceId, list[float]]) -> int:
+    """The track of a move, so that slices of one track do not overlap."""
+    ends = lanes.setdefault(instance_id, [])
+    start, end = times
+    free = next((lane for lane, last_end in enumerate(ends) if last_end <= start), len(ends))
+    ends[free : free + 1] = [end]
+    return _FIRST_LANE + instance_id * _MAX_LANES + free
+
+
+def _slice(
+    track_id: int, category: str, name: str, times: tuple[float, float], args: Mapping[str, object]
+) -> ChromeEvent:
+    start, end = times
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": start * _US,
+        "dur": (end - start) * _US,
+        "pid": _PROCESS_ID,
+        "tid": track_id,
+        "args": args,
+    }
+
+
+def _tracks(instance_ids: Iterable[InstanceId], track_ids: Iterable[int]) -> Iterator[ChromeEvent]:
+    """The names of all tracks, each instance's before those of the KV that it sends and gets."""
+    names = {instance_id: f"instance {instance_id} ({letters(instance_id)})" for instance_id in instance_ids}
+    for instance_id, lanes in groupby(
+        (track_id - _FIRST_LANE for track_id in sorted(track_ids) if track_id >= _FIRST_LANE),
+        key=lambda lane: lane // _MAX_LANES,
+    ):
+        names |= {_FIRST_LANE + lane: f"instance {instance_id}: KV that moves" for lane in lanes}
+    yield {"ph": "M", "name": "process_name", "pid": _PROCESS_ID, "args": {"name": "loong"}}
+    for track_id, name in names.items():
+        instance_id = track_id if track_id < _FIRST_LANE else (track_id - _FIRST_LANE) // _MAX_LANES
+        order = 2 * instance_id + (track_id >= _FIRST_LANE)
+        track = {"ph": "M", "pid": _PROCESS_ID, "tid": track_id}
+        yield {**track, "name": "thread_name", "args": {"name": name}}
+        yield {**track, "name": "thread_sort_index", "args": {"sort_index": order}}
+
+
+def _number(value: object) -> float:
+    assert isinstance(value, int | float)  # as the events above have them
+    return value

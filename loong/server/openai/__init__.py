@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: requests, their choices and answers."""

@@ -1,0 +1,65 @@
+"""The answers that one HTTP request asks for, by a request to the engine for each of its prompts."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from loong.core.errors import LoongError
+from loong.core.request import Request
+from loong.server.context import Server
+from loong.server.openai.generation import generate
+from loong.server.openai.output import Delta, OutputOptions
+from loong.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The answers to one prompt, the first of them of this index; `echo` is text to tell before each."""
+
+    index: int
+    request: Request
+    echo: str = ""
+
+
+def generate_choices(
+    server: Server, choices: Sequence[Choices], options: OutputOptions, arrived_at: float
+) -> AsyncGenerator[Delta, None]:
+    """The deltas of all choices, of all prompts, as they come.
+
+    Closing it early, or cancelling whoever waits for it, aborts all of them, and so does one that fails.
+    """
+    streams = [generate(server, of.request, options, arrived_at, choice=of.index) for of in choices]
+    return streams[0] if len(streams) == 1 else _merge(streams)
+
+
+async def _merge(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+    merged: Stream[Delta | LoongError | None] = Stream()
+    tasks = [asyncio.create_task(_pump(stream, merged)) for stream in streams]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await merged.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, LoongError):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        task.result()  # an error that nobody foresaw
+
+
+async def _pump(stream: AsyncGenerator[Delta, None], merged: Stream[Delta | LoongError | None]) -> None:
+    try:
+        async with aclosing(stream):
+            async for delta in stream:
+                merged.put(delta)
+    except LoongError as error:
+        merged.put(error)
+    finally:
+        merged.put(None)

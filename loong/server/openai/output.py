@@ -1,0 +1,128 @@
+"""The answer to one request as it grows, token by token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from loong.core.errors import ClusterError, InvalidRequestError
+from loong.core.events import Logprobs, ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
+from loong.core.request import FinishReason, SamplingParams, TokenId
+from loong.server.text.detokenizer import IncrementalDetokenizer, TokenDecoder
+from loong.server.text.stop_strings import StopStrings
+from loong.server.tools.parser import CallParser
+from loong.server.tools.parts import Part
+from loong.server.tools.use import ToolUse
+
+
+class Delta(NamedTuple):
+    """What one token adds to an answer: often less text than its own, or more, since text is held back.
+
+    `choice` is the answer's place among those of its request, `index` counts the answer's tokens from 0, and
+    `text_offset` is where in the answer the token's own text begins, in characters. `stop_reason` is the stop
+    string or token that ended the answer, None if none was asked for or it was the model's own. The first
+    delta of an answer brings the `prompt_logprobs`. `parts` are what is new of an answer that may call
+    tools, None of any other.
+    """
+
+    choice: int
+    index: int  # type: ignore[assignment]  # hides a tuple's method
+    text: str
+    token_id: TokenId
+    text_offset: int
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | TokenId | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    parts: Sequence[Part] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How tokens become the text of an answer; one that is only about its prompt has none of them."""
+
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()  # those the client named
+    skip_special_tokens: bool = True
+    is_prompt_only: bool = False
+    grammar_field: str | None = None  # of the request, whose grammar the answer is held to
+    tools: ToolUse | None = None  # how calls in the text are read
+    kept_token_ids: frozenset[TokenId] = frozenset()  # special tokens whose text is told in any case
+
+
+class Output:
+    """Makes deltas of tokens; what it has told so far never changes."""
+
+    def __init__(
+        self, params: SamplingParams, options: OutputOptions, decoder: TokenDecoder, choice: int = 0
+    ) -> None:
+        self._choice = choice
+        self._min_tokens = params.min_tokens
+        self._options = options
+        self._detokenizer = IncrementalDetokenizer(
+            decoder,
+            skip_special_tokens=options.skip_special_tokens,
+            kept_token_ids=options.kept_token_ids if options.skip_special_tokens else (),
+        )
+        self._calls = None if options.tools is None else options.tools.parser()
+        self._stop_strings = StopStrings(options.stop_strings)
+        self._num_characters = 0  # detokenised, told or held back
+        self.num_tokens = 0
+
+    def add(self, token: ProducedToken) -> Delta:
+        """Take the next token.
+
+        Raises `ClusterError` if it says that the request failed, `InvalidRequestError` if its grammar is why.
+        """
+        if token.finish_reason is FinishReason.STUCK:
+            field = self._options.grammar_field
+            message = f"{field}: the grammar allows no token after {self.num_tokens} of the answer"
+            raise InvalidRequestError(message, param=field)
+        if token.finish_reason is FinishReason.ERROR:
+            raise ClusterError(f"request {token.request_id} failed after {self.num_tokens} tokens")
+        self.num_tokens += 1
+        if self._options.is_prompt_only:
+            return Delta(self._choice, 0, "", token.token_id, 0, finish_reason=FinishReason.LENGTH)
+        offset = self._num_characters
+        text = self._certain_text(self._new_text(token), is_last=token.finish_reason is not None)
+        finish_reason, stop_reason = self._finish(token)
+        delta = Delta(
+            self._choice,
+            self.num_tokens - 1,
+            text,
+            token.token_id,
+            offset,
+            token.logprobs,
+            finish_reason,
+            stop_reason,
+        )
+        return delta if self._calls is None else self._with_parts(delta, self._calls)
+
+    def _with_parts(self, delta: Delta, calls: CallParser) -> Delta:
+        """Return a delta with the parts that its text is; an only call ends the answer where it ends."""
+        parts = calls.add(delta.text)
+        if delta.finish_reason is not None:
+            parts += calls.finish()
+        elif calls.is_done:
+            delta = delta._replace(finish_reason=FinishReason.STOP)
+        return delta._replace(parts=parts)
+
+    def _new_text(self, token: ProducedToken) -> str:
+        """What the token adds before stop strings are looked for; a token that stops adds nothing itself."""
+        text = "" if token.finish_reason is FinishReason.STOP else self._detokenizer.add(token.token_id)
+        if token.finish_reason is not None:
+            text += self._detokenizer.finish()
+        self._num_characters += len(text)
+        return text
+
+    def _certain_text(self, text: str, *, is_last: bool) -> str:
+        if self.num_tokens <= self._min_tokens or not self._options.stop_strings:  # too early, or never
+            return text
+        text = self._stop_strings.add(text)
+        return text + self._stop_strings.finish() if is_last else text
+
+    def _finish(self, token: ProducedToken) -> tuple[FinishReason | None, str | TokenId | None]:
+        if self._stop_strings.matched is not None:
+            return FinishReason.STOP, self._stop_strings.matched
+        is_named = token.finish_reason is FinishReason.STOP and token.token_id in self._options.stop_token_ids
+        return token.finish_reason, token.token_id if is_named else None

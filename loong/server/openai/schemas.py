@@ -1,0 +1,272 @@
+"""What clients may send: fields of the OpenAI API, and those that vLLM adds, with vLLM's defaults."""
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+
+from loong.core.request import MAX_TOKEN_ID, NUM_SEEDS
+from loong.server.api.errors import bad_request
+from loong.server.api.schema_base import Schema, within
+from loong.server.openai.messages import Messages
+from loong.server.structured.free_json import FreeObject
+from loong.server.structured.structured_outputs import (
+    Alternatives,
+    JsonSchema,
+    ResponseFormat,
+    Source,
+    StructuredOutputs,
+)
+from loong.server.tools.fields import OfferedTools, ToolUseFields
+
+MAX_PROMPTS = 256  # in one request
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 256  # characters
+MAX_STOP_TOKEN_IDS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_USER_LENGTH = 256  # characters
+
+_TEXT = {"type": "string", "minLength": 1}
+_ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+MAX_TOKEN_IDS_SCHEMA = {"type": "array", "items": _ID, "minItems": 1}
+_TEXTS = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS}
+_LISTS = {"type": "array", "items": MAX_TOKEN_IDS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT = {"anyOf": [_TEXT, _TEXTS, MAX_TOKEN_IDS_SCHEMA, _LISTS]}
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+TokenIdField = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+LogitBias = Annotated[float, within("logit_bias")]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+_StopList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
+StopStrings = Annotated[_StopList, BeforeValidator(_as_list, StopString | _StopList)]
+
+
+class StreamOptions(Schema):
+    """What a stream tells besides text."""
+
+    include_usage: bool = False
+    """The counts of tokens in a last chunk, without choices."""
+    continuous_usage_stats: bool = False
+    """The counts so far with every chunk, where `include_usage` is true."""
+    include_obfuscation: bool = False
+    """Padding against traffic analysis; there is none to include."""
+
+    @property
+    def has_counts_in_chunks(self) -> bool:
+        """Return whether every chunk has the counts so far."""
+        return self.include_usage and self.continuous_usage_stats
+
+
+class SLOFields(Schema):
+    """Targets in seconds; to miss them ends nothing. One that is left out is the server's own."""
+
+    ttft: Annotated[float, within("ttft")] | None = None
+    """From the request to its first token."""
+    tpot: Annotated[float, within("tpot")] | None = None
+    """For each token after it."""
+
+
+class GenerationFields(Schema, ABC):
+    """What both kinds of completion have in common."""
+
+    prompt_field: ClassVar[str]
+    default_max_tokens: ClassVar[int | None]  # None: whatever fits
+
+    model: str | None = None
+    """The name in `/v1/models`, or nothing."""
+    max_tokens: Annotated[int, within("max_tokens", least=0)] | None = None
+    """The most tokens to produce. By default 16 for a completion, and for a chat whatever fits. 0 goes with
+    `echo` or `prompt_logprobs`: the answer is about the prompt alone."""
+    max_completion_tokens: Annotated[int, within("max_tokens", least=0)] | None = None
+    """The same by its newer name, which wins."""
+    min_tokens: Annotated[int, within("min_tokens")] = 0
+    """Before so many tokens nothing ends the answer."""
+    temperature: Annotated[float, within("temperature")] = 1.0
+    """0 takes the likeliest token."""
+    top_p: Annotated[float, within("top_p")] = 1.0
+    """Draw among the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, within("top_k", least=-1)] = 0
+    """Draw among so many of the likeliest tokens; 0 and -1: all."""
+    min_p: Annotated[float, within("min_p")] = 0.0
+    """Draw among tokens that are at least so likely, of the likeliest one's probability."""
+    presence_penalty: Annotated[float, within("presence_penalty")] = 0.0
+    """Taken from the logit of each token that the answer has."""
+    frequency_penalty: Annotated[float, within("frequency_penalty")] = 0.0
+    """Taken from the logit of a token for each time that the answer has it."""
+    repetition_penalty: Annotated[float, within("repetition_penalty")] = 1.0
+    """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the answer."""
+    logit_bias: Annotated[dict[str, LogitBias], Field(max_length=MAX_LOGIT_BIASES)] = {}
+    """What to add to the logits of tokens, by token id: from -100 to 100."""
+    n: Annotated[int, within("n")] = 1
+    """How many choices to give for each prompt."""
+    best_of: Annotated[int, within("n")] | None = None
+    """As many as `n`: to choose from more is not supported."""
+    seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
+    """Fixes every draw, whatever else runs; choices count up from it. By default each request draws one."""
+    stop: StopStrings = []
+    """The answer ends before the first of these strings."""
+    stop_token_ids: Annotated[list[TokenIdField], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    """The answer ends with the first of these tokens, whose text is not told."""
+    ignore_eos: bool = False
+    """Go on after the model's end-of-sequence token."""
+    truncate_prompt_tokens: Annotated[int, within("max_tokens", least=-1)] | None = None
+    """Keep this number of the prompt's last tokens; -1: as many as fit beside `max_tokens`."""
+    response_format: ResponseFormat = ResponseFormat()
+    """What the answer is held to. Of this field and the next five, a request may have one."""
+    structured_outputs: StructuredOutputs | None = None
+    """What the answer is held to, as vLLM writes it."""
+    guided_json: JsonSchema | None = None
+    """A JSON schema that the answer is held to, as an object or as text."""
+    guided_regex: Source | None = None
+    """A regular expression that the whole answer matches. It has no lookaround, flags or back references."""
+    guided_choice: Alternatives | None = None
+    """The answer is one of these texts."""
+    guided_grammar: Source | None = None
+    """Rules that the answer is held to, in the EBNF of GBNF files, or in Lark's notation."""
+    user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
+    """Whom the request is for: `--fairness user` shares between users, or between API keys where there are
+    several."""
+    priority: Annotated[int, within("priority")] = 0
+    """The lower, the sooner: each step halves the time to the first token that the schedule allows."""
+    slo: SLOFields | None = None
+    """What to schedule the request for, instead of the server's own targets."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    stream: bool = False
+    """Tell the answer as it grows, as server-sent events, of which the last is `[DONE]`."""
+    stream_options: StreamOptions = StreamOptions()
+    """For streams only."""
+    return_token_ids: bool = False
+    """Tell the ids of the prompt's and the answer's tokens too."""
+    prompt_logprobs: Annotated[int, within("prompt_logprobs")] | None = None
+    """Return the log probability and the rank of each token of the prompt but the first, and those of this
+    number of the likeliest tokens in its place. Not for streams."""
+
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _leaves_tokens(cls, most: int) -> int:
+        if most == 0:
+            raise ValueError("0 leaves no token; it must be 1 or more, or -1 for what fits")
+        return most
+
+    @field_validator("best_of")
+    @classmethod
+    def _is_n(cls, best_of: int, info: ValidationInfo) -> int:
+        if best_of != (n := info.data.get("n", best_of)):
+            side = "below" if best_of < n else "above"
+            raise ValueError(f"{best_of} is {side} n, which is {n}; only as many as n are supported")
+        return best_of
+
+    @field_validator("stream_options")
+    @classmethod
+    def _is_for_streams(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if not info.data.get("stream"):
+            raise ValueError("only requests with stream set to true have them")
+        return options
+
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _are_in_whole_answers(cls, prompt_logprobs: int, info: ValidationInfo) -> int:
+        if info.data.get("stream"):
+            raise ValueError("requests with stream set to true cannot have them")
+        return prompt_logprobs
+
+    @property
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to tell at each position; None for no logprobs at all."""
+
+    @property
+    def num_echoed_logprobs(self) -> int | None:
+        """Return the same for each position of a prompt that is echoed; None if it is not."""
+        return None
+
+    @property
+    def is_about_prompt(self) -> bool:
+        """Return whether the answer has something of the prompt, and may have nothing else."""
+        return self.prompt_logprobs is not None
+
+
+class CompletionFields(GenerationFields):
+    """The body of `/v1/completions`."""
+
+    prompt_field = "prompt"
+    default_max_tokens = 16
+
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]  # a million ids are not worth a schema each
+    """A text, its token ids, or a list of either, each of which is answered."""
+    add_special_tokens: bool = True
+    """Begin a text with the tokens that the model expects there."""
+    echo: bool = False
+    """Begin the answer with the prompt, also what `logprobs` are of. The first token of a prompt has none."""
+    logprobs: Annotated[int, within("logprobs")] | None = None
+    """Tell the log probability of each token, and those of so many of the likeliest. `top_logprobs` always
+    has the sampled token, as one entry more if it is not among the likeliest. Of tokens with equal text, the
+    sampled or else the likeliest one is named by it, and the others are named `token_id:ID`."""
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As asked."""
+        return self.logprobs
+
+    @property
+    def num_echoed_logprobs(self) -> int | None:
+        """As asked."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def is_about_prompt(self) -> bool:
+        """As asked."""
+        return self.echo or super().is_about_prompt
+
+
+class ChatFields(ToolUseFields, GenerationFields):
+    """The body of `/v1/chat/completions`."""
+
+    prompt_field = "messages"
+    default_max_tokens = None
+
+    messages: Messages
+    """The conversation so far, for the model's chat template."""
+    add_generation_prompt: bool = True
+    """End the prompt where the assistant's turn begins."""
+    add_special_tokens: bool = False
+    """Begin with the tokens that the model expects there, which most templates write themselves."""
+    chat_template_kwargs: FreeObject = {}
+    """More names for the chat template."""
+    logprobs: bool = False
+    """Tell the log probability of each token."""
+    top_logprobs: Annotated[int, within("logprobs")] = 0
+    """And those of so many of the likeliest. The sampled token is not added to them."""
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As asked, if asked at all; naming a number without asking is an error."""
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+        return self.top_logprobs if self.logprobs else None
+
+
+class TokenizeFields(OfferedTools):
+    """The body of `/tokenize`: a text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    """By default yes for a text, no for a chat."""
+    chat_template_kwargs: FreeObject = {}
+    return_token_strs: bool = False
+    """Return the vocabulary's piece of each token too, which need not be text."""
+
+
+class DetokenizeFields(Schema):
+    """The body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenIdField]

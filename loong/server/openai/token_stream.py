@@ -1,0 +1,59 @@
+"""The tokens of one request, for the one task that reads them."""
+
+from types import TracebackType
+from typing import Self
+
+from loong.core.errors import ClusterError
+from loong.core.events import ProducedToken
+from loong.core.prompt_logprobs import PromptLogprobs
+from loong.core.request import Request, RequestId
+from loong.engine.client import TokenEngine
+from loong.stream import Stream
+
+
+class TokenStream:
+    """A request while its context lasts; what has not ended by then is aborted.
+
+    Iterating gives the tokens of all choices, and raises `ClusterError` if the engine fails. With the first
+    token `prompt_logprobs` are there, if any were asked for.
+    """
+
+    def __init__(self, engine: TokenEngine, request: Request) -> None:
+        self._engine, self._request = engine, request
+        self._open = {choice.request_id for choice in request.choices()}
+        self._stream: Stream[ProducedToken | PromptLogprobs | ClusterError] = Stream()
+        self.prompt_logprobs: PromptLogprobs | None = None
+
+    def __enter__(self) -> Self:
+        self._engine.submit(self._request, self._stream.put)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _where: TracebackType | None
+    ) -> None:
+        for request_id in tuple(self._open):
+            self.abort(request_id)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ProducedToken:
+        while self._open:
+            token = await self._stream.get()
+            if isinstance(token, ClusterError):
+                raise token
+            if isinstance(token, PromptLogprobs):
+                self.prompt_logprobs = token
+                continue
+            if token.request_id not in self._open:
+                continue  # it was told before the choice was aborted
+            if token.finish_reason is not None:
+                self._open.remove(token.request_id)
+            return token
+        raise StopAsyncIteration
+
+    def abort(self, request_id: RequestId) -> None:
+        """End one choice, unless it has ended; no more tokens of it are read."""
+        if request_id in self._open:
+            self._open.remove(request_id)
+            self._engine.abort(request_id)

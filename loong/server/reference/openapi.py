@@ -1,0 +1,269 @@
+"""The API as one OpenAPI document, made of the schemas that requests and answers are held to."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import msgspec
+from aiohttp import web
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+import loong
+from loong.server.api.middleware import OPEN_PATHS
+from loong.server.api.parsing import HARMLESS, NEUTRAL
+from loong.server.api.schema_base import Schema
+from loong.server.api.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
+from loong.server.lightllm.answer_schemas import Generated, GeneratedEvent
+from loong.server.lightllm.fields import GenerateFields
+from loong.server.openai import schemas
+from loong.server.reference import answer_schemas as answers
+from loong.server.responses.answer_schemas import Response, ResponseEvent
+from loong.server.responses.fields import ResponseFields
+from loong.server.structured.free_json import VALUE_NAME, VALUE_SCHEMA
+
+Json: TypeAlias = dict[str, Any]
+
+_EVENT_STREAM = "text/event-stream"
+_REF = "#/components/schemas/{model}"
+_WHY = {
+    400: "What was sent cannot be served; `param` names the field at fault.",
+    401: "The server has API keys, and none of them was sent.",
+    403: "A browser page of a foreign origin sends it, or its Host is none of a server on loopback.",
+    404: "There is no such thing here, or no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too long.",
+    415: "The body is compressed, or its Content-Type is not JSON.",
+    429: "This API key has as many requests in flight as it may have; `Retry-After` says when to come back.",
+    500: "The request failed; others go on.",
+    503: "The queue is full, the server stops, or the engine does; `Retry-After` says when to come back.",
+}
+_OF_BODIES = (400, 404, 408, 413, 415, 503)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
+
+    method: str
+    path: str
+    summary: str
+    answer: type[BaseModel] | str  # a schema of JSON, or the type of what else it is
+    errors: Sequence[int] = ()
+    request: type[Schema] | None = None
+    event: type[BaseModel] | None = None  # of a stream, where one can be asked for
+    stream_format: StreamFormat = OPENAI_STREAM
+
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/v1/completions",
+        "Complete a text, or each of several.",
+        answers.Completion,
+        (*_OF_BODIES, 429, 500),
+        schemas.CompletionFields,
+        answers.Completion,
+    ),
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Continue a conversation.",
+        answers.ChatCompletion,
+        (*_OF_BODIES, 429, 500),
+        schemas.ChatFields,
+        answers.ChatCompletionChunk,
+    ),
+    Operation(
+        "post",
+        "/generate",
+        "Continue a text, as LightLLM's server does.",
+        Generated,
+        (*_OF_BODIES, 429, 500),
+        GenerateFields,
+    ),
+    Operation(
+        "post",
+        "/generate_stream",
+        "The same, streamed without a last `[DONE]` and without comments.",
+        _EVENT_STREAM,
+        (*_OF_BODIES, 429, 500),
+        GenerateFields,
+        GeneratedEvent,
+        BARE_STREAM,
+    ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answer a conversation. Nothing is stored.",
+        Response,
+        (*_OF_BODIES, 429, 500),
+        ResponseFields,
+        ResponseEvent,
+        BARE_STREAM,
+    ),
+    Operation("get", "/v1/models", "The model that is served.", answers.ModelList),
+    Operation("get", "/v1/models/{model}", "One model by its name.", answers.Model, (404,)),
+    Operation(
+        "post",
+        "/tokenize",
+        "Token ids of a text or of a chat.",
+        answers.Tokenized,
+        _OF_BODIES,
+        schemas.TokenizeFields,
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "The text of token ids, special tokens included.",
+        answers.Detokenized,
+        _OF_BODIES,
+        schemas.DetokenizeFields,
+    ),
+    Operation("get", "/health", "Whether the engine makes progress.", answers.Status, (503,)),
+    Operation("get", "/ping", "The same.", answers.Status, (503,)),
+    Operation("post", "/ping", "The same.", answers.Status, (503,)),
+    Operation("get", "/version", "The version of loong.", answers.Version),
+    Operation("get", "/load", "How many requests are in flight.", answers.Load),
+    Operation("get", "/metrics", "All metrics, for Prometheus.", "text/plain"),
+    Operation("get", "/trace", "The last minutes of the cluster, for Perfetto.", answers.Trace),
+    Operation("get", "/openapi.json", "This document.", answers.Document),
+    Operation(
+        "post",
+        "/start_profile",
+        "Begin a trace, and answer once all workers have.",
+        answers.Status,
+        (400, 404, 500),
+    ),
+    Operation("post", "/stop_profile", "End it, and name its file.", answers.TraceFile, (400, 404, 500)),
+)
+
+
+async def openapi(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
+    """The document."""
+    return web.Response(body=_encoded(), content_type="application/json")
+
+
+@cache
+def _encoded() -> bytes:
+    return msgspec.json.encode(document())
+
+
+def document() -> Json:
+    """The OpenAPI document of every server."""
+    paths: dict[str, Json] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _described(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "loong",
+            "version": loong.__version__,
+            "description": "The OpenAI API's completions and chats, with vLLM's additions.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _component_schemas(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _described(operation: Operation) -> Json:
+    is_open = operation.path in OPEN_PATHS
+    statuses = sorted({*operation.errors, 403, *(() if is_open else (401,))})
+    described: Json = {
+        "operationId": f"{operation.method}{operation.path.replace('/', '_')}".replace("{model}", "model"),
+        "summary": operation.summary,
+        "responses": {
+            "200": {"description": operation.summary, "content": dict(_contents(operation))},
+            **{str(status): _error(status) for status in statuses},
+        },
+        "security": [{}] if is_open else [{"key": []}, {}],
+    }
+    if operation.request is not None:
+        content = {"application/json": {"schema": _reference(operation.request)}}
+        described["requestBody"] = {"required": True, "content": content}
+    if "{model}" in operation.path:
+        name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        described["parameters"] = [name]
+    return described
+
+
+def _contents(operation: Operation) -> Iterator[tuple[str, Json]]:
+    if not isinstance(operation.answer, str):
+        yield "application/json", {"schema": _reference(operation.answer)}
+    elif operation.event is None:
+        yield operation.answer, {"schema": {"type": "string"}}
+    if operation.event is not None:
+        yield _EVENT_STREAM, {"schema": _event(operation.event, operation.stream_format)}
+
+
+def _event(model: type[BaseModel], form: StreamFormat) -> Json:
+    """Return the schema of one event of a stream."""
+    reported = {"anyOf": [_reference(model), _reference(answers.Error)]}
+    data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": reported}
+    description = f"A `{model.__name__}`, or an `Error`"
+    if form.last_event:
+        data, description = {"anyOf": [data, {"const": "[DONE]"}]}, f"{description}; the last one is `[DONE]`"
+    return {
+        "type": "object",
+        "description": f"{description}.",
+        "properties": {"data": data},
+        "required": ["data"],
+    }
+
+
+def _error(status: int) -> Json:
+    content = {"application/json": {"schema": _reference(answers.Error)}}
+    return {"description": _WHY[status], "content": content}
+
+
+def _reference(model: type[BaseModel]) -> Json:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _component_schemas() -> Json:
+    requests = [op.request for op in OPERATIONS if op.request is not None]
+    answered = [
+        model
+        for op in OPERATIONS
+        for model in (op.answer, op.event, answers.Error)
+        if isinstance(model, type)
+    ]
+    _, reported = models_json_schema([(model, "serialization") for model in answered], ref_template=_REF)
+    _, asked = models_json_schema([(model, "validation") for model in requests], ref_template=_REF)
+    is_generation = {model.__name__: issubclass(model, schemas.GenerationFields) for model in requests}
+    parsed = {
+        name: _as_parsed(schema, is_generation=is_generation.get(name, False))
+        for name, schema in asked["$defs"].items()
+    }
+    return {**reported["$defs"], **parsed, VALUE_NAME: VALUE_SCHEMA}
+
+
+def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
+    """A schema with what parsing adds: nulls that count as absent, and fields of no effect."""
+    if "properties" not in schema:
+        return schema
+    properties = {
+        name: _or_null(field) if name not in schema.get("required", ()) else field
+        for name, field in schema["properties"].items()
+    }
+    if is_generation:
+        others: Json = {name: {"description": "Taken, and of no effect."} for name in sorted(HARMLESS)}
+        others |= {
+            name: {"enum": [value, None], "description": "Not supported: only what asks for nothing."}
+            for name, value in NEUTRAL.items()
+        }
+        properties = {**others, **properties}
+    return {**schema, "properties": properties}
+
+
+def _or_null(field: Json) -> Json:
+    """The same, or null."""
+    if {"type": "null"} in field.get("anyOf", ()):
+        return field
+    kept = field.keys() & {"title", "description", "default"}
+    option = {name: value for name, value in field.items() if name not in kept}
+    return {**{name: field[name] for name in field if name in kept}, "anyOf": [option, {"type": "null"}]}

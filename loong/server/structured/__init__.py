@@ -1,0 +1,1 @@
+"""Requests for structured output, and the grammars they become."""

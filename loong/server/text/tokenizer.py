@@ -1,0 +1,260 @@
+"""A model folder's tokenizer: `tokenizer.json` for text, `tokenizer_config.json` for what goes around it."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer as Backend
+
+from loong.core.errors import ConfigError
+from loong.core.request import TokenId
+from loong.server.text.chat_template import ChatTemplate
+from loong.server.text.special_tokens import Literals
+
+_LONG_TEXT = 4096  # characters; more are encoded in a thread
+_FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece models write a byte
+
+
+class Tokenizer:
+    """Text to token ids and back, as Hugging Face's fast tokenizers do it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        eos_token_ids: Iterable[TokenId] = (),
+        prefix_token_ids: Sequence[TokenId] = (),
+        chat_template: ChatTemplate | None = None,
+        tool_template: ChatTemplate | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Take a tokenizer over, with truncation and padding off; `folder` is where it is from.
+
+        `tool_template` is for chats with tools, where a model has another for these. Text prompts begin with
+        `prefix_token_ids` whether or not the backend adds them.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._prefix = list(prefix_token_ids)
+        self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
+        self.chat_template = chat_template
+        self.tool_template = chat_template if tool_template is None else tool_template
+        self.folder = folder
+        self._names: dict[TokenId, tuple[str, bytes]] = {}
+        self._texts: dict[tuple[TokenId, bool], str] = {}
+
+    @classmethod
+    def from_folder(cls, folder: Path, eos_token_ids: Iterable[TokenId] = ()) -> "Tokenizer":
+        """Read the tokenizer of a model folder; raise `ConfigError` if its files are missing or damaged.
+
+        `eos_token_ids` are the model's; the tokenizer's own counts as well.
+        """
+        backend = _read_backend(folder / "tokenizer.json")
+        config = _read_json(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens(config)
+        bos = special_tokens.get("bos_token") if config.get("add_bos_token") is True else None
+        bos_id = backend.token_to_id(bos) if bos is not None else None
+        eos = special_tokens.get("eos_token")
+        eos_id = backend.token_to_id(eos) if eos is not None else None
+        return cls(
+            backend,
+            eos_token_ids=[*eos_token_ids, *([] if eos_id is None else [eos_id])],
+            prefix_token_ids=[] if bos_id is None else [bos_id],
+            chat_template=_read_chat_template(folder, config, special_tokens, "default"),
+            tool_template=_read_chat_template(folder, config, special_tokens, "tool_use"),
+            folder=folder,
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[TokenId]:
+        """Token ids of a text, with the tokens a model expects around it if asked; long text in a thread."""
+        (token_ids,) = await self.encode_all([text], add_special_tokens=add_special_tokens)
+        return token_ids
+
+    async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[TokenId]]:
+        """Token ids of each text, as `encode` gives them."""
+        if sum(map(len, texts)) <= _LONG_TEXT:
+            return self._encode(texts, add_special_tokens)
+        return await asyncio.to_thread(self._encode, texts, add_special_tokens)
+
+    def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[TokenId]]:
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        all_token_ids: list[list[TokenId]] = [encoding.ids for encoding in encodings]
+        if add_special_tokens:
+            num_prefix = len(self._prefix)
+            return [
+                token_ids if token_ids[:num_prefix] == self._prefix else self._prefix + token_ids
+                for token_ids in all_token_ids
+            ]
+        return all_token_ids
+
+    async def encode_pieces(
+        self, pieces: Sequence[tuple[str, bool]], *, add_special_tokens: bool
+    ) -> list[TokenId]:
+        """Token ids of a text in pieces; those that come with true hold no special tokens but as text."""
+        if len(pieces) == 1 and not pieces[0][1]:
+            return await self.encode(pieces[0][0], add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self._encode_pieces, pieces, add_special_tokens)
+
+    def _encode_pieces(self, pieces: Sequence[tuple[str, bool]], add_special_tokens: bool) -> list[TokenId]:
+        token_ids = self._encode([""], add_special_tokens)[0]
+        for text, is_literal in pieces:
+            backend = self._literal_backend if is_literal else self._backend
+            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+            token_ids += encoding.ids
+        return token_ids
+
+    async def text(self, token_ids: Sequence[TokenId]) -> str:
+        """Text of a whole sequence, special tokens included, in a thread."""
+        (text,) = await asyncio.to_thread(  # of a batch, for which the interpreter is let go
+            self._backend.decode_batch, [token_ids], skip_special_tokens=False
+        )
+        return str(text)
+
+    def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence; bytes that are no text read as U+FFFD."""
+        if len(token_ids) == 1:  # such is most of the context that the next tokens are decoded in
+            return self._text_of_one(token_ids[0], skip_special_tokens)
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _text_of_one(self, token_id: TokenId, skip_special_tokens: bool) -> str:
+        """Text of one token, kept."""
+        key = (token_id, skip_special_tokens)
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = self._backend.decode(
+                [token_id], skip_special_tokens=skip_special_tokens
+            )
+        return text
+
+    def is_silent(self, token_id: TokenId, *, skip_special_tokens: bool) -> bool:
+        """Whether decoding drops the token: a special one that is skipped, or an id with no token."""
+        is_skipped = skip_special_tokens and token_id in self._special_token_ids
+        return is_skipped or token_id not in self._known_token_ids
+
+    def is_fallback_byte(self, token_id: TokenId) -> bool:
+        """Whether the token stands for one byte that its vocabulary has no piece for."""
+        return token_id in self._fallback_byte_ids
+
+    def piece(self, token_id: TokenId) -> str:
+        """Return the vocabulary's piece of a token, which need not be its text; "" if there is none."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def token_text(self, token_id: TokenId) -> str:
+        """What to call one token; one that is no whole text is shown as its bytes."""
+        return self._named(token_id)[0]
+
+    def token_bytes(self, token_id: TokenId) -> bytes:
+        """UTF-8 of one token, which may begin or end inside a character."""
+        return self._named(token_id)[1]
+
+    def _named(self, token_id: TokenId) -> tuple[str, bytes]:
+        """Its text and its bytes, kept: log probabilities name twenty tokens for each that is told."""
+        named = self._names.get(token_id)
+        if named is None:
+            text, encoded = self.decode([token_id], skip_special_tokens=False), self._bytes_of(token_id)
+            if "\ufffd" in text:
+                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in encoded)
+            named = self._names[token_id] = text, encoded
+        return named
+
+    def _bytes_of(self, token_id: TokenId) -> bytes:
+        token = self.piece(token_id)
+        if match := _FALLBACK_BYTE.fullmatch(token):
+            return bytes.fromhex(match[1])
+        text = self.decode([token_id], skip_special_tokens=False)
+        if "\ufffd" in text and all(character in _BYTE_OF_CHARACTER for character in token):
+            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        return text.encode()
+
+    def special_token_ids(self, texts: Iterable[str]) -> frozenset[TokenId]:
+        """Return the ids of those of the texts that are special tokens."""
+        wanted = frozenset(texts)
+        return frozenset(i for i, token in self._special_tokens.items() if token in wanted)
+
+    def literals(self) -> Literals:
+        """What keeps clients' texts from being taken for this tokenizer's special tokens."""
+        return Literals(self._special_tokens.values())
+
+    def make_ahead(self) -> None:
+        """Make what the first texts will need now: with a large vocabulary that takes a second."""
+        _ = self._literal_backend, self._known_token_ids, self._fallback_byte_ids
+
+    @cached_property
+    def _known_token_ids(self) -> frozenset[TokenId]:
+        return frozenset(self._backend.get_vocab().values())
+
+    @cached_property
+    def _fallback_byte_ids(self) -> frozenset[TokenId]:
+        vocabulary = self._backend.get_vocab()
+        return frozenset(i for token, i in vocabulary.items() if _FALLBACK_BYTE.fullmatch(token))
+
+    @cached_property
+    def _literal_backend(self) -> Backend:
+        """The same, but that special tokens are text like any other."""
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
+
+    @cached_property
+    def _special_tokens(self) -> Mapping[TokenId, str]:
+        added = self._backend.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
+    @cached_property
+    def _special_token_ids(self) -> frozenset[TokenId]:
+        return frozenset(self._special_tokens)
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte each character of a byte-level vocabulary stands for: its own if visible, else in order."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_OF_CHARACTER = _byte_characters()
+
+
+def _read_backend(path: Path) -> Backend:
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist; a model folder needs a tokenizer.json to serve text")
+    try:
+        return Backend.from_buffer(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a tokenizer: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error
+
+
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
+    """The named special tokens (`bos_token` and so on), each written as a string or as an object."""
+    tokens = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _read_chat_template(
+    folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str], name: str
+) -> ChatTemplate | None:
+    """Return the template in a file of its own, else the one in the config; of several the one named."""
+    path = folder / "chat_template.jinja"
+    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        named = {item["name"]: item["template"] for item in source if isinstance(item, dict)}
+        source = named.get(name)
+    return ChatTemplate(source, special_tokens) if isinstance(source, str) else None

@@ -1,0 +1,144 @@
+"""Checks that the accounting of `ClusterState` balances."""
+
+from collections import Counter
+
+from loong.core.errors import InvalidEventError
+from loong.core.instance import InstanceKind
+from loong.core.placement import InstanceId
+from loong.core.positions import first_overlap
+from loong.state.accounting import Accounting
+from loong.state.shared_kv import SharedKV
+
+
+def check_accounting(accounting: Accounting) -> None:
+    """Raise `InvalidEventError` unless the accounting balances.
+
+    Every position of a live request has one slot, which only choices of one request share, the KV used and
+    reserved of each instance adds up and fits, batches, migrations, instances and requests name each other,
+    and every request that arrived is live or has ended once.
+    """
+    _check_views(accounting)
+    _check_requests(accounting)
+    _check_shared(accounting)
+    _check_batches(accounting)
+    _check_migrations(accounting)
+    _check_room(accounting)
+    _check_bounds(accounting)
+    if accounting.stats.num_arrived != accounting.stats.num_ended + len(accounting.requests):
+        raise InvalidEventError(f"{accounting.stats} does not fit {len(accounting.requests)} live requests")
+
+
+def _check_views(accounting: Accounting) -> None:
+    snapshot = accounting.snapshot(now=0.0, version=0)
+    lives = accounting.requests.values()
+    fresh = [live.view() for live in lives if live.primary is None and not live.is_leaving]
+    waiting = tuple(view for view in fresh if not view.has_begun)
+    running = {view.request_id: view for view in fresh if view.has_begun}
+    if snapshot.waiting != waiting or {view.request_id: view for view in snapshot.running} != running:
+        raise InvalidEventError(f"the views {snapshot.request} are not those of the live requests")
+
+
+def _check_requests(accounting: Accounting) -> None:
+    for request_id, live in accounting.requests.items():
+        if shared := first_overlap(s.positions for s in live.placement.segments):
+            raise InvalidEventError(f"positions {shared} of request {request_id} are in two slots")
+        if live.is_at_rest and live.has_ended:
+            raise InvalidEventError(f"request {request_id} has ended but keeps its KV")
+        if live.is_at_rest and live.view().num_uncomputed_tokens < 1:
+            raise InvalidEventError(f"request {request_id} is not in flight with nothing to compute")
+
+
+def _check_shared(accounting: Accounting) -> None:
+    for request_id, live in accounting.requests.items():
+        for sibling in live.siblings:
+            if (
+                sibling.primary is not live
+                or accounting.requests.get(sibling.request.request_id) is not sibling
+            ):
+                raise InvalidEventError(f"{sibling} waits for {request_id}, but not it alone, or is not live")
+        if (primary := live.primary) is not None and all(sibling is not live for sibling in primary.siblings):
+            raise InvalidEventError(f"request {request_id} waits for {primary}, which does not know")
+        for segment in live.view().shared.segments:
+            if not live.placement.holds(segment):
+                raise InvalidEventError(f"request {request_id} shares {segment}, but does not hold it")
+    for shared in _shared_kv(accounting):
+        if unknown := shared.holder_ids - accounting.requests.keys():
+            raise InvalidEventError(f"requests {sorted(unknown)} share KV, but are not live")
+
+
+def _shared_kv(accounting: Accounting) -> tuple[SharedKV, ...]:
+    kept = {id(live.shared): live.shared for live in accounting.requests.values() if live.shared is not None}
+    return tuple(kept.values())
+
+
+def _check_batches(accounting: Accounting) -> None:
+    at_instances = {i: n for n, b in accounting.batches.items() for i in b.plan.group.instance_ids}
+    for instance_id, instance in accounting.instances.items():
+        if instance.batch_id != at_instances.pop(instance_id, None):
+            raise InvalidEventError(f"{instance} does not fit the batches in flight")
+    if at_instances:
+        raise InvalidEventError(f"batches run on instances {sorted(at_instances)}, which do not exist")
+    at_requests = {r: n for n, b in accounting.batches.items() for r in b.request_ids}
+    for request_id, live in accounting.requests.items():
+        if live.batch_id != at_requests.pop(request_id, None):
+            raise InvalidEventError(f"request {request_id} says it is in batch {live.batch_id}; it is not")
+    if at_requests:
+        raise InvalidEventError(f"batches run requests {sorted(at_requests)}, which are not live")
+    _check_holders(accounting)
+    ending = {r: n for n, b in accounting.ending.items() for r in b.request_ids}
+    named = {r: live.ending_id for r, live in accounting.requests.items() if live.ending_id is not None}
+    if named != ending:
+        raise InvalidEventError(f"requests {ending} are in batches that are ending, but they name {named}")
+
+
+def _check_holders(accounting: Accounting) -> None:
+    """KV that a running batch reads is where it was at its beginning, on instances that are live."""
+    for batch_id, batch in accounting.batches.items():
+        placements = [accounting.requests[request_id].placement for request_id in batch.plan.request_ids]
+        holder_ids = batch.plan.group.holder_ids(placements)
+        if holder_ids != batch.running.holder_ids:
+            raise InvalidEventError(
+                f"batch {batch_id} reads KV on instances {holder_ids}, "
+                f"but began with holders {batch.running.holder_ids}"
+            )
+        if not accounting.instances.keys() >= set(holder_ids):
+            raise InvalidEventError(f"batch {batch_id} reads KV on {holder_ids}, some of which do not exist")
+
+
+def _check_migrations(accounting: Accounting) -> None:
+    named = {(migration_id, m.segment.owner_id) for migration_id, m in accounting.migrations.items()}
+    kept = {
+        (migration_id, r) for r, live in accounting.requests.items() for migration_id in live.migration_ids
+    }
+    if named != kept:
+        raise InvalidEventError(f"migrations {sorted(named)} are in flight, but requests name {sorted(kept)}")
+
+
+def _check_room(accounting: Accounting) -> None:
+    used: Counter[InstanceId] = Counter()
+    for live in accounting.requests.values():
+        used.update(live.placement.tokens_by_instance())
+    for segment in (s for batch in accounting.batches.values() for s in batch.plan.writes):
+        used[segment.instance_id] += len(segment.positions)
+    for migration in accounting.migrations.values():
+        used[migration.destination_id] += len(migration.segment.positions)
+    for shared in _shared_kv(accounting):
+        used.subtract(shared.num_saved)
+    for instance_id, instance in accounting.instances.items():
+        if instance.kv_used != used.pop(instance_id, 0) or instance.kv_free < 0:
+            raise InvalidEventError(f"{instance} does not use what its requests have there")
+    if used:
+        raise InvalidEventError(f"KV is on instances {sorted(used)}, which do not exist")
+
+
+def _check_bounds(accounting: Accounting) -> None:
+    full = [instance for instance in accounting.instances.values() if instance.kind is InstanceKind.FULL]
+    if accounting.free != {i.instance_id: i.kv_free for i in full}:
+        raise InvalidEventError(f"the slots {accounting.free} are not those that are free of {full}")
+    if accounting.pools != {i.instance_id: i.kv_capacity for i in full}:
+        raise InvalidEventError(f"the pools {accounting.pools} are not those of {full}")
+    for request_id, live in accounting.requests.items():
+        if live.view().num_final_tokens > accounting.most_tokens:
+            raise InvalidEventError(
+                f"no request comes to more than {accounting.most_tokens} tokens, but {request_id} does"
+            )

@@ -1,0 +1,320 @@
+"""The one mutable object of the domain: events in, instructions out."""
+
+from operator import attrgetter
+from typing import assert_never
+
+from loong.core.check_plan import check_plan
+from loong.core.errors import InvalidEventError, InvalidPlanError
+from loong.core.events import (
+    BatchEndPredicted,
+    BatchFinished,
+    BatchStarted,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+    TokensProduced,
+)
+from loong.core.instance import ElasticInstance
+from loong.core.instructions import (
+    ExtendLease,
+    Instruction,
+    MoveKV,
+    ReleaseKV,
+    RunBatch,
+    RunScoredBatch,
+    StopLease,
+)
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, LeaseExtension
+from loong.core.request import Request, RequestId
+from loong.core.snapshot import RunningBatch, Snapshot
+from loong.state.accounting import Accounting
+from loong.state.check_state import check_accounting
+from loong.state.in_flight_batch import InFlightBatch
+from loong.state.live_request import LiveRequest
+
+_finish_reason = attrgetter("finish_reason")
+
+
+class ClusterState:
+    """Instances, live requests, batches and migrations in flight.
+
+    `apply` takes an event and `commit` a plan; both return what the executor must do.
+    """
+
+    def __init__(self, instances: tuple[ElasticInstance, ...] = (), last_id: int = 0) -> None:
+        """Number batches and migrations from `last_id` + 1: workers take no number twice."""
+        self._accounting = Accounting()
+        self._version = 0
+        self.last_id = last_id
+        self._was_predicted = False  # all that the batch left whose end was applied last
+        for instance in instances:
+            self._join(instance)
+
+    def snapshot(self, now: float) -> Snapshot:
+        """The state as values."""
+        return self._accounting.snapshot(now, self._version)
+
+    def apply(self, event: Event) -> tuple[Instruction, ...]:
+        """Take in what happened. Raises `InvalidEventError` if it cannot have."""
+        instructions = self._take_in(event)
+        self._version += 1
+        return instructions
+
+    def commit(self, plan: IterationPlan, snapshot: Snapshot) -> tuple[Instruction, ...]:
+        """Carry out a plan made for `snapshot`, at its time.
+
+        Raises `InvalidPlanError`, with the state unchanged, if the state is no longer as in `snapshot`, or
+        if the plan breaks a rule.
+        """
+        if snapshot.version != self._version:
+            raise InvalidPlanError(
+                f"the plan is for version {snapshot.version} of the state, but it is at {self._version}"
+            )
+        check_plan(snapshot, plan)
+        self._version += 1
+        instructions: list[Instruction] = []
+        for preemption in plan.preemptions:
+            instructions += self._accounting.drop_kv(preemption.request_id)
+            self._accounting.count(num_preemptions=1)
+        for failure in plan.failures:
+            instructions += self._fail(failure.request_id)
+        instructions += [self._start_migration(migration) for migration in plan.migrations]
+        instructions += [self._start_batch(batch, snapshot.now) for batch in plan.batches]
+        instructions += [self._extend_lease(extension, snapshot) for extension in plan.lease_extensions]
+        instructions += [self._end_lease(end) for end in plan.lease_ends]
+        return tuple(instructions)
+
+    def needs_plan(self, event: Event) -> bool:
+        """Whether a policy may want to act on an event just applied.
+
+        It may on all but the start of a batch; tokens with which no request ends, unless their lease comes
+        near its end; and the end of a batch that was predicted, if its instances have others and it leaves no
+        more room.
+        """
+        match event:
+            case TokensProduced():
+                if event.batch_id in self._accounting.ending:
+                    return False  # its end comes with them
+                batch = self._accounting.batches.get(event.batch_id)
+                has_come_near = batch is not None and batch.has_come_near_its_end(event.step)
+                return has_come_near or any(map(_finish_reason, event.tokens))
+            case BatchStarted():
+                return False
+            case BatchEndPredicted():
+                return event.batch_id in self._accounting.ending
+            case BatchFinished():
+                return not self._was_predicted
+            case _:
+                return True
+
+    def check(self) -> None:
+        """Raise `InvalidEventError` unless the accounting balances."""
+        check_accounting(self._accounting)
+
+    def _take_in(self, event: Event) -> tuple[Instruction, ...]:
+        match event:
+            case RequestArrived():
+                return self._arrive(event.request)
+            case TokensProduced():
+                return self._produce(event)
+            case BatchStarted():
+                return self._see_start(event)
+            case BatchEndPredicted():
+                return self._predict_end(event)
+            case BatchFinished():
+                return self._finish_batch(event)
+            case MigrationFinished():
+                return self._finish_migration(event)
+            case RequestAborted():
+                return self._abort(event.request_id)
+            case InstanceLost():
+                return self._lose(event.instance_id)
+            case InstanceJoined():
+                return self._join(event.instance)
+            case _:
+                assert_never(event)
+
+    def _arrive(self, request: Request) -> tuple[Instruction, ...]:
+        first, *others = request.choices()
+        for choice in (first, *others):
+            if choice.request_id in self._accounting.requests:
+                raise InvalidEventError(f"request {choice.request_id} arrived twice")
+        primary = LiveRequest(first)
+        primary.siblings = [LiveRequest(choice, primary=primary) for choice in others]
+        self._accounting.admit(primary)
+        return ()
+
+    def _produce(self, event: TokensProduced) -> tuple[Instruction, ...]:
+        batch = self._in_flight(event.batch_id)
+        if batch is None:
+            raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
+        lives = batch.take_step(event.step, event.tokens, event.time)
+        for live in lives:
+            live.predicted_token_time = None
+            if not live.is_view_stale:  # most are, and a call would tell no more
+                self._accounting.view_cache.mark_stale(live)
+            if live.has_ended:
+                self._accounting.leave_if_ending(live)
+        self._accounting.counts["num_output_tokens"] += len(lives)
+        return ()
+
+    def _see_start(self, event: BatchStarted) -> tuple[Instruction, ...]:
+        batch = self._in_flight(event.batch_id)
+        if batch is None:
+            raise InvalidEventError(f"batch {event.batch_id} started, but is not in flight")
+        batch.start(event.time)
+        return ()
+
+    def _in_flight(self, batch_id: int) -> InFlightBatch | None:
+        return self._accounting.batches.get(batch_id) or self._accounting.ending.get(batch_id)
+
+    def _predict_end(self, event: BatchEndPredicted) -> tuple[Instruction, ...]:
+        """Nothing is predicted of a batch that has ended meanwhile."""
+        batch = self._accounting.batches.get(event.batch_id)
+        if batch is not None and self._accounting.has_predictable_end(batch):
+            self._accounting.predict_end(event.batch_id, event.ends_at)
+        return ()
+
+    def _finish_batch(self, event: BatchFinished) -> tuple[Instruction, ...]:
+        accounting, batch = self._accounting, self._in_flight(event.batch_id)
+        if batch is None:
+            raise InvalidEventError(f"batch {event.batch_id} finished, but is not running")
+        batch.check_finished(event.num_steps)
+        accounting.count(num_computed_tokens=batch.num_computed_tokens)
+        if batch.ends_at is None:
+            self._was_predicted = False
+            return accounting.settle(accounting.close_batch(event.batch_id))
+        released = accounting.settle(accounting.close_ending(event.batch_id))
+        self._was_predicted = accounting.are_busy(batch.plan.group.instance_ids) and not released
+        return released
+
+    def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
+        migration = self._accounting.migrations.get(event.migration_id)
+        if migration is None:
+            raise InvalidEventError(f"migration {event.migration_id} finished, but is not running")
+        segment, stale = migration.segment, migration.arriving
+        live = self._accounting.close_migration(event.migration_id)
+        if event.is_committed:
+            live.placement = live.placement.moving(segment, migration.destination_id)
+            self._accounting.count(num_migrated_tokens=len(segment.positions))
+            stale = segment
+        self._accounting.release_kv(live, (stale,))
+        release = ReleaseKV(segment.owner_id, (stale.instance_id,), segment.positions)
+        return (release, *self._accounting.settle((live,)))
+
+    def _abort(self, request_id: RequestId) -> tuple[Instruction, ...]:
+        if request_id not in self._accounting.requests:  # it finished while the client was leaving
+            return ()
+        live = self._accounting.changing(request_id)
+        if live.has_ended:
+            return ()
+        live.has_ended, live.predicted_token_time = True, None
+        if live.batch_id is None:
+            self._accounting.leave_if_ending(live)
+            return self._accounting.settle((live,))
+        running = self._accounting.batches[live.batch_id].running
+        next_step = running.num_steps_taken + 1
+        if next_step >= running.last_step:
+            return ()
+        return (self._end_lease(LeaseEnd(live.batch_id, next_step)),)
+
+    def _lose(self, instance_id: InstanceId) -> tuple[Instruction, ...]:
+        """Requests that lose any KV, or are in a batch with the instance, lose all of it and wait again.
+
+        A batch is void without a member or a holder of it, for all of its requests. A migration between two
+        others goes on: its request loses its KV when that has ended.
+        """
+        accounting = self._accounting
+        if instance_id not in accounting.instances:
+            raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
+        hit_ids = {r for r, live in accounting.requests.items() if instance_id in live.placement.instance_ids}
+        voided = [n for n, batch in accounting.batches.items() if batch.has_part(instance_id)]
+        for batch_id in voided:
+            hit_ids.update(accounting.batches[batch_id].request_ids)
+        for batch_id in [n for n, batch in accounting.ending.items() if batch.has_part(instance_id)]:
+            hit_ids.update(live.request.request_id for live in accounting.close_ending(batch_id))
+        for request_id in hit_ids:
+            accounting.changing(request_id).has_lost_kv = True
+        for batch_id in voided:
+            accounting.close_batch(batch_id)
+        orphans = self._void_migrations(instance_id)
+        for request_id in hit_ids:
+            live = accounting.changing(request_id)
+            live.placement = live.placement.without(instance_id)
+            if live.shared is not None:
+                live.shared.lose(instance_id)
+        accounting.lose(instance_id)
+        return accounting.settle(
+            live for r, live in tuple(accounting.requests.items()) if r in hit_ids | orphans
+        )
+
+    def _void_migrations(self, instance_id: InstanceId) -> frozenset[RequestId]:
+        """Take the migrations of a lost instance out of flight; returns the requests they are of."""
+        owners = set()
+        for migration_id, migration in tuple(self._accounting.migrations.items()):
+            arriving = migration.arriving
+            if instance_id in (migration.segment.instance_id, arriving.instance_id):
+                live = self._accounting.close_migration(migration_id)
+                owners.add(live.request.request_id)
+                if arriving.instance_id != instance_id:  # what it reserved goes when the rest goes
+                    live.placement = live.placement.adding((arriving,))
+        return frozenset(owners)
+
+    def _join(self, instance: ElasticInstance) -> tuple[Instruction, ...]:
+        if instance.instance_id in self._accounting.instances:
+            raise InvalidEventError(f"instance {instance.instance_id} joined twice")
+        if instance.kv_used or instance.batch_id is not None:
+            raise InvalidEventError(
+                f"instance {instance.instance_id} joined with {instance.kv_used} tokens and batch "
+                f"{instance.batch_id}; it must come empty"
+            )
+        self._accounting.join(instance)
+        return ()
+
+    def _fail(self, request_id: RequestId) -> tuple[Instruction, ...]:
+        live = self._accounting.changing(request_id)
+        live.has_ended, live.predicted_token_time = True, None
+        self._accounting.leave_if_ending(live)
+        self._accounting.count(num_failed=1)
+        return self._accounting.settle((live,))
+
+    def _start_migration(self, migration: KVMigration) -> MoveKV:
+        migration_id = self._new_id()
+        self._accounting.open_migration(migration_id, migration)
+        return MoveKV(migration_id, migration)
+
+    def _start_batch(self, plan: BatchPlan, now: float) -> RunBatch:
+        batch_id = self._new_id()
+        lives = [self._accounting.requests[request_id] for request_id in plan.request_ids]
+        inputs = tuple([live.input_for(plan) for live in lives])
+        given = zip(inputs, lives, strict=True)
+        sampling = [live for i, live in given if i.sampling_params is not None]
+        sampled = {r.request.request_id: r for live in sampling for r in (live, *live.siblings)}
+        start = max([now, *self._accounting.ending_on(plan).values()])
+        holder_ids = plan.group.holder_ids([live.placement for live in lives])
+        running = RunningBatch(
+            batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start, holder_ids=holder_ids
+        )
+        asking = [live for live in lives if live.request.num_prompt_logprobs is not None]
+        scored = tuple([chunk for live in asking if (chunk := live.scored_chunk(plan)) is not None])
+        self._accounting.open_batch(InFlightBatch(running, sampled))
+        return RunScoredBatch(batch_id, plan, inputs, scored) if scored else RunBatch(batch_id, plan, inputs)
+
+    def _extend_lease(self, extension: LeaseExtension, snapshot: Snapshot) -> ExtendLease:
+        batch = self._accounting.batches[extension.batch_id]
+        plan = snapshot.extended(extension)
+        self._accounting.extend_batch(batch, plan)
+        return ExtendLease(extension.batch_id, plan.group, plan.num_steps)
+
+    def _end_lease(self, end: LeaseEnd) -> StopLease:
+        batch = self._accounting.batches[end.batch_id]
+        batch.end_before(end.step)
+        return StopLease(end.batch_id, batch.plan.group, end.step)
+
+    def _new_id(self) -> int:
+        self.last_id += 1
+        return self.last_id

@@ -1,0 +1,65 @@
+"""The views of all live requests, each made anew only when its request has changed."""
+
+from loong.core.request import RequestId, RequestView
+from loong.state.live_request import LiveRequest
+
+
+class RequestViewCache:
+    """Views by request: `waiting` in order of arrival, `running` as they began; `views` has both.
+
+    They are right after `refresh`, if every request was given to `mark_stale` when it came and when it
+    changed. Siblings have none before they begin: until then their primary counts them; nor have those that
+    are leaving.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[RequestId, RequestView] = {}
+        self.running: dict[RequestId, RequestView] = {}
+        self.views: dict[RequestId, RequestView] = {}
+        self._stale: list[LiveRequest] = []
+        self._numbers: dict[RequestId, int] = {}
+        self._newest = 0  # of these
+
+    def mark_stale(self, live: LiveRequest) -> None:
+        """Take in that a request is new, or changes."""
+        if not (live.is_view_stale or live.is_leaving) and live.primary is None:
+            live.is_view_stale = True
+            self._stale.append(live)
+
+    def drop(self, live: LiveRequest) -> None:
+        """Forget a request."""
+        live.is_view_stale = False
+        for by_id in (self.waiting, self.running, self.views, self._numbers):
+            by_id.pop(live.request.request_id, None)
+
+    def refresh(self) -> None:
+        """Make the views of all that were noted."""
+        is_in_order = True
+        for live in self._stale:
+            if live.is_view_stale:
+                live.is_view_stale = False
+                is_in_order &= self._refresh_view(live)
+        self._stale.clear()
+        if not is_in_order:
+            self.waiting = dict(sorted(self.waiting.items(), key=lambda item: self._numbers[item[0]]))
+
+    def _refresh_view(self, live: LiveRequest) -> bool:
+        """Whether those that wait are still in order: one that ran, or was a sibling, may be older."""
+        view = live.view()
+        request_id = view.request_id
+        self.views[request_id] = view
+        if view.has_begun:
+            if request_id not in self.running:
+                self.waiting.pop(request_id, None)
+                self._record_number(live)
+            self.running[request_id] = view
+            return True
+        self.running.pop(request_id, None)
+        is_in_order = request_id in self.waiting or live.number >= self._newest
+        self.waiting[request_id] = view
+        self._record_number(live)
+        return is_in_order
+
+    def _record_number(self, live: LiveRequest) -> None:
+        self._numbers[live.request.request_id] = live.number
+        self._newest = max(self._newest, live.number)

@@ -1,0 +1,200 @@
+"""A decode lease: each step is asked for before the host knows the last one's tokens."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from loong.core.events import ProducedToken
+from loong.core.instructions import RequestInput, RunBatch
+from loong.core.placement import InstanceId
+from loong.core.plan import Transfer
+from loong.core.prompt_logprobs import PromptLogprobs
+from loong.fabric.protocol import Fabric
+from loong.worker.backend import Reading
+from loong.worker.batches.lease_ends import LeaseTerm
+from loong.worker.batches.lease_slots import LeaseSlots, masters_inputs
+from loong.worker.batches.started_batch import ReportStep
+from loong.worker.batches.step_sync import sync_step
+from loong.worker.batches.token_placeholders import PendingTokens, TokenPlaceholders
+from loong.worker.kv.pool import KVPool
+from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.lease_sampling import LeaseSampling
+from loong.worker.steps.decode_graph import DecodeGraph
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLeases:
+    """An instance's part in leases of which the devices of a group can take the steps by themselves."""
+
+    instance_id: InstanceId
+    pool: KVPool
+    graph: DecodeGraph
+    fabric: Fabric
+    constraints: Constraints
+
+    def can_run(self, command: RunBatch) -> bool:
+        """Whether a batch is decode, on a group we can serve."""
+        blocks = command.plan.queries
+        num_tokens = Counter(block.master_id for block in blocks)
+        return (
+            max(num_tokens.values()) <= self.graph.max_size(command.plan.group.dop)
+            and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
+            and all(given.num_output_tokens > 0 for given in command.inputs)
+            and self._has_room(command)
+        )
+
+    def _has_room(self, command: RunBatch) -> bool:
+        """Whether the lists of slots are short enough on all members; all of them find the same."""
+        writes = command.plan.writes
+        num_slots = sum(len(segment.positions) for segment in writes)
+        num_slots += sum(given.placement.num_tokens for given in command.inputs)
+        if num_slots <= self.graph.max_num_slots:
+            return True
+        by_instance: Counter[InstanceId] = Counter()
+        for given in command.inputs:
+            by_instance.update(given.placement.tokens_by_instance())
+        for segment in writes:
+            by_instance[segment.instance_id] += len(segment.positions)
+        return max(by_instance.values()) <= self.graph.max_num_slots
+
+
+class _Launched(NamedTuple):
+    """A lease whose first step was asked for."""
+
+    slots: LeaseSlots
+    sampling: LeaseSampling
+    reading: Reading
+
+
+class DecodeLease:
+    """One of these leases; see StartedBatch.
+
+    What is computed beyond the end of a request or of the lease is dropped. A group learns that its leader
+    stops the lease while it takes the next step, which then counts.
+    """
+
+    def __init__(
+        self,
+        leases: DecodeLeases,
+        placeholders: TokenPlaceholders,
+        pending_tokens: PendingTokens,
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Begin at once on an instance alone, unless it needs tokens that are not there yet."""
+        self._instance_id, self._pool, self._graph = leases.instance_id, leases.pool, leases.graph
+        self._fabric, self._constraints = leases.fabric, leases.constraints
+        self._placeholders, self._pending_tokens = placeholders, pending_tokens
+        self._is_alone = is_alone
+        self._launched: _Launched | None = None
+        if is_alone and not placeholders.needs_tokens:
+            self._launched = self._launch(placeholders.begun())
+
+    @property
+    def command(self) -> RunBatch:
+        """See StartedBatch."""
+        return self._placeholders.command
+
+    def needs_host(self) -> bool:
+        """See StartedBatch."""
+        return True
+
+    def is_done(self) -> bool:
+        """See StartedBatch."""
+        return False
+
+    def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
+        """See StartedBatch."""
+        command = self._placeholders.resolved()
+        with self._fabric.batch(command.batch_id, command.plan.group.instance_ids):
+            try:
+                launched = self._launched or self._launch(command)
+                num_steps = self._take_steps(command, launched, lease_end, report)
+            finally:
+                self._graph.wait()  # nobody reads a step that is dropped, but it writes into slots
+        launched.slots.keep(num_steps)
+        return num_steps
+
+    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
+        """See StartedBatch: a lease computes no prompt."""
+        return ()
+
+    def _launch(self, command: RunBatch) -> _Launched:
+        slots = LeaseSlots(self._instance_id, self._pool, command)
+        given = masters_inputs(command, self._instance_id)
+        rows = {item.request_id: row for row, item in enumerate(given)}
+        self._graph.begin(slots.batch, self._placeholders.pending_token_ids(rows))
+        sampling = self._graph.sampling(given, self._constraints)
+        self._graph.launch()
+        return _Launched(slots, sampling, self._graph.read(sampling))
+
+    def _most_steps(self, command: RunBatch) -> int:
+        """Steps for which all lists of slots are short enough."""
+        num_held = sum(given.placement.num_tokens for given in command.inputs)
+        num_steps = (self._graph.max_num_slots - num_held) // len(command.inputs)
+        return max(command.plan.num_steps, num_steps)
+
+    def _take_steps(
+        self, command: RunBatch, launched: _Launched, lease_end: LeaseTerm, report: ReportStep
+    ) -> int:
+        plan, is_alone = command.plan, self._is_alone
+        slots, sampling, reading = launched
+        rows = dict(enumerate(masters_inputs(command, self._instance_id)))
+        live, end, lengthened_at = set(plan.request_ids), plan.num_steps, -1
+        most_steps = self._most_steps(command)
+        step = 0
+        while True:
+            if is_alone:
+                end = max(lease_end.step(), step + 1)
+            end = min(end, most_steps)
+            if end > slots.num_steps and step >= lengthened_at + 2:  # so what was last copied has arrived
+                lease_end.wait_for_room(end)
+                slots.lengthen(end, rows)
+                self._graph.lengthen(slots.batch)
+                lengthened_at = step
+            is_last = step + 1 >= min(end, slots.num_steps)
+            if not is_last:
+                self._graph.launch()
+                if not sampling.needs_tokens:
+                    coming = self._graph.read(sampling)
+            tokens = tuple(_take_tokens(reading.wait(), step, rows, sampling))
+            if sampling.needs_tokens and not is_last:
+                sampling.end_step()
+                coming = self._graph.read(sampling)
+            self._fabric.check()
+            if is_last:
+                self._pending_tokens.resolve(tokens)
+            report(step, tokens, is_last)
+            ended = {token.request_id for token in tokens if token.finish_reason is not None}
+            live -= ended
+            if not is_alone and not is_last:
+                end = max(sync_step(self._fabric, plan, ended, live, lease_end), step + 2)
+            if is_last or not live:
+                return step + 1
+            reading = coming
+            step += 1
+
+
+def _take_tokens(
+    read: Sequence[Tensor], step: int, live: dict[int, RequestInput], sampling: LeaseSampling
+) -> Iterator[ProducedToken]:
+    """The tokens of the live requests, of which those that end with them leave."""
+    token_ids, largest = (values.tolist() for values in read[:2])
+    logprobs = sampling.logprobs(read[2:])
+    for row, given in list(live.items()):
+        params = given.sampling_params
+        assert params is not None
+        if math.isfinite(largest[row]):
+            token_id = token_ids[row]
+            reason = params.finish_reason(given.num_output_tokens + step + 1, token_id)
+            yield ProducedToken(given.request_id, token_id, reason, logprobs.get(row))
+        else:
+            token_id, reason = 0, sampling.why_invalid(row)
+            yield ProducedToken(given.request_id, token_id, reason)
+        sampling.take(row, token_id, reason)
+        if reason is not None:
+            del live[row]

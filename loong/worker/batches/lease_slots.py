@@ -1,0 +1,67 @@
+"""The slots of a lease on one instance: what its requests hold, and room for the steps that it may take."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from loong.core.instructions import RequestInput, RunBatch
+from loong.core.placement import InstanceId
+from loong.worker.kv.pool import KVPool
+from loong.worker.steps.decode_state import DecodeRow, Held, LeaseBatch
+
+
+class LeaseSlots:
+    """Has slots for the first `num_steps` steps of the requests whose master the instance is.
+
+    `batch` tells of all KV that the lease meets here.
+    """
+
+    def __init__(self, instance_id: InstanceId, pool: KVPool, command: RunBatch) -> None:
+        self._instance_id, self._pool = instance_id, pool
+        self._own = masters_inputs(command, instance_id)
+        self.num_steps = command.plan.num_steps
+        pool.allocate_few_each(
+            [(given.request_id, _positions(given, 0, self.num_steps)) for given in self._own]
+        )
+        self._rows = [self._row(given) for given in self._own]
+        peers = (i for i in command.plan.group.instance_ids if i != instance_id)
+        self.batch = LeaseBatch(
+            instance_id,
+            self._rows,
+            {i: [self._held(given) for given in masters_inputs(command, i)] for i in peers},
+        )
+
+    def lengthen(self, num_steps: int, rows: Iterable[int]) -> None:
+        """Take slots for `num_steps` steps in all of the requests in these rows."""
+        taken = []
+        for row in rows:
+            given = self._own[row]
+            taken.append((given.request_id, _positions(given, self.num_steps, num_steps)))
+            self._rows[row] = replace(self._rows[row], free=_positions(given, 0, num_steps))
+        self._pool.allocate_few_each(taken)
+        self.num_steps = num_steps
+
+    def keep(self, num_steps: int) -> None:
+        """Let go of the slots of all steps but the first `num_steps`."""
+        self._pool.release_positions(
+            [(given.request_id, _positions(given, num_steps, self.num_steps)) for given in self._own]
+        )
+
+    def _row(self, given: RequestInput) -> DecodeRow:
+        assert given.sampling_params is not None, "it is sampled"
+        first, free = given.placement.num_tokens, _positions(given, 0, self.num_steps)
+        return DecodeRow(given.token_ids[0], first, self._held(given), free, given.sampling_params)
+
+    def _held(self, given: RequestInput) -> Held:
+        return given.request_id, given.placement.on(self._instance_id)
+
+
+def masters_inputs(command: RunBatch, instance_id: InstanceId) -> list[RequestInput]:
+    """The requests whose master an instance is, in the order of the plan's blocks."""
+    inputs = {given.request_id: given for given in command.inputs}
+    return [inputs[b.request_id] for b in command.plan.queries if b.master_id == instance_id]
+
+
+def _positions(given: RequestInput, first_step: int, stop_step: int) -> range:
+    """Those whose KV a request makes in some steps, if it does not end by a token before."""
+    first = given.placement.num_tokens
+    return range(first + first_step, min(first + stop_step, given.last_stop))

@@ -1,0 +1,88 @@
+"""A batch whose steps the host begins one after the other."""
+
+from itertools import count
+
+from loong.core.instructions import RunBatch, RunScoredBatch
+from loong.core.prompt_logprobs import PromptLogprobs
+from loong.fabric.protocol import Fabric
+from loong.worker.batches.lease_ends import LeaseTerm
+from loong.worker.batches.started_batch import ReportStep
+from loong.worker.batches.step_sync import sync_step
+from loong.worker.batches.token_placeholders import PendingTokens, TokenPlaceholders
+from loong.worker.steps.pending_step import PendingStep
+from loong.worker.steps.step_inputs import Progress
+from loong.worker.steps.step_runner import StepRunner
+
+
+class HostSteppedBatch:
+    """See StartedBatch."""
+
+    def __init__(
+        self,
+        placeholders: TokenPlaceholders,
+        pending_tokens: PendingTokens,
+        step_runner: StepRunner,
+        fabric: Fabric,
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Begin the one step of an instance alone at once, unless it needs tokens that are not there yet."""
+        self._placeholders, self._pending_tokens = placeholders, pending_tokens
+        self._step_runner, self._fabric = step_runner, fabric
+        self._first: PendingStep | None = None
+        command = placeholders.command
+        self._scored = command.scored if isinstance(command, RunScoredBatch) else ()
+        self._prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+        is_one_step = placeholders.command.plan.num_steps == 1
+        if is_alone and is_one_step and not placeholders.needs_tokens:
+            begun = placeholders.begun()
+            self._requests = Progress.of(begun.inputs)
+            self._first = pending_tokens.pending = step_runner.begin(
+                begun.plan, self._requests, placeholders, self._scored
+            )
+
+    @property
+    def command(self) -> RunBatch:
+        """See StartedBatch."""
+        return self._placeholders.command
+
+    def needs_host(self) -> bool:
+        """See StartedBatch."""
+        return self._first is None
+
+    def is_done(self) -> bool:
+        """See StartedBatch."""
+        return self._first is not None and self._first.is_done()
+
+    def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
+        """See StartedBatch."""
+        command = self._placeholders.resolved()
+        if self._first is None:
+            self._requests = Progress.of(command.inputs)
+        else:
+            for given in command.inputs:
+                self._requests[given.request_id].given = given
+        plan, requests = command.plan, self._requests
+        live = set(requests)
+        with self._fabric.batch(command.batch_id, plan.group.instance_ids):
+            for step in count():
+                step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
+                begun = self._first or self._step_runner.begin(step_plan, requests, scored=self._scored)
+                tokens, self._prompt_logprobs = begun.tokens(), begun.prompt_logprobs()
+                self._fabric.check()
+                is_last = plan.num_steps == 1
+                if not is_last:
+                    ended = {token.request_id for token in tokens if token.finish_reason is not None}
+                    stop = sync_step(self._fabric, plan, ended, live, lease_end)
+                    is_last = step + 1 >= stop or not live
+                if is_last:
+                    self._pending_tokens.resolve(tokens)
+                report(step, tokens, is_last)
+                if is_last:
+                    break
+                lease_end.wait_for_room(step + 2)
+        return step + 1
+
+    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
+        """See StartedBatch."""
+        return self._prompt_logprobs

@@ -1,0 +1,36 @@
+"""What the instances of a group send each other at the boundary of a decode step."""
+
+from collections.abc import Iterable
+
+import torch
+
+from loong.core.plan import BatchPlan
+from loong.core.request import RequestId
+from loong.fabric.protocol import Fabric
+from loong.worker.batches.lease_ends import LeaseTerm
+
+
+def sync_step(
+    fabric: Fabric,
+    plan: BatchPlan,
+    ended: Iterable[RequestId],
+    live: set[RequestId],
+    lease_end: LeaseTerm,
+) -> int:
+    """Drop from `live` what ended anywhere in the group; `ended` is what did so here.
+
+    Returns the step before which the group's leader ends the lease, as its `lease_end` says.
+    """
+    request_ids = plan.request_ids
+    payload = torch.zeros(1 + len(request_ids), dtype=torch.int64)
+    payload[0] = lease_end.step()
+    for request_id in ended:
+        payload[1 + request_ids.index(request_id)] = 1
+    payloads = fabric.exchange_control(plan.group.instance_ids, payload)
+    for instance_payload in payloads.values():
+        live.difference_update(
+            request_id
+            for request_id, has_ended in zip(request_ids, instance_payload[1:].tolist(), strict=True)
+            if has_ended
+        )
+    return int(payloads[plan.group.leader_id][0])

@@ -1,0 +1,1 @@
+"""An instance's KV pool and its free slots."""

@@ -1,0 +1,264 @@
+"""Where one instance keeps keys and values: memory taken once, handed out token by token."""
+
+from collections.abc import Iterable, Sequence
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loong.core.errors import InvalidPlanError
+from loong.core.placement import OwnerId
+from loong.worker.kv.free_slots import FreeSlots, Slots
+
+_NO_SLOT = -1
+_WORD = torch.int64
+
+_NO_SLOTS: Slots = np.empty(0, dtype=np.int64)
+
+
+class KVPool:
+    """Keys and values of `num_slots` tokens, in one tensor [num_layers, num_slots, 2, K, D].
+
+    A slot is one token's room in every layer, K beside V. Each owner maps positions to slots; owners that
+    share a prefix map its positions to the same slots, and a slot is free when no owner maps to it. Any
+    thread may take and release slots. A released slot may be handed out next, so release nothing that a
+    running step may still use. Slots are int64, on the host, and in the order of the positions asked for; KV
+    is on `device`.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, num_slots, 2, num_kv_heads, head_dim)
+        self._kv = torch.empty(shape, dtype=dtype, device=device)
+        self._layers = self._kv.unbind()
+        self.device = device
+        self._free = FreeSlots(num_slots)
+        self._num_owners = np.zeros(num_slots, dtype=np.int32)
+        self._maps: dict[OwnerId, _PositionMap] = {}
+        self._lock = Lock()  # guards the three above
+
+    @property
+    def num_layers(self) -> int:
+        """Layers whose KV a slot holds."""
+        return len(self._layers)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no owner maps to."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Slots that some owner maps to; shared ones count once."""
+        return len(self._num_owners) - self.num_free
+
+    def allocate(self, owner_id: OwnerId, positions: range, num_expected: int = 0) -> Tensor:
+        """Take a free slot for each of `positions` and return them, [n].
+
+        That the owner is expected to need `num_expected`, these included, tells where they had better be.
+        Raises InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
+        """
+        with self._lock:
+            if len(positions) > len(self._free):
+                raise InvalidPlanError(
+                    f"{owner_id} is to store {len(positions)} tokens, but {self.num_free} slots are free"
+                )
+            position_map = self._unmapped(owner_id, positions)
+            slots = self._free.take(len(positions), position_map.last_slot, num_expected)
+            self._map(owner_id, position_map, positions, slots)
+            self._num_owners[slots] = 1  # none had it before
+        return torch.from_numpy(slots)
+
+    def allocate_few_each(self, wanted: Sequence[tuple[OwnerId, range]]) -> None:
+        """Take a free slot for each of a few positions of many owners, as decodes need them with every step.
+
+        Raises InvalidPlanError as `allocate` does.
+        """
+        number = sum([len(positions) for _, positions in wanted])
+        with self._lock:
+            if number > len(self._free):
+                raise InvalidPlanError(
+                    f"{number} tokens are to be stored, but {self.num_free} slots are free"
+                )
+            for owner_id, positions in wanted:
+                if owner_id in self._maps:
+                    self._unmapped(owner_id, positions)
+            slots = self._free.take_few_each(number)
+            self._num_owners[slots] = 1
+            first = 0
+            for owner_id, positions in wanted:
+                stop = first + len(positions)
+                self._map(owner_id, self._map_of(owner_id), positions, slots[first:stop])
+                first = stop
+
+    def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
+        """The slots [n] of `positions`. Raises InvalidPlanError if one has none."""
+        with self._lock:
+            return torch.from_numpy(self._mapped(owner_id, positions).copy())
+
+    def list_slots(self, wanted: Iterable[tuple[OwnerId, range]], out: Tensor) -> None:
+        """Write the slots of some positions of each of these, one after the other, to the first of `out` [n].
+
+        For many at once, as a step has them. Raises InvalidPlanError if a position has none.
+        """
+        with self._lock:
+            pieces = [self._mapped(owner_id, positions) for owner_id, positions in wanted]
+            if pieces:
+                np.concatenate(pieces, out=out.numpy()[: sum(map(len, pieces))])
+
+    def share(self, owner_id: OwnerId, other_owner_id: OwnerId, positions: range) -> None:
+        """Map `positions` of `other_owner_id` to the slots that they have with `owner_id`.
+
+        Raises InvalidPlanError, and shares none, if one has no slot there, or has one here.
+        """
+        with self._lock:
+            position_map, slots = self._unmapped(other_owner_id, positions), self._mapped(owner_id, positions)
+            self._map(other_owner_id, position_map, positions, slots)
+            self._num_owners[slots] += 1
+
+    def release(self, owner_id: OwnerId) -> None:
+        """Take everything from an owner, who need not have anything."""
+        with self._lock:
+            position_map = self._maps.pop(owner_id, None)
+            if position_map is not None:
+                self._unmap(position_map.clear(range(position_map.capacity)))
+
+    def release_positions(self, released: Iterable[tuple[OwnerId, range]]) -> None:
+        """Take from these owners what they have of some positions; no two have the same slots."""
+        with self._lock:
+            slots = [_NO_SLOTS]
+            for owner_id, positions in released:
+                position_map = self._maps.get(owner_id)
+                if position_map is not None and positions:
+                    slots.append(position_map.clear(positions))
+                    if position_map.is_empty:
+                        del self._maps[owner_id]
+            self._unmap(np.concatenate(slots))
+
+    def layer(self, layer: int) -> Tensor:
+        """The memory of a layer, [num_slots, 2, K, D]."""
+        return self._layers[layer]
+
+    def scatter(self, slots: Tensor, kv: Tensor) -> None:
+        """Write kv [num_layers, n, 2, K, D], which may be on any device, into distinct slots [n]."""
+        _words(self._kv).index_copy_(0, self._rows(slots), _words(kv.to(self.device)))
+
+    def gather(self, slots: Tensor) -> Tensor:
+        """Copy out the KV [num_layers, n, 2, K, D] of slots [n]."""
+        kv = self.empty_rows(len(slots))
+        torch.index_select(_words(self._kv), 0, self._rows(slots), out=_words(kv))
+        return kv
+
+    def empty_rows(self, num_tokens: int) -> Tensor:
+        """Room outside the pool for the KV of tokens in all layers, [num_layers, n, 2, K, D]."""
+        return self._kv.new_empty(self.num_layers, num_tokens, *self._kv.shape[2:])
+
+    def _rows(self, slots: Tensor) -> Tensor:
+        """Rows [num_layers * n] of all layers' slots, one layer after the other."""
+        firsts = torch.arange(self.num_layers, device=self.device) * self._kv.shape[1]
+        return (firsts[:, None] + slots.to(self.device)).flatten()
+
+    def _mapped(self, owner_id: OwnerId, positions: range) -> Slots:
+        """The slots of positions that have some, where they are kept: read them under the lock."""
+        position_map = self._map_of(owner_id)
+        known = position_map.view(positions)
+        if not position_map.surely_has(positions) and (num_missing := len(positions) - _num_mapped(known)):
+            raise InvalidPlanError(
+                f"{num_missing} of the {len(positions)} positions {positions} of {owner_id} have no slot"
+            )
+        return known
+
+    def _unmapped(self, owner_id: OwnerId, positions: range) -> "_PositionMap":
+        """What an owner has, which is none of `positions`."""
+        position_map = self._map_of(owner_id)
+        if not position_map.ends_before(positions) and (
+            num_mapped := _num_mapped(position_map.view(positions))
+        ):
+            raise InvalidPlanError(
+                f"{num_mapped} of the {len(positions)} positions {positions} of {owner_id} have a slot"
+            )
+        return position_map
+
+    def _map(self, owner_id: OwnerId, position_map: "_PositionMap", positions: range, slots: Slots) -> None:
+        if positions:
+            position_map.write(positions, slots)
+            self._maps[owner_id] = position_map
+
+    def _map_of(self, owner_id: OwnerId) -> "_PositionMap":
+        return self._maps.get(owner_id) or _PositionMap()
+
+    def _unmap(self, slots: Slots) -> None:
+        self._num_owners[slots] -= 1
+        self._free.give(slots[self._num_owners[slots] == 0])
+
+
+def _words(kv: Tensor) -> Tensor:
+    """KV [num_layers, n, 2, K, D] by slots of layers, [num_layers * n, words]: wide elements move quicker."""
+    return kv.flatten(2).flatten(0, 1).view(_WORD)
+
+
+class _PositionMap:
+    """The slots of one owner by position: an array [capacity] with room to spare, so a range is a slice."""
+
+    def __init__(self) -> None:
+        self._slots = np.empty(0, dtype=np.int64)
+        self._num_mapped = 0
+        self._stop = 0  # from here on no position has one
+        self.last_slot: int | None = None  # that was written
+
+    @property
+    def capacity(self) -> int:
+        """One more than the last position it has room for."""
+        return len(self._slots)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no position has a slot."""
+        return self._num_mapped == 0
+
+    def surely_has(self, positions: range) -> bool:
+        """Whether all of `positions` have a slot, as far as that is known without a look at each."""
+        return not positions or (self._num_mapped == self._stop and positions[-1] < self._stop)
+
+    def ends_before(self, positions: range) -> bool:
+        """Whether no position from the first of `positions` on has one, as far as that is known likewise."""
+        return not positions or self._stop <= positions[0]
+
+    def view(self, positions: range) -> Slots:
+        """The slots of `positions`, `_NO_SLOT` where there is none, but of none beyond its room."""
+        return self._slots[positions.start : positions.stop : positions.step]
+
+    def write(self, positions: range, slots: Slots) -> None:
+        """Give `positions`, of which there are some and which have none, these slots [n]."""
+        last = positions[-1]
+        if last >= self.capacity:
+            grown = np.full(max(last + 1, 2 * self.capacity), _NO_SLOT)
+            grown[: self.capacity] = self._slots
+            self._slots = grown
+        self._slots[positions.start : positions.stop : positions.step] = slots
+        self._num_mapped += len(slots)
+        if last >= self._stop:
+            self._stop = last + 1
+        self.last_slot = int(slots[-1])
+
+    def clear(self, positions: range) -> Slots:
+        """Forget the slots of `positions`, and return those there were."""
+        known = self.view(positions)
+        slots: Slots = known.copy() if self.surely_has(positions) else known[known != _NO_SLOT]
+        known[:] = _NO_SLOT
+        self._num_mapped -= len(slots)
+        if positions.step == 1 and positions.start < self._stop <= positions.stop:
+            self._stop = positions.start
+        return slots
+
+
+def _num_mapped(slots: Slots) -> int:
+    return int(np.count_nonzero(slots != _NO_SLOT))

@@ -1,0 +1,115 @@
+"""What requests of a lease ask for beside tokens drawn of their logits as they are."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from loong.core.events import Logprobs
+from loong.core.instructions import RequestInput, Sibling
+from loong.core.request import FinishReason, SamplingParams, TokenId
+from loong.kernels.sampling.draw_params import DrawParams
+from loong.worker.backend import Backend
+from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.logits_processors import LogitsProcessors
+from loong.worker.sampling.sampler import find_logprobs, read_logprobs
+from loong.worker.sampling.sampling_input import SamplingInput, sampling_input
+
+
+class LeaseSampling:
+    """Changes what a captured step drew, for those rows that ask for more than it knows.
+
+    All is done on the device, behind the step. Only a schema has to be told of each token before the next one
+    is chosen: the device computes the next step's logits meanwhile.
+    """
+
+    def __init__(
+        self, given: Sequence[RequestInput], constraints: Constraints, vocab_size: int, backend: Backend
+    ) -> None:
+        """Take the requests of a lease, a row each."""
+        self._given, self._constraints, self._backend = given, constraints, backend
+        self._new_token_ids: dict[int, list[TokenId]] = {
+            row: [] for row, item in enumerate(given) if not _params(item).is_plain
+        }
+        inputs = {row: self._input(row) for row in self._new_token_ids}
+        self._allowed = {row: item.allowed for row, item in inputs.items() if item.allowed is not None}
+        self._adjusted: Tensor | None = None
+        if adjusted := {row: item for row, item in inputs.items() if item.has_logits_processors}:
+            self._adjusted = self._upload([*adjusted])
+            self._logits_processors = LogitsProcessors([*adjusted.values()], vocab_size, backend.sampler)
+        self._num_logprobs = {
+            row: item.params.num_logprobs
+            for row, item in inputs.items()
+            if item.params.num_logprobs is not None
+        }
+        self._reported = self._upload([*self._num_logprobs]) if self._num_logprobs else None
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether each step's tokens are to be taken before the next one's are chosen."""
+        return bool(self._allowed)
+
+    def choose(
+        self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Correct what was drawn of logits [N, V], as `Backend.draw` wrote it; return what else to read."""
+        if (rows := self._adjusted) is not None:
+            part = logits[rows]
+            raw = part.amax(dim=1)
+            self._logits_processors.apply(part)
+            drawn, peaks = torch.empty_like(rows), torch.empty_like(raw)
+            own = DrawParams(*(values[rows] for values in params))
+            self._backend.draw(part, own, tokens=drawn, largest=peaks)
+            tokens[rows] = drawn
+            largest[rows] = torch.where(raw.isfinite(), peaks, raw)
+            self._logits_processors.advance(drawn)
+        if (rows := self._reported) is not None:
+            return find_logprobs(logits[rows], tokens[rows], max(self._num_logprobs.values()))
+        return ()
+
+    def logprobs(self, found: Sequence[Tensor]) -> dict[int, Logprobs]:
+        """By row, of what `choose` returned."""
+        if not found:
+            return {}
+        counts = self._num_logprobs
+        return dict(zip(counts, read_logprobs(found, list(counts.values())), strict=True))
+
+    def take(self, row: int, token_id: TokenId, reason: FinishReason | None) -> None:
+        """A row has got a token, and ends with it if there is a reason."""
+        if row not in self._allowed:
+            return
+        self._new_token_ids[row].append(token_id)
+        if reason is None:
+            allowed = self._input(row).allowed
+            assert allowed is not None, "it has a schema"
+            self._allowed[row] = allowed
+        else:
+            self._constraints.forget(self._given[row].request_id)
+            self._allowed[row] = torch.full_like(self._allowed[row], -1)  # what comes nobody reads
+
+    def end_step(self) -> None:
+        """All tokens of a step have been taken."""
+        self._logits_processors.allow(self._allowed.values())
+
+    def why_invalid(self, row: int) -> FinishReason:
+        """Why a row has no token."""
+        return why_invalid(self._allowed.get(row))
+
+    def _input(self, row: int) -> SamplingInput:
+        given = self._given[row]
+        drawn = Sibling(given.request_id, _params(given))
+        return sampling_input(drawn, given, self._new_token_ids[row], self._constraints)
+
+    def _upload(self, rows: Sequence[int]) -> Tensor:
+        return self._backend.sampler.upload(torch.tensor(rows, dtype=torch.int64))
+
+
+def _params(given: RequestInput) -> SamplingParams:
+    assert given.sampling_params is not None, "it is sampled"
+    return given.sampling_params
+
+
+def why_invalid(allowed: Tensor | None) -> FinishReason:
+    """Why there is no token, where so many are allowed; see `SamplingInput.allowed`."""
+    is_stuck = allowed is not None and not allowed.any()
+    return FinishReason.STUCK if is_stuck else FinishReason.ERROR

@@ -1,0 +1,58 @@
+"""What decides the next token of a request, beside its logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from loong.core.instructions import RequestInput, Sibling
+from loong.core.request import SamplingParams, TokenId
+from loong.worker.sampling.grammar_constraints import Constraints
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInput:
+    """What decides the token of one row, beside its logits.
+
+    `position` is the absolute position of the token to be drawn. The prompt is read only if there is a
+    repetition penalty, the output only if there is any. `allowed` has a bit for each token, [V / 32] int32 on
+    the host; None: all are.
+    """
+
+    params: SamplingParams
+    position: int
+    num_output_tokens: int
+    prompt_token_ids: Sequence[TokenId] = ()
+    output_token_ids: Sequence[TokenId] = ()
+    allowed: Tensor | None = None
+
+    @property
+    def has_logits_processors(self) -> bool:
+        """Whether its logits are changed before a token is drawn of them."""
+        params = self.params
+        return (
+            self.num_output_tokens < params.min_tokens
+            or params.has_penalties
+            or params.logit_bias != ()
+            or self.allowed is not None
+        )
+
+
+def sampling_input(
+    drawn: Sibling, given: RequestInput, new_token_ids: Sequence[TokenId], constraints: Constraints
+) -> SamplingInput:
+    """Of a request or a sibling of it, `new_token_ids` after what its batch was given."""
+    params = drawn.sampling_params
+    output = (*given.output_token_ids, *new_token_ids) if params.needs_output else ()
+    allowed = None
+    if (grammar := params.grammar) is not None:
+        allowed = constraints.allowed(drawn.request_id, grammar, output, params.stop_token_ids)
+    num_output_tokens = given.num_output_tokens + len(new_token_ids)
+    return SamplingInput(
+        params=params,
+        position=given.num_prompt_tokens + num_output_tokens,
+        num_output_tokens=num_output_tokens,
+        prompt_token_ids=given.prompt_token_ids,
+        output_token_ids=output,
+        allowed=allowed,
+    )

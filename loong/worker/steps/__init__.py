@@ -1,0 +1,1 @@
+"""One forward pass: its inputs, its CUDA graphs and its exchanges."""

@@ -1,0 +1,138 @@
+"""What captured decode steps read and change: memory taken once, and filled when a lease begins."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from loong.core.placement import InstanceId
+from loong.core.request import RequestId, SamplingParams, TokenId
+from loong.kernels.sampling.draw_params import DrawParams
+from loong.worker.sampling.random_sampling import draw_params
+
+GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a master in a step of a group
+BATCH_SIZES = (*GROUP_SIZES[:-1], 160, 192, 256, 320, 384, 512)  # of an instance alone
+_MAX_SIZE = BATCH_SIZES[-1]
+_NUM_COLUMNS = 3 + len(DrawParams._fields)
+
+
+Held: TypeAlias = tuple[RequestId, tuple[range, ...]]  # positions of which an instance has KV
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One request as a lease begins, at its master: `token_id` is at `position`, behind all KV there is.
+
+    `held` is its KV here, and `free` the positions that it may yet compute, which have slots.
+    """
+
+    token_id: TokenId
+    position: int
+    held: Held
+    free: range
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBatch:
+    """A lease as it begins on one instance.
+
+    `rows` are the requests whose master it is. `peer_rows` has, for each other member, what its requests have
+    here, in the order of its rows.
+    """
+
+    instance_id: InstanceId
+    rows: Sequence[DecodeRow]
+    peer_rows: Mapping[InstanceId, Sequence[Held]]
+
+    @property
+    def num_tokens(self) -> Mapping[InstanceId, int]:
+        """The tokens of each member in a step."""
+        return {self.instance_id: len(self.rows), **{i: len(lists) for i, lists in self.peer_rows.items()}}
+
+    @property
+    def size(self) -> int:
+        """The least batch size that has room for the tokens of any member."""
+        largest = max(self.num_tokens.values())
+        return next(size for size in (GROUP_SIZES if self.peer_rows else BATCH_SIZES) if size >= largest)
+
+    @property
+    def listed(self) -> list[tuple[RequestId, range]]:
+        """Whose slots the lease meets here, in the order in which they are listed."""
+        found = []
+        for row in self.rows:
+            request_id, held = row.held
+            found += [(request_id, positions) for positions in (*held, row.free)]
+        for request_id, held in chain.from_iterable(self.peer_rows.values()):
+            found += [(request_id, positions) for positions in held]
+        return found
+
+
+class DecodeState:
+    """Columns of one piece of memory, in a row's or a query's order, so that one copy fills all of them.
+
+    Rows are the tokens of this instance, up to 512. Queries are those of all members that a step attends.
+    `memory` is int64 [num_words(num_queries)].
+    """
+
+    def __init__(self, num_queries: int, memory: Tensor) -> None:
+        self.memory = memory
+        columns = self.memory[: _NUM_COLUMNS * _MAX_SIZE].view(_NUM_COLUMNS, _MAX_SIZE)
+        self.tokens, self.positions = columns[0], columns[1]
+        self.limits = columns[2]  # slots of each row's list, held and free: beyond, nothing is stored
+        wide = columns.view(torch.float64)
+        self.params = DrawParams(
+            temperature=wide[3],
+            top_k=columns[4],
+            top_p=wide[5],
+            min_p=wide[6],
+            seed=columns[7],
+            position=columns[8],
+        )
+        self.starts, self.num_keys = self.memory[columns.numel() :].view(2, num_queries)
+
+    @staticmethod
+    def num_words(num_queries: int) -> int:
+        """The size of its memory."""
+        return _NUM_COLUMNS * _MAX_SIZE + 2 * num_queries
+
+    def fill(self, batch: LeaseBatch, first_row: int, vocab_size: int) -> int:
+        """Take in a lease, on the host, whose own queries are those from `first_row` on.
+
+        Returns how many slots are listed.
+        """
+        self.memory.zero_()
+        rows = batch.rows
+        positions = [row.position for row in rows]
+        set_first(self.tokens, [row.token_id for row in rows])
+        set_first(self.positions, positions)
+        params = draw_params([row.params for row in rows], [p + 1 for p in positions], vocab_size)
+        for column, values in zip(self.params, params, strict=True):
+            column[: len(rows)] = values
+        set_first(self.num_keys[first_row:], [_num_keys(row.held) for row in rows])
+        for instance_id, lists in batch.peer_rows.items():
+            set_first(self.num_keys[instance_id * batch.size :], list(map(_num_keys, lists)))
+        return self.list_slots(batch, first_row)
+
+    def list_slots(self, batch: LeaseBatch, first_row: int) -> int:
+        """Take in where each list of slots begins, and how long those of rows are; otherwise as `fill`."""
+        limits = [_num_keys(row.held) + len(row.free) for row in batch.rows]
+        set_first(self.limits, limits)
+        ends = list(accumulate(limits, initial=0))
+        set_first(self.starts[first_row:], ends[:-1])
+        for instance_id, lists in batch.peer_rows.items():
+            ends = list(accumulate(map(_num_keys, lists), initial=ends[-1]))
+            set_first(self.starts[instance_id * batch.size :], ends[:-1])
+        return ends[-1]
+
+
+def _num_keys(held: Held) -> int:
+    return sum(map(len, held[1]))
+
+
+def set_first(column: Tensor, values: Sequence[int]) -> None:
+    """Write the first elements; for so few, NumPy is ten times as quick as torch."""
+    column.numpy()[: len(values)] = values

@@ -1,0 +1,103 @@
+"""Exchanges of captured steps by puts of the device itself, which are repeated without the host."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from loong.core.placement import InstanceId
+from loong.fabric.memory.arena import Arena, Clock
+from loong.kernels import Partial
+from loong.kernels.exchange.mailbox import Mailbox, Peers, await_members, exchange_partials, exchange_queries
+from loong.model.device import Device
+from loong.model.tensor_parallel import Shard
+from loong.worker.steps.decode_state import GROUP_SIZES
+from loong.worker.steps.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS
+from loong.worker.steps.ring_inputs import KV_SIZES, MAX_KV_ROWS
+
+_NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them where rows are many
+
+
+class MailboxExchange:
+    """Exchanges over an arena, with a mailbox in it for every size of a step. See KVExchange.
+
+    An exchange's epoch is that of its step and layer; their clock goes on by all layers a step.
+    """
+
+    def __init__(self, arena: Arena, shard: Shard, device: Device) -> None:
+        self.num_instances = arena.world.num_instances
+        self._arena, self._device, self._deadline = arena, device, arena.deadline()
+        self._instance, self._tp_rank = arena.world.place(arena.rank)
+        self._num_layers = shard.config.num_layers
+        self._mailboxes = {size: self._mailbox(size, shard, _NUM_CHUNKS) for size in GROUP_SIZES}
+        largest = self._mailbox(query_room(shard.num_heads, shard.num_kv_heads), shard, _MORE_CHUNKS)
+        for size in GROUP_STEP_SIZES:
+            self._mailboxes.setdefault(size, largest.for_fewer(size))
+        self.max_kv_rows = min(MAX_KV_ROWS, largest.max_kv_rows(shard.num_kv_heads))
+        self._halves = {
+            size: largest.halves(size, shard.num_kv_heads) for size in KV_SIZES if size <= self.max_kv_rows
+        }
+        self._members = torch.zeros(2, self.num_instances, dtype=torch.int64, device=device.torch_device)
+        clock = arena.clocks[Clock.DECODE : Clock.DECODE + 1]
+        self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
+        ranks = torch.tensor(self._ranks, device=device.torch_device)
+        self._peers = Peers(self._members[0], self._members[1], ranks, clock)
+        self.begin({})  # loads its kernel before there are steps that wait for others
+
+    def _mailbox(self, size: int, shard: Shard, max_num_chunks: int) -> Mailbox:
+        shape = (self.num_instances, size, shard.num_heads, shard.config.head_dim)
+        arena, dtype = self._arena, shard.config.torch_dtype
+        return Mailbox.laid(arena.memory, arena.reserve, shape, dtype, max_num_chunks)
+
+    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
+        """See GroupExchange. The device waits until all members have opened the batch that is open here."""
+        addresses = [0] * self.num_instances
+        for instance_id in num_tokens:
+            addresses[instance_id] = self._arena.host_addresses[self._ranks[instance_id]]
+        counts = [num_tokens.get(instance_id, 0) for instance_id in range(self.num_instances)]
+        self._members.copy_(self._device.upload(torch.tensor([addresses, counts])))
+        opened = self._arena.opened[self._tp_rank :: self._arena.world.tp_size]
+        await_members(opened, self._peers, self._deadline)
+
+    def gather(self, layer: int, q: Tensor) -> Tensor:
+        """See GroupExchange."""
+        return self._gathered(layer, q, self._mailboxes[len(q)])
+
+    def merge(self, layer: int, part: Partial) -> Tensor:
+        """See GroupExchange. Partials travel in the model's dtype, and are merged in the order of ids."""
+        mailbox = self._mailboxes[len(part.out) // self.num_instances]
+        parts = Partial(part.out.view_as(mailbox.parts.out), part.lse.view_as(mailbox.parts.lse))
+        out = torch.empty_like(parts.out[0])
+        exchange_partials(
+            parts,
+            mailbox,
+            self._peers,
+            self._deadline,
+            instance=self._instance,
+            layer=layer,
+            out=out,
+        )
+        return out
+
+    def gather_kv(self, layer: int, block: Tensor) -> Tensor:
+        """See KVExchange."""
+        mailbox = self._halves[len(block)][layer % 2]
+        return self._gathered(layer, block.flatten(1, 2), mailbox).view(-1, *block.shape[1:])
+
+    def _gathered(self, layer: int, rows: Tensor, mailbox: Mailbox) -> Tensor:
+        if layer == 0:
+            self._peers.epoch.add_(self._num_layers)
+        exchange_queries(rows, mailbox, self._peers, self._deadline, instance=self._instance, layer=layer)
+        return mailbox.queries.flatten(0, 1)
+
+
+def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
+    """Room that the mailboxes of a world of so many instances take in an arena, at most."""
+    row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
+    room = query_room(shard.num_heads, shard.num_kv_heads)
+    return num_instances * (sum(GROUP_SIZES) + room) * row + (1 << 20)
+
+
+def query_room(num_heads: int, num_kv_heads: int) -> int:
+    """For how many queries the largest mailbox has room: for the KV of as many tokens in each half, too."""
+    return MAX_ROWS * max(1, -(-2 * num_kv_heads // num_heads))

@@ -1,0 +1,164 @@
+"""Captured steps of prompts and decodes, of an instance alone or of a group.
+
+To launch the kernels of a step takes the host longer than the GPU takes for a thousand tokens. Here steps of
+one size differ in nothing but the contents of memory that was taken once: ids, positions, slots, who is whose
+master, and which rows attend which slots. So each size is captured once. What is computed of rows that a step
+does not have, nobody reads.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from loong.attention.attention_step import AttentionStep
+from loong.attention.pool import PoolAttention
+from loong.core.plan import Transfer
+from loong.kernels import Partial
+from loong.model.device import Device
+from loong.model.transformer import Decoder
+from loong.worker.backend import Backend
+from loong.worker.kv.pool import KVPool
+from loong.worker.steps.group_exchange import GroupExchange, NoExchange
+from loong.worker.steps.mixed_inputs import (
+    GROUP_STEP_SIZES,
+    MAX_ROWS,
+    MixedInputs,
+    PromptKeys,
+    is_decode,
+)
+from loong.worker.steps.step_inputs import StepInputs
+
+_SIZES = (  # rows of an instance alone
+    *(16, 32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 896),
+    *(1024, 1152, 1280, 1536, 1792, MAX_ROWS),
+)
+
+
+class MixedGraph:
+    """The forward passes of steps in which no KV travels.
+
+    Without `exchange`, only those of this instance alone.
+    """
+
+    def __init__(
+        self, model: Decoder, pool: KVPool, backend: Backend, exchange: GroupExchange | None
+    ) -> None:
+        self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
+        device, config = backend.device, model.shard.config
+        num_slots = (pool.num_free + pool.num_used) * (1 if exchange is None else exchange.num_instances)
+        limits = backend.graph_limits
+        num_words = MixedInputs.num_words(num_slots, limits)
+        # two, so that one is filled while the other is still copied
+        self._hosts = [MixedInputs(device.host_words(num_words), limits) for _ in range(2)]
+        memory = torch.zeros(num_words, dtype=torch.int64, device=device.torch_device)
+        self._inputs = MixedInputs(memory, limits)
+        self._sizes_alone = _sizes_up_to(limits.most_rows, _SIZES)
+        self._sizes_in_groups = _sizes_up_to(limits.most_rows, GROUP_STEP_SIZES)
+        self._hidden = torch.zeros(
+            MAX_ROWS, config.hidden_size, dtype=config.torch_dtype, device=device.torch_device
+        )
+        self._alone: dict[tuple[int, PromptKeys, bool], Callable[[], None]] = {}
+        self._in_groups: dict[tuple[int, PromptKeys], Callable[[], None]] = {}
+
+    def capture(self) -> None:
+        """Prepare steps of every size, the largest first, whose memory then serves the others."""
+        for size in reversed(self._sizes_alone):
+            ways = self._inputs.ways(size)
+            for way in ways:
+                for has_decodes in (True, False) if way is ways[0] else (True,):
+                    step = partial(self._step, size, way, NoExchange(), has_decodes=has_decodes)
+                    self._alone[size, way, has_decodes] = self._backend.capture(step)
+        if self._exchange is not None:
+            self._exchange.begin({})
+            for size in reversed(self._sizes_in_groups):
+                for way in self._inputs.ways(size):
+                    step = partial(self._step, size, way, self._exchange, has_decodes=True)
+                    self._in_groups[size, way] = self._backend.capture(step)
+
+    def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
+        """Hidden states [T, E] of a step's rows, until the next call; None if nothing captured has room.
+
+        Whoever calls has waited for the step before the last one. All members of a group get something, or
+        none does.
+        """
+        batch = step.batch
+        num_rows = Counter(dict.fromkeys(batch.group.instance_ids, 0))
+        for block in batch.queries:
+            num_rows[block.master_id] += len(block.positions)
+        most_rows = max(num_rows.values())
+        size = self._size_of(step, most_rows)
+        way = None if size is None else self._inputs.prompt_keys(step, most_rows)
+        if size is None or way is None:
+            return None
+        self._fill(step, size, inputs)
+        if batch.group.dop == 1:
+            has_decodes = any(is_decode(batch, block) for block in batch.queries)
+            self._alone[size, way, has_decodes or way is not self._inputs.ways(size)[0]]()
+        elif self._exchange is not None:
+            self._exchange.begin(num_rows)
+            self._in_groups[size, way]()
+        return self._hidden[: len(inputs.token_ids)]
+
+    def _fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> None:
+        self._hosts.reverse()
+        host = self._hosts[0]
+        num_words = host.fill(step, size, inputs)
+        self._inputs.memory[:num_words].copy_(host.memory[:num_words], non_blocking=True)
+        if inputs.pending_ids is not None:
+            inputs.pending_ids.fill(self._inputs.token_ids)
+
+    def _size_of(self, step: AttentionStep, num_rows: int) -> int | None:
+        """The least size that was captured for up to so many rows of each master."""
+        is_alone = step.batch.group.dop == 1
+        if not is_alone and (self._exchange is None or step.requests(Transfer.KV)):
+            return None
+        sizes = self._sizes_alone if is_alone else self._sizes_in_groups
+        return next((size for size in sizes if size >= num_rows), None)
+
+    @torch.inference_mode()
+    def _step(
+        self, size: int, prompt_keys: PromptKeys, exchange: GroupExchange, *, has_decodes: bool
+    ) -> None:
+        inputs = self._inputs
+        attention = _QueriesOfAll(
+            self._pool,
+            inputs.new_slots[:size],
+            inputs.attention(size, exchange.num_instances, prompt_keys, has_decodes=has_decodes),
+            self._backend.device,
+            exchange,
+        )
+        columns = (inputs.token_ids[:size], inputs.positions[:size], inputs.lengths[:size])
+        self._hidden[:size].copy_(self._model.forward(*columns, attention))
+
+
+def _sizes_up_to(most_rows: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ascending `sizes` that steps of up to `most_rows` rows need."""
+    return sizes[: bisect_left(sizes, most_rows) + 1] if most_rows else ()
+
+
+class _QueriesOfAll:
+    """Attention of the queries of all members over this instance's pool; see `transformer.Attention`."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        new_slots: Tensor,
+        attention: PoolAttention,
+        device: Device,
+        exchange: GroupExchange,
+    ) -> None:
+        self._pool, self._new_slots, self._attention = pool, new_slots, attention
+        self._device, self._exchange = device, exchange
+
+    def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._pool.layer(layer), self._new_slots
+
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        queries = self._exchange.gather(layer, q)
+        total = Partial.unseen(queries, is_merged=self._attention.is_merged)
+        self._attention.merge_into(total, queries, self._pool.layer(layer), self._device)
+        return self._exchange.merge(layer, total._replace(out=total.out.to(q.dtype)))

@@ -1,0 +1,109 @@
+"""Captured steps of prompts on a group, in which KV travels and queries stay.
+
+A ring's hops hide under attention, but the host launches each of them. Where an instance has thousands of
+tokens to compute that costs nothing; with fewer it costs more than all else. Here each member puts its KV
+into the memory of all others at once, and one call attends the whole of a prompt.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from loong.attention.attention_step import AttentionStep
+from loong.core.plan import Transfer
+from loong.kernels import Partial
+from loong.model.device import Device
+from loong.model.transformer import Decoder
+from loong.worker.backend import Backend
+from loong.worker.kv.pool import KVPool
+from loong.worker.steps.group_exchange import KVExchange
+from loong.worker.steps.ring_inputs import KV_SIZES, MAX_BLOCKS, RingInputs, num_brought
+from loong.worker.steps.step_inputs import StepInputs
+
+
+class RingGraph:
+    """The forward passes of steps in which nothing but KV travels."""
+
+    def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: KVExchange) -> None:
+        self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
+        most_rows = min(exchange.max_kv_rows, backend.graph_limits.most_kv_rows)
+        self._sizes = tuple(size for size in KV_SIZES if size <= most_rows)
+        device, config = backend.device, model.shard.config
+        num_words = RingInputs.num_words(exchange.num_instances)
+        self._host = RingInputs(device.host_words(num_words), exchange.num_instances)
+        self._inputs = RingInputs(
+            torch.zeros(num_words, dtype=torch.int64, device=device.torch_device), exchange.num_instances
+        )
+        self._hidden = torch.zeros(
+            max(self._sizes, default=0),
+            config.hidden_size,
+            dtype=config.torch_dtype,
+            device=device.torch_device,
+        )
+        self._steps: dict[int, Callable[[], None]] = {}
+
+    def capture(self) -> None:
+        """Prepare steps of every size, the largest first, whose memory then serves the others."""
+        self._exchange.begin({})
+        for size in reversed(self._sizes):
+            self._steps[size] = self._backend.capture(partial(self._step, size))
+
+    def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
+        """See `MixedGraph.forward`."""
+        batch = step.batch
+        if batch.group.dop == 1 or step.requests(Transfer.QUERY):
+            return None
+        num_rows = num_brought(step)
+        size = next((size for size in self._sizes if size >= max(num_rows.values())), None)
+        if size is None or max(Counter(block.master_id for block in batch.queries).values()) > MAX_BLOCKS:
+            return None
+        self._host.fill(step, size, inputs)
+        self._inputs.memory.copy_(self._host.memory, non_blocking=True)
+        self._exchange.begin(num_rows)
+        self._steps[size]()
+        return self._hidden[: len(inputs.token_ids)]
+
+    @torch.inference_mode()
+    def _step(self, size: int) -> None:
+        inputs = self._inputs
+        attention = _OwnQueries(self._pool, inputs, size, self._backend.device, self._exchange)
+        columns = (inputs.token_ids[:size], inputs.positions[:size], inputs.lengths[:size])
+        self._hidden[:size].copy_(self._model.forward(*columns, attention))
+
+
+class _OwnQueries:
+    """Attention of the own queries over the KV of all members; see `transformer.Attention`."""
+
+    def __init__(
+        self, pool: KVPool, inputs: RingInputs, size: int, device: Device, exchange: KVExchange
+    ) -> None:
+        self._pool, self._inputs, self._size, self._device = pool, inputs, size, device
+        self._exchange, self._num_sources = exchange, exchange.num_instances * size
+        self._block: Tensor | None = None  # this layer's, which this instance brings
+
+    def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
+        inputs, pool = self._inputs, self._pool.layer(layer)
+        self._block = pool.new_empty(self._size, *pool.shape[1:])
+        self._device.copy_rows(
+            pool,
+            self._block,
+            source_rows=inputs.history_slots[: self._size],
+            target_rows=inputs.history_rows[: self._size],
+        )
+        return self._block, inputs.new_rows[: self._size]
+
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        inputs, pool = self._inputs, self._pool.layer(layer)
+        assert self._block is not None, "a layer's new KV comes before its queries"
+        came = self._exchange.gather_kv(layer, self._block)
+        kept_slots = inputs.kept_slots[: self._num_sources]
+        self._device.copy_rows(came, pool, source_rows=None, target_rows=kept_slots)
+        keys = torch.empty_like(came)
+        key_rows = inputs.key_rows[: self._num_sources]
+        self._device.copy_rows(came, keys, source_rows=key_rows, target_rows=None)
+        total = Partial.unseen(q, is_merged=False)
+        self._device.attend_blocks(q, keys, inputs.table, scale=q.shape[-1] ** -0.5, total=total)
+        return total.out

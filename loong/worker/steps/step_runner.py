@@ -1,0 +1,137 @@
+"""Single steps of any batch on one instance: captured if there is room for them, or launched by the host."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from loong.attention.attention_step import AttentionStep
+from loong.attention.elastic import ElasticAttention
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan
+from loong.core.prompt_logprobs import ScoredChunk
+from loong.core.request import RequestId
+from loong.fabric.protocol import Fabric
+from loong.model.transformer import Decoder
+from loong.worker.backend import Backend
+from loong.worker.batches.token_placeholders import TokenPlaceholders
+from loong.worker.kv.pool import KVPool
+from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.sampler import sample
+from loong.worker.steps.group_exchange import KVExchange
+from loong.worker.steps.mixed_graph import MixedGraph
+from loong.worker.steps.pending_step import PendingStep, SampledRow
+from loong.worker.steps.prompt_scores import PendingScores, scored_rows
+from loong.worker.steps.ring_graph import RingGraph
+from loong.worker.steps.step_inputs import Progress, StepInputs
+from loong.worker.tracer import Span
+
+
+class StepRunner:
+    """Lays steps out and lets the device take them, in the order in which they begin."""
+
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        model: Decoder,
+        pool: KVPool,
+        fabric: Fabric,
+        backend: Backend,
+        constraints: Constraints,
+    ) -> None:
+        self._instance_id, self._constraints = instance_id, constraints
+        self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
+        self._exchange = backend.query_exchange(fabric, model.shard)
+        self._captured: tuple[MixedGraph | RingGraph, ...] = ()
+
+    def capture(self, exchange: KVExchange | None) -> None:
+        """Capture what can be, which groups take with `exchange`."""
+        self._captured = (MixedGraph(self._model, self._pool, self._backend, exchange),)
+        if exchange is not None:
+            self._captured += (RingGraph(self._model, self._pool, self._backend, exchange),)
+        for captured in self._captured:
+            captured.capture()
+
+    def spans(self) -> Iterator[Span]:
+        """What of this is worth to be told apart in a trace."""
+        yield self, "begin", "step"
+        yield self, "_sample", "sample"
+
+    def begin(
+        self,
+        plan: BatchPlan,
+        requests: Mapping[RequestId, Progress],
+        placeholders: TokenPlaceholders | None = None,
+        scored: Sequence[ScoredChunk] = (),
+    ) -> PendingStep:
+        """Let the device take a step, which may lack tokens that `placeholders` knows of.
+
+        One step before it may be pending; none where others take part, whose batch is open on the fabric.
+        """
+        self._allocate(plan, requests)
+        placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
+        step = AttentionStep(self._instance_id, plan, placements, self._pool)
+        pending_ids = None
+        if placeholders is not None:
+            last_rows = {block.request_id: rows.stop - 1 for block, rows in step.rows.items()}
+            pending_ids = placeholders.pending_token_ids(last_rows)
+        hidden = self._forward(step, StepInputs.of(step.blocks, requests, pending_ids))
+        for request_id in plan.request_ids:
+            requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
+            self._fork(requests[request_id])
+        scores = None
+        if scored:  # before anything is sampled: what is read last is there last
+            rows = list(scored_rows(step, requests, scored))
+            scores = PendingScores(rows, hidden, self._model, self._backend)
+        return self._sample(step, hidden, requests, scores)
+
+    def _allocate(self, plan: BatchPlan, requests: Mapping[RequestId, Progress]) -> None:
+        """Take slots for what a step stores here."""
+        own = [segment for segment in plan.writes if segment.instance_id == self._instance_id]
+        self._pool.allocate_few_each([(s.owner_id, s.positions) for s in own if len(s.positions) == 1])
+        for segment in own:
+            if len(segment.positions) > 1:
+                num_expected = requests[segment.owner_id].given.num_prompt_tokens - segment.positions.start
+                self._pool.allocate(segment.owner_id, segment.positions, num_expected)
+
+    def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
+        """Hidden states of the step's rows; if a captured step has no room for them, the host launches it."""
+        for captured in self._captured:
+            if (hidden := captured.forward(step, inputs)) is not None:
+                return hidden
+        device = self._backend.device
+        attention = ElasticAttention(step, self._fabric, self._exchange, device)
+        token_ids, positions, lengths = map(device.upload, inputs[:3])
+        if inputs.pending_ids is not None:
+            inputs.pending_ids.fill(token_ids)
+        return self._model.forward(token_ids, positions, lengths, attention)
+
+    def _fork(self, request: Progress) -> None:
+        """Let siblings begin with what this instance has of a request."""
+        for sibling in request.given.siblings:
+            for positions in request.placement.on(self._instance_id):
+                self._pool.share(request.given.request_id, sibling.request_id, positions)
+
+    def _sample(
+        self,
+        step: AttentionStep,
+        hidden: Tensor,
+        requests: Mapping[RequestId, Progress],
+        scores: PendingScores | None,
+    ) -> PendingStep:
+        """Draw the next token of every request whose last known token is among this instance's rows."""
+        hidden_rows: list[int] = []
+        pending_ids: list[SampledRow] = []
+        for block, block_rows in step.rows.items():
+            request = requests[block.request_id]
+            if block.positions[-1] != request.num_known_tokens - 1:
+                continue
+            for request_id, item in request.sampling_inputs(self._constraints):
+                hidden_rows.append(block_rows.stop - 1)
+                pending_ids.append(SampledRow(request_id, item, requests.get(request_id)))
+        device, choice = self._backend.device, None
+        if pending_ids:
+            logits = self._model.logits(hidden[device.upload(torch.tensor(hidden_rows))])
+            choice = sample(logits, [row.given for row in pending_ids], self._backend.sampler)
+        reading = self._backend.read(*(() if choice is None else choice.tensors))
+        return PendingStep(pending_ids, choice, reading, device, self._constraints, scores)

@@ -1,0 +1,1 @@
+"""Policies to compare with: fixed groups, disaggregation and replicas."""

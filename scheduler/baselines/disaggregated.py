@@ -1,0 +1,100 @@
+"""Prefill and decode on instances of their own: the policy `disaggregated`.
+
+The first instances compute whole prompts, first come, first served, each by itself; the last decode. KV of a
+request stays with the one that computed it until a decode instance has room for all that it will come to,
+oldest first, and moves to the one with least promised. An instance that is left alone does both.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from math import inf
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
+from loong.core.request import RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.baselines.fixed_groups import FixedGroup, groups_of, one_per_instance, take
+from loong.scheduler.baselines.fixed_policy import WHOLE_PROMPTS, plan_fixed_groups
+from loong.scheduler.common.leases import arrival_order, latest_in_the_way, lease_ends, plan_lease
+from loong.scheduler.common.planning_view import make_planning_view
+from loong.scheduler.config import PolicyConfig
+
+
+def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
+    """Compute what waits, move what is computed, and decode what has been moved."""
+    found = make_planning_view(snapshot)
+    groups = groups_of(found, one_per_instance(tuple(found.free)))
+    _hold_moving(snapshot, groups)
+    _, decode_ids = roles(tuple(sorted(snapshot.pools)), config.decode_instances)
+    sources = [group for group in groups if group.instance_ids[0] not in decode_ids]
+    destinations = [group for group in groups if group.instance_ids[0] in decode_ids]
+    if not destinations:
+        return plan_fixed_groups(snapshot, cost_model, config, one_per_instance, WHOLE_PROMPTS)
+    take(found.waiting, sources, config.max_num_batched_tokens)
+    take(sorted((view for group in sources for view in group.decodes), key=arrival_order), destinations, inf)
+    prefills = [
+        WHOLE_PROMPTS.step(group, cost_model, config.max_num_batched_tokens)
+        for group in sources
+        if group.joining and not group.batches
+    ]
+    migrations = [migration for group in destinations for migration in _moves_to(group, snapshot)]
+    leases: list[BatchPlan | None] = []
+    ends: list[LeaseEnd] = []
+    victims: list[RequestView] = []
+    for group in destinations:
+        if group.batches:
+            ends += lease_ends(group.batches) if group.decodes else ()
+        elif leaving := latest_in_the_way(group.decodes, group.num_free):
+            victims += leaving
+        elif group.decodes:
+            leases.append(plan_lease(group.free, group.decodes, cost_model, config.lease_steps))
+    return IterationPlan(
+        batches=(*prefills, *(lease for lease in leases if lease is not None)),
+        migrations=tuple(migrations),
+        preemptions=tuple(Preemption(view.request_id) for view in victims),
+        lease_ends=tuple(ends),
+    )
+
+
+@cache
+def roles(
+    instance_ids: tuple[InstanceId, ...], num_decode: int | None
+) -> tuple[tuple[InstanceId, ...], tuple[InstanceId, ...]]:
+    """Return the instances for prompts and those for decodes, the last `num_decode` or the last half.
+
+    `instance_ids` are ascending. There is one of either kind at least, unless only one is left: it is for
+    prompts, and nothing decodes apart from them.
+    """
+    wished = len(instance_ids) // 2 if num_decode is None else num_decode
+    num_prefill = len(instance_ids) - min(max(1, wished), len(instance_ids) - 1)
+    return instance_ids[:num_prefill], instance_ids[num_prefill:]
+
+
+def max_tokens_moved(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
+    """Return the most KV that one request may come to: what a prefill and a decode instance can hold."""
+    parts = roles(tuple(sorted(pools)), config.decode_instances)
+    return min(max(pools[i] for i in part) for part in parts if part)
+
+
+def _hold_moving(snapshot: Snapshot, groups: Iterable[FixedGroup]) -> None:
+    """Count requests that move on both sides; they keep the room on one until they have it on the other."""
+    group_of = {group.instance_ids[0]: group for group in groups}
+    for migration in snapshot.migrations:
+        view = snapshot.request[migration.segment.owner_id]
+        for instance_id in (migration.segment.instance_id, migration.destination_id):
+            group_of[instance_id].hold(view, is_in_step=False)
+
+
+def _moves_to(group: FixedGroup, snapshot: Snapshot) -> Sequence[KVMigration]:
+    """All KV of those that join a decode instance, as far as there is room beside the lease that runs."""
+    (destination_id,) = group.instance_ids
+    num_free = snapshot.instance[destination_id].kv_free
+    migrations: list[KVMigration] = []
+    for view in group.joining:
+        num_free -= view.num_computed_tokens
+        if num_free < 0:
+            break
+        group.free[destination_id] -= view.num_computed_tokens
+        migrations += (KVMigration(segment, destination_id) for segment in view.placement.segments)
+    return migrations

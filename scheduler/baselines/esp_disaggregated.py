@@ -1,0 +1,70 @@
+"""`esp` with prefill and decode on fixed parts of the cluster: the policy `esp-disaggregated`.
+
+The first instances compute prompts as one fixed group, with the order, the deadlines, the deferral and the
+chunks of `esp`. KV of a computed prompt moves to the last instances (`handoff.py`), where each decodes by
+itself, unless a request is on several; a lease there ends after its present step. An instance that is left
+alone does both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.plan import IterationPlan, LeaseEnd
+from loong.core.snapshot import Snapshot
+from loong.scheduler.baselines.disaggregated import roles
+from loong.scheduler.baselines.esp_fixed import NoConsolidation, joined_plan, plan_group
+from loong.scheduler.baselines.handoff import hand_off
+from loong.scheduler.common.cluster_parts import split
+from loong.scheduler.common.leases import lease_ends
+from loong.scheduler.common.planning_view import PlanningView, make_planning_view
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.consolidation import KVConsolidation
+from loong.scheduler.esp.planner import ElasticPlanner, plan_view
+
+
+class _DecodePlanner(ElasticPlanner):
+    consolidation: ClassVar[type[KVConsolidation]] = NoConsolidation
+
+
+def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
+    """Plan the prefill part as a fixed group, migrations to the decode part, and its decodes."""
+    prefill_ids, decode_ids = roles(tuple(sorted(snapshot.pools)), config.decode_instances)
+    waiting = {view.request_id: 0 for view in snapshot.waiting}
+    if not decode_ids:
+        parts = split(snapshot, (prefill_ids,), waiting) if prefill_ids else []
+        return joined_plan(plan_group(part, cost_model, config, len(prefill_ids)) for part in parts)
+    sources, destinations = split(snapshot, (prefill_ids, decode_ids), waiting)
+    handoff = hand_off(snapshot, sources, destinations)
+    found = make_planning_view(handoff.come_to(destinations))
+    arrived = _ends_for_arrived(found)
+    plan = joined_plan(
+        (
+            plan_group(handoff.left_by(sources), cost_model, config, len(snapshot.pools)),
+            plan_view(found, cost_model, config, _DecodePlanner),
+        )
+    )
+    ends = {end.batch_id: end for end in plan.lease_ends} | arrived
+    return replace(
+        plan,
+        migrations=plan.migrations + handoff.migrations,
+        preemptions=plan.preemptions + handoff.preemptions,
+        lease_ends=tuple(ends.values()),
+        decisions=(*plan.decisions, *handoff.decisions),
+    )
+
+
+def max_tokens_of_parts(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
+    """Return the most KV that one request may come to: the smaller of all pools of both parts."""
+    parts = roles(tuple(sorted(pools)), config.decode_instances)
+    return min(sum(pools[i] for i in part) for part in parts if part)
+
+
+def _ends_for_arrived(found: PlanningView) -> dict[int, LeaseEnd]:
+    """Return ends, by batch, of the leases on instances where KV has arrived meanwhile."""
+    late = (
+        batch for instance_set in found.occupied if instance_set.decodes for batch in instance_set.batches
+    )
+    return {end.batch_id: end for end in lease_ends(late)}

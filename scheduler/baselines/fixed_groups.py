@@ -1,0 +1,144 @@
+"""Groups that never change, and which of them takes a request that waits."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from loong.core.placement import InstanceId
+from loong.core.request import RequestView
+from loong.core.snapshot import RunningBatch
+from loong.scheduler.common.future_kv import FutureKV
+from loong.scheduler.common.planning_view import PlanningView
+from loong.scheduler.common.request_lengths import Lengths
+
+Partition: TypeAlias = Callable[[Sequence[InstanceId]], list[tuple[InstanceId, ...]]]
+
+
+def one_group(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
+    """All instances in one group."""
+    return [tuple(instance_ids)] if instance_ids else []
+
+
+def one_per_instance(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
+    """A group for every instance."""
+    return [(instance_id,) for instance_id in instance_ids]
+
+
+@dataclass(slots=True)
+class FixedGroup:
+    """Instances that run as one, and the requests on them. All sizes are tokens of KV.
+
+    `decodes` and `prefills` are not in flight, `joining` (with `num_joining_tokens` to compute) waits and is
+    taken now, `batches` are in flight. `decoding` are those that decode together, in flight or not. When each
+    ends, all requests will have come to `num_promised`; those not in `decoding` to `num_reserved` of it. What
+    is leaving counts as both.
+    """
+
+    instance_ids: tuple[InstanceId, ...]
+    capacity: int
+    free: dict[InstanceId, int]
+    batches: list[RunningBatch] = field(default_factory=list)
+    decodes: list[RequestView] = field(default_factory=list)
+    prefills: list[RequestView] = field(default_factory=list)
+    joining: list[RequestView] = field(default_factory=list)
+    decoding: list[RequestView] = field(default_factory=list)
+    num_joining_tokens: int = 0
+    num_reserved: int = 0
+    num_promised: int = 0
+
+    @property
+    def num_free(self) -> int:
+        """Free slots of all its instances."""
+        return sum(self.free.values())
+
+    def hold(self, view: RequestView, is_in_step: bool) -> None:
+        """Count what a request here, or on its way, will come to; `is_in_step` if it decodes with others."""
+        self.num_promised += view.num_final_tokens
+        if is_in_step:
+            self.decoding.append(view)
+        else:
+            self.num_reserved += view.num_final_tokens
+
+    def join(self, view: RequestView) -> None:
+        """Take a request that begins here."""
+        self.joining.append(view)
+        self.num_joining_tokens += view.num_uncomputed_tokens
+        self.num_promised += view.num_final_tokens
+        self.num_reserved += view.num_final_tokens
+
+    def has_room_for(self, view: RequestView) -> bool:
+        """Whether nobody will have to be evicted for it.
+
+        Those that decode do so a step at a time together, so they never use more than the peak of their
+        future KV. When the others will begin is open, so they count with all that they will ever have.
+        """
+        num_more = view.num_final_tokens
+        if self.num_promised + num_more <= self.capacity:
+            return True
+        future = FutureKV.of(Lengths.of(self.decoding))
+        return future.peak + self.num_reserved + num_more <= self.capacity
+
+
+Load: TypeAlias = Callable[[FixedGroup], int]
+"""By which a new request chooses a group: the one with least."""
+
+
+def promised(group: FixedGroup) -> int:
+    """Return the slots that its requests will have come to."""
+    return group.num_promised
+
+
+def memory_in_use(group: FixedGroup) -> int:
+    """Return the slots in use once those that join it now are computed."""
+    return group.capacity - group.num_free + group.num_joining_tokens
+
+
+def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> list[FixedGroup]:
+    """A group for each of `parts`, with what it holds and runs."""
+    groups, group_of = [], {}
+    for part in parts:
+        capacity = sum(found.snapshot.instance[i].kv_capacity for i in part)
+        num_leaving = sum(found.snapshot.leaving.get(i, 0) for i in part)
+        free = {i: found.free[i] for i in part}
+        group = FixedGroup(part, capacity, free, num_reserved=num_leaving, num_promised=num_leaving)
+        groups.append(group)
+        group_of.update(dict.fromkeys(part, group))
+    for instance_set in found.instance_sets:
+        group = group_of[instance_set.instance_ids[0]]
+        group.batches += instance_set.batches
+        group.decodes += instance_set.decodes
+        group.prefills += instance_set.prefills
+        for view in instance_set.decodes:
+            group.hold(view, is_in_step=instance_set.is_ready)
+        for view in instance_set.prefills:
+            group.hold(view, is_in_step=False)
+        for batch in instance_set.batches:
+            for view in map(found.snapshot.request.__getitem__, batch.plan.request_ids):
+                if not view.has_ended:
+                    has_prompt = view.num_computed_tokens >= view.num_prompt_tokens
+                    group.hold(view, is_in_step=has_prompt and view.num_output_tokens > 0)
+    return groups
+
+
+def take(
+    views: Iterable[RequestView], groups: Sequence[FixedGroup], max_tokens: float, load: Load = promised
+) -> None:
+    """Let `views` join groups in their order: each the one with least `load` that could ever hold it.
+
+    Where that has no room yet, nobody after it joins that group either, so that it finds room at last. A
+    group takes no more once those that join it have `max_tokens` an instance to compute: that is its next
+    step, and who waits may still go elsewhere.
+    """
+    open_groups = list(groups)
+    for view in views:
+        num_tokens = view.num_final_tokens
+        able = [group for group in open_groups if group.capacity >= num_tokens]
+        if able:
+            group = min(able, key=lambda g: (load(g), g.instance_ids))
+            has_room = group.has_room_for(view)
+            if has_room:
+                group.join(view)
+            if not has_room or group.num_joining_tokens >= max_tokens * len(group.instance_ids):
+                open_groups.remove(group)
+        if not open_groups:
+            return

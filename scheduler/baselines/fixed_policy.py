@@ -1,0 +1,118 @@
+"""Baselines with groups that never change: a partition of the instances, and a way to fill a step.
+
+Requests begin first come, first served, on the group with fewest tokens held and promised, once their future
+KV fits, and stay there. A group whose prompts are all computed decodes in leases; a prompt that can begin
+ends the lease after the step that runs.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.instance import ESPGroup
+from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption, Transfer
+from loong.core.request import RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.baselines.fixed_groups import FixedGroup, Load, Partition, groups_of, promised, take
+from loong.scheduler.common.leases import (
+    latest_in_the_way,
+    lease_ends,
+    plan_lease,
+    spread_masters,
+    timed_batch,
+)
+from loong.scheduler.common.planning_view import make_planning_view
+from loong.scheduler.common.striping import RequestPart, decode_part, retained_part, striped_part, whole_part
+from loong.scheduler.config import PolicyConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How prompts are put into steps: `max_tokens` of a step an instance, and the step of a group."""
+
+    max_tokens: Callable[[PolicyConfig], int]
+    step: Callable[[FixedGroup, CostModel, int], BatchPlan]
+
+
+def plan_fixed_groups(
+    snapshot: Snapshot,
+    cost_model: CostModel,
+    config: PolicyConfig,
+    partition: Partition,
+    filling: Filling,
+    load: Load = promised,
+) -> IterationPlan:
+    """Run every idle group of `partition`: a step with prompts if it has any, else a lease.
+
+    A request that waits goes to the group with least `load`.
+    """
+    found, max_tokens = make_planning_view(snapshot), filling.max_tokens(config)
+    groups = groups_of(found, partition(tuple(found.free)))
+    take(found.waiting, groups, max_tokens, load)
+    batches: list[BatchPlan | None] = []
+    ends: list[LeaseEnd] = []
+    victims: list[RequestView] = []
+    for group in groups:
+        has_prompts = bool(group.prefills or group.joining)
+        if group.batches:
+            ends += lease_ends(group.batches) if has_prompts else ()
+        elif leaving := latest_in_the_way(group.decodes, group.num_free):
+            victims += leaving  # the next plan, which is made at once, has their slots
+        elif has_prompts:
+            batches.append(filling.step(group, cost_model, max_tokens))
+        elif group.decodes:
+            batches.append(plan_lease(group.free, group.decodes, cost_model, config.lease_steps))
+    return IterationPlan(
+        batches=tuple(batch for batch in batches if batch is not None),
+        preemptions=tuple(Preemption(view.request_id) for view in victims),
+        lease_ends=tuple(ends),
+    )
+
+
+def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:
+    """Whole prompts and nothing else, as many as fit `max_tokens` an instance, or else the first alone."""
+    views: list[RequestView] = []
+    parts: list[RequestPart] = []
+    num_left = max_tokens * len(group.instance_ids)
+    for view in group.prefills + group.joining:
+        num_tokens = view.num_uncomputed_tokens
+        if views and num_tokens > num_left:
+            break
+        num_left -= num_tokens
+        part = _prompt_part(view, num_tokens, group)
+        for segment in part.writes:
+            group.free[segment.instance_id] -= len(segment.positions)
+        views.append(view)
+        parts.append(part)
+    return timed_batch(group.instance_ids, views, parts, cost_model)
+
+
+def _prompt_part(view: RequestView, num_tokens: int, group: FixedGroup) -> RequestPart:
+    """A prompt striped over the group; its KV stays where it is made, or else where it fits."""
+    if len(group.instance_ids) == 1:
+        return whole_part(view, num_tokens, group.instance_ids[0])
+    ring = ESPGroup(group.instance_ids)
+    part = striped_part(view, num_tokens, ring, Transfer.KV)
+    if all(len(s.positions) <= group.free[s.instance_id] for s in part.writes):
+        return part
+    return retained_part(view, num_tokens, ring, group.free)
+
+
+def _prompts_in_chunks(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:
+    """A token of each decode, and chunks of prompts in order: `max_tokens`, but at least one of a prompt."""
+    masters = spread_masters(group.free, group.decodes, 1)
+    assert masters is not None, "those without a slot were preempted"
+    views = list(group.decodes)
+    parts = [decode_part(view, master_id) for view, master_id in zip(views, masters, strict=True)]
+    num_left = max(1, max_tokens - len(views))
+    for view in group.prefills + group.joining:
+        num_tokens = min(num_left, view.num_uncomputed_tokens)
+        if num_tokens:
+            num_left -= num_tokens
+            views.append(view)
+            parts.append(whole_part(view, num_tokens, group.instance_ids[0]))
+    return timed_batch(group.instance_ids, views, parts, cost_model)
+
+
+WHOLE_PROMPTS = Filling(lambda config: config.max_num_batched_tokens, _prompts_alone)
+SPLIT_FUSE = Filling(lambda config: config.chunk_tokens, _prompts_in_chunks)

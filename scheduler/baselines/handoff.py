@@ -1,0 +1,172 @@
+"""Migration of KV from the instances that compute prompts to those that decode."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from loong.core.decision import Decision, DecisionKind
+from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
+from loong.core.plan import KVMigration, Preemption
+from loong.core.request import NOTHING, RequestId, RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.common.leases import arrival_order
+from loong.scheduler.common.planning_view import make_planning_view
+from loong.scheduler.esp.admission import KVForecast
+
+NO_ROOM = "its prompt is computed, and the instances for decodes have too little room for all its tokens"
+HANDED_OFF = "its prompt is computed, and it goes on where there are only decodes"
+ON_BOTH = "instances have changed their roles, and its KV is on some of either kind"
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """The `migrations` of `moved` requests, while `blocked` ones wait for room on decode instances.
+
+    Prompts with KV `on_both` kinds of instances are preempted. `there` are requests that have KV on decode
+    instances, or a migration to them in flight.
+    """
+
+    migrations: tuple[KVMigration, ...]
+    moved: Sequence[RequestView]
+    blocked: Sequence[RequestView]
+    on_both: Sequence[RequestView]
+    there: Sequence[RequestView]
+
+    @property
+    def preemptions(self) -> tuple[Preemption, ...]:
+        """Preemptions of the prompts that must be computed again."""
+        return tuple(Preemption(view.request_id) for view in self.on_both)
+
+    @property
+    def decisions(self) -> Iterator[Decision]:
+        """The reasons of migrations, waits and preemptions."""
+        for kind, views, why in (
+            (DecisionKind.MIGRATE, self.moved, HANDED_OFF),
+            (DecisionKind.WAIT, self.blocked, NO_ROOM),
+            (DecisionKind.PREEMPT, self.on_both, ON_BOTH),
+        ):
+            if views:
+                yield Decision(kind, tuple(view.request_id for view in views), why)
+
+    def left_by(self, sources: Snapshot) -> Snapshot:
+        """Return the prefill part, in which no plan may name these requests."""
+        return replace(
+            sources,
+            running=tuple(self._not_planned(sources.running)),
+            migrations=sources.migrations + self.migrations,
+        )
+
+    def come_to(self, destinations: Snapshot) -> Snapshot:
+        """Return the decode part with slots reserved for `moved`, which no plan may name yet."""
+        arriving = tokens_by_instance(migration.arriving for migration in self.migrations)
+        there_ids = {view.request_id for view in self.there}
+        coming = [view for view in self.moved if view.request_id not in there_ids]
+        return replace(
+            destinations,
+            instances=tuple(i.using(i.kv_used + arriving[i.instance_id]) for i in destinations.instances),
+            running=tuple(self._not_planned((*self.there, *coming))),
+            migrations=destinations.migrations + self.migrations,
+        )
+
+    def _not_planned(self, views: Iterable[RequestView]) -> Iterator[RequestView]:
+        """Return these views, with those of this handoff marked as migrating."""
+        own = {view.request_id for some in (self.moved, self.blocked, self.on_both) for view in some}
+        for view in views:
+            is_elsewhere = view.request_id in own or view.is_migrating
+            yield _as_moving(view) if is_elsewhere else view
+
+
+def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> Handoff:
+    """Move requests with computed prompts, oldest first, until one lacks room for its declared end.
+
+    A request moves to the decode instance with the most slots that no other needs, or to several instances if
+    no single one could ever hold it.
+    """
+    source_ids, decode_ids = frozenset(sources.pools), frozenset(destinations.pools)
+    occupied = [v for v in snapshot.running if v.is_plannable and _is_on(v, source_ids)]
+    occupied = [v for v in occupied if (source_ids | decode_ids).issuperset(v.placement.instance_ids)]
+    movable = {v.request_id: v for v in sorted(occupied, key=arrival_order) if v.is_decoding}
+    on_both = [v for v in occupied if not v.is_decoding and _is_on(v, decode_ids)]
+    destination_of = {m.segment.owner_id: m.destination_id for m in destinations.migrations}
+    there = {
+        v.request_id: v for v in snapshot.running if _is_on(v, decode_ids) or v.request_id in destination_of
+    }
+    if not movable:
+        return Handoff((), (), (), on_both, tuple(there.values()))
+    part = replace(destinations, running=tuple(map(_as_moving, there.values())))
+    forecast = KVForecast(make_planning_view(part))
+    rooms = _Rooms.of(part, movable.keys(), destination_of)
+    moved, migrations = list[RequestView](), list[KVMigration]()
+    for request_id, view in movable.items():
+        is_admitted = request_id in there or forecast.takes(view)
+        moves = rooms.moves(view, source_ids) if is_admitted else None
+        if moves is None:
+            break
+        moved.append(view)
+        migrations += moves
+    blocked = tuple(movable.values())[len(moved) :]
+    return Handoff(tuple(migrations), moved, blocked, on_both, tuple(there.values()))
+
+
+def _as_moving(view: RequestView) -> RequestView:
+    """Return the view of a request that migrates: its copy shares nothing."""
+    return replace(view, is_migrating=True, shared=NOTHING, primary_id=None)
+
+
+def _is_on(view: RequestView, instance_ids: Set[InstanceId]) -> bool:
+    return not instance_ids.isdisjoint(view.placement.instance_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rooms:
+    """Slots of each decode instance: all, those that are free, and those that no request there needs."""
+
+    capacity: dict[InstanceId, int]
+    free: dict[InstanceId, int]
+    spare: dict[InstanceId, int]
+
+    @classmethod
+    def of(
+        cls,
+        part: Snapshot,
+        movable_ids: Set[RequestId],
+        destination_of: Mapping[RequestId, InstanceId],
+    ) -> "_Rooms":
+        """Return those of `part`, whose requests grow where their newest KV is or moves to."""
+        spare = part.free.copy()
+        for view in part.running:
+            if view.request_id in movable_ids:
+                continue
+            segments = [s for s in view.placement.segments if s.instance_id in spare]
+            newest = segments[-1].instance_id if segments else None
+            home = destination_of.get(view.request_id, newest)
+            if home in spare and not view.has_ended:
+                spare[home] -= view.num_final_tokens - view.num_computed_tokens
+        return cls(part.pools, part.free.copy(), spare)
+
+    def moves(self, view: RequestView, source_ids: Collection[InstanceId]) -> list[KVMigration] | None:
+        """Return the migrations of all its KV on `source_ids`; None if there is no room yet."""
+        segments = [s for s in view.placement.segments if s.instance_id in source_ids]
+        num_moved = sum(len(segment.positions) for segment in segments)
+        num_more = view.num_final_tokens - view.num_computed_tokens + num_moved
+        roomiest = max(self.spare, key=lambda i: (self.spare[i], -i))
+        if self.spare[roomiest] >= num_more:
+            self._use(roomiest, num_moved, num_more)
+            return [KVMigration(segment, roomiest) for segment in segments]
+        is_too_long = view.num_final_tokens > max(self.capacity.values())
+        if not is_too_long or sum(self.free.values()) < num_moved:
+            return None
+        return list(self._spread(segments))
+
+    def _spread(self, segments: Iterable[KVSegment]) -> Iterator[KVMigration]:
+        """Fill the instances with the most free slots, one after the other."""
+        for segment in segments:
+            positions = segment.positions
+            while positions:
+                roomiest = max(self.free, key=lambda i: (self.free[i], -i))
+                part, positions = positions[: self.free[roomiest]], positions[self.free[roomiest] :]
+                self._use(roomiest, len(part), len(part))
+                yield KVMigration(segment._replace(positions=part), roomiest)
+
+    def _use(self, instance_id: InstanceId, num_moved: int, num_more: int) -> None:
+        self.free[instance_id] -= num_moved
+        self.spare[instance_id] -= num_more

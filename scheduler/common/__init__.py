@@ -1,0 +1,1 @@
+"""What several policies use: the planning view, striping, leases, forecasts and the batching program."""

@@ -1,0 +1,209 @@
+"""What a policy can plan with: instance sets that must go together, and the requests that hold KV on them.
+
+A batch must hold all KV of its requests, so instances that share a request not in flight are one instance
+set; so are the instances of a batch in flight, which come free together. Instance sets that nobody shares
+anything with are single instances. An instance set is planned whole or not at all, so that no request ever
+waits for two of its instances in turn.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from loong.core.placement import InstanceId, tokens_by_instance
+from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import RunningBatch, Snapshot
+from loong.scheduler.common.request_lengths import Lengths
+
+
+@dataclass(slots=True)
+class InstanceSet:
+    """Instances that go together, when they come free, and what holds KV there.
+
+    `available_in` is in seconds from now: 0 if nothing runs; for a lease, the end of its present step.
+    `batches` are those in flight on it, but for one that is ending. `num_decodes` counts those in flight too.
+    """
+
+    instance_ids: tuple[InstanceId, ...]
+    batches: tuple[RunningBatch, ...] = ()
+    available_in: float = 0.0
+    decodes: list[RequestView] = field(default_factory=list)
+    prefills: list[RequestView] = field(default_factory=list)
+    num_decodes: int = 0
+
+    @classmethod
+    def of_idle(cls, instance_id: InstanceId, snapshot: Snapshot) -> "InstanceSet":
+        """An instance that a plan can use, at once or when its batch has ended as predicted."""
+        ends_at = snapshot.predicted_ends.get(instance_id, snapshot.now)
+        return cls((instance_id,), available_in=max(0.0, ends_at - snapshot.now))
+
+    @classmethod
+    def of_batch(cls, batch: RunningBatch, now: float, full: Container[InstanceId]) -> "InstanceSet":
+        """The `full` instances on which a batch runs."""
+        instance_ids = batch.plan.group.instance_ids
+        if len(instance_ids) > 1 or instance_ids[0] not in full:
+            instance_ids = tuple(sorted(filter(full.__contains__, instance_ids)))
+        available_in = max(0.0, batch.step_ends_at - now)
+        return cls(instance_ids, (batch,), available_in, num_decodes=len(batch.plan.request_ids))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a plan can use it now."""
+        return not self.batches
+
+    @property
+    def is_in_lease(self) -> bool:
+        """Whether all that it waits for can end at a step boundary."""
+        return bool(self.batches) and all(batch.plan.num_steps > 1 for batch in self.batches)
+
+
+@dataclass(frozen=True)
+class PlanningView:
+    """The cluster, sorted for planning.
+
+    `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
+    ended leave their batches. `occupied` are the instance sets that hold KV of requests not in flight. Most
+    plans need none but these, so the others are found when they are asked for: those `running` a batch, and
+    `idle` instances, the roomiest first.
+
+    Who needs more KV than all instances have is not among those `waiting`, so that it holds up nobody: it has
+    failed, or waits for a first instance.
+    """
+
+    snapshot: Snapshot
+    capacity: int
+    free: dict[InstanceId, int]
+    waiting: tuple[RequestView, ...]
+    occupied: tuple[InstanceSet, ...]
+
+    @property
+    def num_instances(self) -> int:
+        """Full instances, idle or not."""
+        return len(self.free)
+
+    @property
+    def cluster_size(self) -> int:
+        """Full instances of the whole cluster, of which this may be a part."""
+        return self.num_instances
+
+    def pausing(self, paused_ids: Set[RequestId]) -> "PlanningView":
+        """Return a new view of the same snapshot that leaves these requests alone."""
+        return make_planning_view(self.snapshot, paused_ids)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no prompt waits, begun or not, but those in a step."""
+        return not self.waiting and not any(instance_set.prefills for instance_set in self.occupied)
+
+    @property
+    def instance_sets(self) -> tuple[InstanceSet, ...]:
+        """All instance sets: every full instance is in one."""
+        return (*self.occupied, *self.running, *(InstanceSet.of_idle(i, self.snapshot) for i in self.idle))
+
+    @property
+    def is_any_usable(self) -> bool:
+        """Whether an instance set is ready, or can be at a step boundary."""
+        if any(instance_set.is_ready for instance_set in self.occupied):
+            return True  # as mostly: no need to look at the others
+        return bool(self.idle) or any(
+            instance_set.is_in_lease for instance_set in (*self.occupied, *self.running)
+        )
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """Of the requests that have slots, or are to have some, and have not ended."""
+        return Lengths.of([view for view in self.snapshot.running if not view.has_ended])
+
+    @cached_property
+    def running(self) -> tuple[InstanceSet, ...]:
+        """The instance sets of batches in flight that hold no such KV."""
+        instance_sets = (
+            InstanceSet.of_batch(batch, self.snapshot.now, self.free) for batch in self.snapshot.batches
+        )
+        return tuple(
+            u for u in instance_sets if u.instance_ids and self._joined_ids.isdisjoint(u.instance_ids)
+        )
+
+    @cached_property
+    def idle(self) -> tuple[InstanceId, ...]:
+        """The idle instances that hold no such KV."""
+        idle = [i.instance_id for i in self.snapshot.instances if i.batch_id is None]
+        idle = [i for i in idle if i in self.free and i not in self._joined_ids]
+        return tuple(sorted(idle, key=self.free.__getitem__, reverse=True))
+
+    @cached_property
+    def _joined_ids(self) -> frozenset[InstanceId]:
+        return frozenset(i for instance_set in self.occupied for i in instance_set.instance_ids)
+
+
+def make_planning_view(snapshot: Snapshot, paused_ids: Set[RequestId] = frozenset()) -> PlanningView:
+    """Sort what is not in flight by instance set, and predict when the rest comes free.
+
+    Requests with KV on anything but full instances, in a host tier, are left alone, as are those paused.
+    """
+    free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
+    occupied = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
+    for view in [view for view in snapshot.running if view.has_ended and view.batch_id in snapshot.batch]:
+        _free_kv_of(view, snapshot, free)
+    if len(free) < len(snapshot.instances):
+        occupied = [view for view in occupied if free.keys() >= set(view.placement.instance_ids)]
+    if paused_ids:
+        occupied = [view for view in occupied if view.request_id not in paused_ids]
+    waiting = [v for v in snapshot.waiting if not (v.is_migrating or v.has_ended)]  # none is in a batch
+    if snapshot.most_tokens > capacity:
+        waiting = [view for view in waiting if view.num_final_tokens <= capacity]
+    return PlanningView(snapshot, capacity, free, tuple(waiting), _occupied_sets(occupied, snapshot, free))
+
+
+def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
+    """Count as free what a request that has ended holds until its batch ends."""
+    assert view.batch_id is not None, "it is in a batch"
+    plan = snapshot.batch[view.batch_id].plan
+    freed = Counter(view.own_tokens_by_instance()) + tokens_by_instance(plan.writes_of(view.request_id))
+    for instance_id, num_tokens in freed.items():
+        if instance_id in free:
+            free[instance_id] += num_tokens
+
+
+def _occupied_sets(
+    occupied: Iterable[RequestView], snapshot: Snapshot, full: Mapping[InstanceId, int]
+) -> tuple[InstanceSet, ...]:
+    """The instance sets that hold KV of these requests, or any one where none has some of a request."""
+    set_of: dict[InstanceId, InstanceSet] = {}
+    for view in occupied:
+        holders = tuple(filter(full.__contains__, view.placement.instance_ids)) or tuple(full)[:1]
+        for instance_id in holders:
+            if instance_id not in set_of:
+                instance_set = _set_at(instance_id, snapshot, full)
+                set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
+        instance_set = set_of[holders[0]]
+        if len(holders) > 1 and any(set_of[i] is not instance_set for i in holders):
+            instance_set = joined({id(set_of[i]): set_of[i] for i in holders}.values())
+            set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
+        if view.is_decoding:
+            instance_set.decodes.append(view)
+            instance_set.num_decodes += 1
+        else:
+            instance_set.prefills.append(view)
+    return tuple({id(instance_set): instance_set for instance_set in set_of.values()}.values())
+
+
+def _set_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[InstanceId]) -> InstanceSet:
+    """An instance, with those on which its batch runs."""
+    batch_id = snapshot.instance[instance_id].batch_id
+    if batch_id is None:
+        return InstanceSet.of_idle(instance_id, snapshot)
+    return InstanceSet.of_batch(snapshot.batch[batch_id], snapshot.now, full)
+
+
+def joined(parts: Collection[InstanceSet]) -> InstanceSet:
+    """One instance set of several."""
+    return InstanceSet(
+        tuple(sorted(i for part in parts for i in part.instance_ids)),
+        tuple(batch for part in parts for batch in part.batches),
+        max(part.available_in for part in parts),
+        [view for part in parts for view in part.decodes],
+        [view for part in parts for view in part.prefills],
+        sum(part.num_decodes for part in parts),
+    )

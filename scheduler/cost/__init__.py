@@ -1,0 +1,1 @@
+"""The cost model: roofline, fit, calibration and recalibration."""

@@ -1,0 +1,223 @@
+"""The cost model: seconds from counts of work, with one coefficient a kind of work."""
+
+from dataclasses import astuple, dataclass, replace
+from math import hypot
+
+from loong.core.cost.cost_model import HostTimes, PrefillTerms
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
+from loong.core.cost.work import InstanceWork, Phase, StepWork
+from loong.core.placement import InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Seconds of each kind of work (see `InstanceWork`), all layers of the model together.
+
+    The defaults are round numbers to try things with; `roofline` knows models and devices.
+    """
+
+    batch: float = 0.0  # a batch, whatever is in it: to send it to its group, and to report it
+    sent_request: float = 0.0  # each of its requests, to send it to the group
+    idle_start: float = 0.0  # a batch before which instances of its group were idle
+    step: float = 4e-3  # a step, whatever is in it
+    member: float = 1e-3  # each instance of the group but one
+    settle: float = 0.0  # each instance of the group but one, where a lease settles whether it goes on
+    exchange: float = 0.0  # a step in which queries travel
+    ring: float = 0.0  # each hop of a step in which KV travels
+    segment: float = 0.0  # each segment of its requests' KV, on every instance
+    weights: float = 0.0  # reading the weights: a step with any token takes no less
+    beside: float = 0.0  # a step with prompts and decodes
+    launch: float = 0.0  # a step with a prompt, if its kernels are started one by one
+    mixed: float = 0.0  # and in addition if there are decodes beside it
+    exchange_launch: float = 0.0  # likewise if queries travel
+    ring_launch: float = 0.0  # likewise if keys and values travel
+    hop_launch: float = 0.0  # and for each of their hops
+    beside_ring: float = 0.0  # and if there are queries to which none travel
+    token: float = 20e-6  # computing a token
+    attend: float = 0.0  # an attention call a layer
+    decode_key: float = 50e-9  # a key and value that single queries meet
+    key: float = 0.0  # a key and value that longer blocks read, unless the step is captured
+    pair: float = 10e-9  # a query that meets a key
+    part_pair: float = 0.0  # and in addition, in groups and captured steps, if that is not computed beside it
+    ring_key: float = 1e-6  # a key and value that comes round the ring
+    sent_query: float = 2e-6  # a query that goes to an instance and comes back
+    kept_key: float = 0.0  # a key and value kept from the ring
+    message: float = 1e-3  # a migration, whatever is in it
+    moved_key: float = 1e-6  # a key and value moved between instances
+    offloaded_key: float = 1e-6  # a key and value moved to or from a host tier
+
+
+# Round numbers to try things with, as the defaults of `Coefficients` are.
+DEFAULT_HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead_request=130e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLane:
+    """What of an instance attends for the batches of others: shares of its compute and of its bandwidth.
+
+    While it is kept, the instance's own batch is slower by `reserved_share` of its time.
+    """
+
+    compute_share: float = 1.0
+    bandwidth_share: float = 1.0
+    reserved_share: float = 0.0
+
+    def slowed(self, work: InstanceWork) -> InstanceWork:
+        """As much work of a whole instance as takes the same time."""
+        return replace(
+            work,
+            num_decode_keys=round(work.num_decode_keys / self.bandwidth_share),
+            num_keys=round(work.num_keys / self.compute_share),
+            num_pairs=work.num_pairs / self.compute_share,
+            num_part_pairs=work.num_part_pairs / self.compute_share,
+        )
+
+
+WHOLE_INSTANCE = ServiceLane()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCostModel:
+    """A step takes what binds its group and then as long as its busiest instance.
+
+    An instance outside the group serves in its `lane`. Its attention goes on while members attend, and while
+    they do nothing else: a layer needs the answers of all holders before its products.
+
+    `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
+    goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `graph_limits`
+    start none one by one, and all their KV travels before it is attended. Instances from `first_host_tier_id`
+    on are host tiers. `host` has the times of engine and workers.
+    """
+
+    coefficients: Coefficients = Coefficients()
+    overlap: float = 0.0
+    graph_limits: CudaGraphLimits = NO_GRAPHS
+    first_host_tier_id: InstanceId | None = None
+    lane: ServiceLane = WHOLE_INSTANCE
+    host: HostTimes = DEFAULT_HOST
+
+    def scaled(self, factor: float) -> "WorkCostModel":
+        """Return the model of an instance that takes `factor` times as long for everything."""
+        coefficients = Coefficients(*(factor * seconds for seconds in astuple(self.coefficients)))
+        return replace(self, coefficients=coefficients)
+
+    def step_time(self, work: StepWork, /) -> float:
+        """One step of a batch."""
+        seconds = self.coefficients
+        is_mixed = seconds.beside > 0 and not work.is_lease and work.phase is Phase.MIXED
+        overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
+        if not work.holders:
+            return overhead + max(map(self.instance_time, work.instances.values()))
+        served = max(self.instance_time(self.lane.slowed(part)) for part in work.holders.values())
+        return overhead + max(
+            self.instance_time(part) + max(0.0, served - attention_seconds(seconds, part))
+            for part in work.instances.values()
+        )
+
+    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
+        """What an instance's own batch loses: the keys that are read, the pairs, and the lane."""
+        return attention_seconds(self.coefficients, work) + self.lane.reserved_share * seconds
+
+    def instance_time(self, work: InstanceWork, /) -> float:
+        """The part of a step that one instance computes by itself."""
+        return instance_seconds(self.coefficients, work, self.overlap, self.has_captured(work))
+
+    def has_captured(self, work: InstanceWork) -> bool:
+        """Return whether an instance replays such a step from a captured graph."""
+        return work.num_tokens > 0 and work.num_keys > 0 and self.graph_limits.has(work)
+
+    def prefill_terms(self, dop: int, /) -> PrefillTerms:
+        """Chunks striped over `dop` instances, as is their history, with queries that travel.
+
+        But they launch what is launched where KV travels, as it does in the last chunk, if that is more. What
+        can be captured is taken to be, as longer steps hide most of their launches.
+        """
+        seconds, graph_limits = self.coefficients, self.graph_limits
+        launch = 0.0 if graph_limits.most_rows else seconds.launch
+        if dop > 1:
+            exchange_launch = 0.0 if graph_limits.most_rows else seconds.launch + seconds.exchange_launch
+            ring_launch = seconds.launch + seconds.ring_launch + seconds.hop_launch * (dop - 1)
+            launch = max(exchange_launch, 0.0 if graph_limits.most_kv_rows else ring_launch)
+        overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
+        return PrefillTerms(
+            overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
+            per_prompt=seconds.sent_request + seconds.attend * dop,
+            floor=seconds.weights + (1 - self.overlap) * launch,
+            launch=self.overlap * launch,
+            per_token=(seconds.token + seconds.sent_query * (dop - 1) + seconds.key) / dop,
+            per_cached_pair=(seconds.pair + (seconds.part_pair if dop > 1 else 0.0)) / dop,
+            per_new_pair=(seconds.pair + seconds.part_pair * (dop - 1) / dop) / (2 * dop),
+        )
+
+    def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
+        """One message, and the KV of `num_tokens` tokens over the link between the two."""
+        seconds = self.coefficients
+        first = self.first_host_tier_id
+        is_host = first is not None and max(source_id, destination_id) >= first
+        return seconds.message + (seconds.offloaded_key if is_host else seconds.moved_key) * num_tokens
+
+
+def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mixed: bool) -> float:
+    """Return what a step takes beside what its instances compute: `num_others` are all instances but one.
+
+    `loong.scheduler.cost.prediction` compiles this function and the next two for tables with these fields.
+    """
+    binding = seconds.step + seconds.member * num_others
+    if work.is_first:
+        binding += seconds.batch + seconds.sent_request * work.num_requests
+        if work.starts_idle:
+            binding += seconds.idle_start
+    if work.is_lease:
+        binding += seconds.settle * num_others
+    if work.has_exchange:
+        binding += seconds.exchange
+    if work.has_ring:
+        binding += seconds.ring * num_others
+    if is_mixed:
+        binding += seconds.beside
+    return binding
+
+
+def attention_seconds(seconds: Coefficients, work: InstanceWork) -> float:
+    """Return what the attention of an instance takes of its bandwidth and its compute."""
+    return (
+        seconds.decode_key * work.num_decode_keys
+        + seconds.key * work.num_keys
+        + seconds.pair * work.num_pairs
+    )
+
+
+def instance_seconds(seconds: Coefficients, work: InstanceWork, overlap: float, is_captured: bool) -> float:
+    """Return what an instance takes for its part of a step, with the terms of `WorkCostModel`."""
+    # Who computes no tokens attends for others.
+    is_in_group = work.num_hops > 0 or work.num_sent_queries > 0 or work.num_tokens == 0
+    attention = seconds.pair * work.num_pairs
+    if not is_captured:
+        attention += seconds.key * work.num_keys
+    if is_captured or is_in_group:
+        attention += seconds.part_pair * work.num_part_pairs
+    computing = seconds.decode_key * work.num_decode_keys + attention
+    if work.num_tokens > 0 and work.num_keys == 0:
+        computing += hypot(seconds.weights, seconds.token * work.num_tokens)
+    elif work.num_tokens > 0:
+        launch = 0.0
+        if not is_captured:  # the kernels of a step with a prompt are started one by one
+            launch = seconds.launch + (seconds.mixed if work.num_decode_keys > 0 else 0.0)
+            if work.num_sent_queries > 0:
+                launch += seconds.exchange_launch
+            if work.num_hops > 0:
+                launch += seconds.ring_launch + seconds.hop_launch * work.num_hops
+                if work.num_blocks > work.num_ring_blocks:
+                    launch += seconds.beside_ring
+        hidden = overlap * launch
+        floor = seconds.weights + launch - hidden
+        computing = max(hidden, computing + hypot(floor, seconds.token * work.num_tokens))
+    hiding = 0.0 if is_captured else overlap * attention
+    return (
+        computing
+        + seconds.segment * work.num_segments
+        + seconds.attend * work.num_attends
+        + max(0.0, seconds.ring_key * work.num_ring_keys - hiding)
+        + seconds.sent_query * work.num_sent_queries
+        + seconds.kept_key * work.num_kept_keys
+    )

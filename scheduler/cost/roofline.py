@@ -1,0 +1,148 @@
+"""Coefficients from a model's shape and a device's rates, where nothing was measured."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from loong.core.cost.cost_model import HostTimes
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
+from loong.core.errors import ConfigError
+from loong.scheduler.cost.cost_model import WHOLE_INSTANCE, Coefficients, ServiceLane, WorkCostModel
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model that decide its time. Parameters count once a step, without embeddings."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layer_parameters: int
+    num_output_parameters: int
+    element_bytes: int = 2
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
+
+    def check_cut(self, tp_size: int) -> None:
+        """Raise `ConfigError` unless each of `tp_size` devices gets as many whole KV heads."""
+        if self.num_kv_heads % tp_size:
+            raise ConfigError(
+                f"a --tensor-parallel-size of {tp_size} does not divide {self.num_kv_heads} KV heads"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """Rates that a device sustains (not its peaks), in FLOP and bytes a second, and delays in seconds."""
+
+    linear_flops: float
+    attention_flops: float  # of whole prompts
+    part_flops: float  # where the keys are of several devices, and where a captured step meets history
+    lone_part_flops: float  # likewise if each head has keys of its own, which are more to read and to copy
+    memory_bandwidth: float
+    memory_bytes: float
+    link_bandwidth: float  # to one other device, one way
+    host_bandwidth: float
+    all_reduce_delay: float
+    exchange_delay: float  # queries out and partials back, a layer
+    hop_delay: float  # of a ring, a layer
+    step_delay: float  # between two steps
+    host: HostTimes
+    message_delay: float
+    batch_delay: float  # what a batch takes beside its steps
+    beside_delay: float = 0.0  # what a step with prompts and decodes takes more
+    settle_delay: float = 0.0  # where a lease settles whether it goes on, an instance but one
+    request_delay: float = 0.0  # to send one to an instance
+    attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
+    segment_delay: float = 0.0  # to find one segment of KV
+    block: int = 0  # queries of a head that are attended at once
+    graph_limits: CudaGraphLimits = NO_GRAPHS
+    launch: float = 0.0  # a layer: to start the kernels of a prompt
+    mixed_launch: float = 0.0  # and of decodes beside it
+    reduce_launch: float = 0.0  # and of each sum over the devices of an instance
+    exchange_launch: float = 0.0  # and of queries that travel
+    ring_launch: float = 0.0  # and of KV that travels
+    hop_launch: float = 0.0  # and of each of its hops
+    beside_ring_launch: float = 0.0  # and of queries to which none travels
+    overlap: float = 1.0
+    lane: ServiceLane = WHOLE_INSTANCE  # that serves the batches of others
+
+
+def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCostModel:
+    """The cost model of `shape` on instances of `tp_size` devices. Raises `ConfigError` by `check_cut`."""
+    shape.check_cut(tp_size)
+    kv_bytes = shape.kv_bytes / tp_size  # a device
+    query_bytes = shape.num_layers * shape.num_heads * shape.head_dim * shape.element_bytes / tp_size
+    num_parameters = shape.num_layer_parameters + shape.num_output_parameters
+    pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim
+    num_sums = 2 * shape.num_layers if tp_size > 1 else 0
+    summed_bytes = num_sums * shape.hidden_size * shape.element_bytes * (tp_size - 1)  # sent to all others
+    pair = pair_flops / tp_size / device.attention_flops
+    is_shared = shape.num_heads > shape.num_kv_heads
+    part_pair = pair_flops / tp_size / (device.part_flops if is_shared else device.lone_part_flops)
+    return WorkCostModel(
+        Coefficients(
+            batch=device.batch_delay,
+            sent_request=device.request_delay,
+            step=device.step_delay + num_sums * device.all_reduce_delay,
+            member=0.0,
+            settle=device.settle_delay,
+            exchange=shape.num_layers * device.exchange_delay,
+            ring=shape.num_layers * device.hop_delay,
+            segment=device.segment_delay,
+            beside=device.beside_delay,
+            launch=shape.num_layers * device.launch + num_sums * device.reduce_launch,
+            mixed=shape.num_layers * device.mixed_launch,
+            exchange_launch=shape.num_layers * device.exchange_launch,
+            ring_launch=shape.num_layers * device.ring_launch,
+            hop_launch=shape.num_layers * device.hop_launch,
+            beside_ring=shape.num_layers * device.beside_ring_launch,
+            weights=num_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
+            token=2 * shape.num_layer_parameters / tp_size / device.linear_flops
+            + summed_bytes / device.link_bandwidth,
+            attend=shape.num_layers * device.attend_delay,
+            decode_key=kv_bytes / device.memory_bandwidth,
+            key=device.block / 2 * pair,  # the last block of queries that meets them is half empty
+            pair=pair,
+            part_pair=part_pair - pair,
+            ring_key=kv_bytes / device.link_bandwidth,
+            sent_query=2 * query_bytes / device.link_bandwidth,
+            kept_key=2 * kv_bytes / device.memory_bandwidth,
+            message=device.message_delay,
+            moved_key=kv_bytes / device.link_bandwidth,
+            offloaded_key=kv_bytes / device.host_bandwidth,
+        ),
+        overlap=device.overlap,
+        graph_limits=cuda_graph_limits(shape, device.graph_limits),
+        host=device.host,
+        lane=device.lane,
+    )
+
+
+def cuda_graph_limits(shape: ModelShape, limits: CudaGraphLimits) -> CudaGraphLimits:
+    """Return the limits of workers of `shape` on a device with these `limits`.
+
+    KV that travels has as much room as queries have, or twice as much where each head has keys of its own.
+    """
+    graph_limits = limits.of_heads(shape.num_heads, shape.num_kv_heads)
+    num_kv_heads = 2 * shape.num_kv_heads
+    num_heads = shape.num_heads * max(1, ceil(num_kv_heads / shape.num_heads))
+    most_rows = graph_limits.most_rows * num_heads // num_kv_heads
+    return replace(graph_limits, most_kv_rows=min(graph_limits.most_kv_rows, most_rows))
+
+
+def kv_capacity(
+    shape: ModelShape, device: DeviceRates, tp_size: int = 1, memory_utilization: float = 0.9
+) -> int:
+    """Tokens of KV that an instance holds beside its weights (input embeddings as large as the output).
+
+    Raises `ConfigError` by `check_cut`.
+    """
+    shape.check_cut(tp_size)
+    num_parameters = shape.num_layer_parameters + 2 * shape.num_output_parameters
+    free = tp_size * device.memory_bytes * memory_utilization - num_parameters * shape.element_bytes
+    return max(0, int(free // shape.kv_bytes))

@@ -1,0 +1,1 @@
+"""The elastic policy `esp`, one module a stage."""

@@ -1,0 +1,272 @@
+"""What a group runs next: a lease for what decodes, or one step in which prompts and decodes share."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan
+from loong.core.request import RequestView
+from loong.scheduler.common.masters import choose_masters
+from loong.scheduler.common.planning_view import PlanningView
+from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.common.striping import RequestPart
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
+from loong.scheduler.esp.group import Group
+from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
+from loong.scheduler.esp.step_builder import StepBuilder
+from loong.scheduler.tuning import (
+    INTERLEAVING_GAIN,
+    LONG_LEASE_KV_SHARE,
+    MAX_READING_SHARE,
+    MIN_CHUNK_SHARE,
+    MIN_CHUNK_TOKENS,
+    MIN_TPOT_SHARE,
+    SLOW_INSTANCE_SHARE,
+    TPOT_MARGIN,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBuilder:
+    """Makes batches of groups that are ready. Leases have `long_lease_steps` where room abounds."""
+
+    planning_view: PlanningView
+    cost_model: CostModel
+    config: PolicyConfig
+    long_lease_steps: int = 0
+
+    step: ClassVar[type[StepBuilder]] = StepBuilder
+
+    def batch(self, group: Group) -> BatchPlan | None:
+        """What a group runs; None if it has no room for a step, or nothing to run."""
+        decodes = [view for instance_set in group.instance_sets for view in instance_set.decodes]
+        if group.prefills:
+            return self._with_prompts(group.instance_ids, decodes, group.prefills)
+        return self.lease(group.instance_ids, decodes)
+
+    def lease(
+        self,
+        instance_ids: tuple[InstanceId, ...],
+        decodes: Sequence[RequestView],
+        seconds: float | None = None,
+        most_steps: int | None = None,
+    ) -> BatchPlan | None:
+        """Decode steps, as many as there is room for, and as fit into `seconds`.
+
+        At most `most_steps`, or as many as a lease has.
+        """
+        if not decodes:
+            return None
+        if most_steps is None:
+            most_steps = self._most_steps(instance_ids, decodes)
+        num_steps = min(most_steps, max(v.num_remaining_tokens for v in decodes))
+        while (step := self._decode_step(instance_ids, decodes, num_steps)) is None:
+            num_steps //= 2
+            if not num_steps:
+                return None
+        if seconds is not None:
+            step.shorten(int(seconds / step.seconds))
+        return step.plan() if step.num_steps else None
+
+    def _most_steps(self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]) -> int:
+        """Steps that a lease may have. Of several instances it is never long, so that they can part soon."""
+        if len(instance_ids) > 1:
+            return self.config.lease_steps
+        num_spared = int(LONG_LEASE_KV_SHARE * self.planning_view.free[instance_ids[0]])
+        return max(self.config.lease_steps, min(self.long_lease_steps, num_spared // len(decodes)))
+
+    def _decode_step(
+        self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView], num_steps: int
+    ) -> StepBuilder | None:
+        """A step of these decodes, with room for `num_steps`; None if that lacks."""
+        free = {i: self.planning_view.free[i] for i in instance_ids}
+        masters = choose_masters(decodes, free, num_steps)
+        if masters is None:
+            return None
+        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, num_steps)
+        step.add_decodes(masters)
+        return step
+
+    def _with_prompts(
+        self,
+        instance_ids: tuple[InstanceId, ...],
+        decodes: Sequence[RequestView],
+        prefills: Sequence[PrefillCandidate],
+    ) -> BatchPlan | None:
+        """Prompts beside decodes, or if that is much slower and decodes lose nothing, one or the other."""
+        only_decodes = self._decode_step(instance_ids, decodes, 1)
+        if only_decodes is None:
+            return None
+        if not decodes:
+            return self._planned(self._filled(only_decodes, prefills, self.budget(())))
+        interleaving = PrefillDecodeInterleaving(
+            only_decodes.seconds, min(target_tpot(view, self.config) for view in decodes)
+        )
+        budget = self.budget(decodes)
+        if interleaving.is_hopeless:
+            budget = max(budget, 2 * interleaving.decode_seconds)
+        mixed = self._filled(only_decodes, prefills, budget)
+        budget = min(self.budget(()), interleaving.saved * self.config.lease_steps)
+        only_prompts = self._decode_step(instance_ids, (), 1)
+        assert only_prompts is not None, "without decodes it needs no room"
+        self._filled(only_prompts, prefills, budget)
+        if INTERLEAVING_GAIN * mixed.prompt_speed >= interleaving.prompt_share * only_prompts.prompt_speed:
+            return self._planned(mixed)
+        num_due = interleaving.num_due(
+            decodes, self.planning_view.snapshot.now, only_prompts.seconds, self.config.lease_steps
+        )
+        return self.lease(instance_ids, decodes, most_steps=num_due) if num_due else only_prompts.plan()
+
+    @staticmethod
+    def _planned(step: StepBuilder) -> BatchPlan | None:
+        return None if step.is_empty else step.plan()
+
+    def _filled(self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float) -> StepBuilder:
+        """The step, with chunks of prompts in order, as far as they fit into `budget`.
+
+        Without decodes, they have as much of the step as it takes besides, at least: also where the share of
+        one that is late made it dearer.
+        """
+        is_alone = not step.decodes and len(prefills) == 1
+        if overdue := [p for p in prefills if p.is_deferred or p.missed_deadline]:
+            budget = self._paying(step, prefills[0], budget)
+            oldest = min(overdue, key=lambda p: p.view.arrival_time)
+            reading = step.reading_seconds(oldest.view)
+            begun = step.begun_seconds + reading
+            least = begun + max(self.config.deferred_share * (budget - begun), reading)
+            spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
+            has_share = is_share_due(
+                oldest, step.dop, self.planning_view.snapshot.now, self.cost_model, self.config
+            )
+            share_budget = max(least if has_share else 0.0, spared)
+            min_tokens = MIN_CHUNK_TOKENS if has_share else 0  # else it might never go on
+            if self._add(step, oldest, share_budget, is_alone, min_tokens):
+                prefills = [p for p in prefills if p is not oldest]
+        num_added = self._fill(step, prefills, budget, is_alone)
+        for prefill in prefills if not num_added else ():
+            if self._add(step, prefill, budget, is_alone, MIN_CHUNK_TOKENS):
+                break
+        return step
+
+    def _fill(
+        self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float, is_alone: bool
+    ) -> int:
+        """Add chunks of prompts in order, then of those for which only single instances have time left."""
+        num_added = 0
+        left_out = []
+        too_long: PrefillCandidate | None = None  # one without a history for which there is no time any more
+        for prefill in prefills:
+            if not num_added:
+                budget = self._paying(step, prefill, budget)
+            elif _is_no_shorter(prefill, too_long):
+                left_out.append(prefill)
+                continue
+            num_tokens = self._add(step, prefill, budget, is_alone)
+            num_added += num_tokens
+            if step.is_full(budget):
+                return num_added
+            if not num_tokens:
+                left_out.append(prefill)
+            too_long = None if num_tokens or prefill.num_cached else prefill
+        if step.dop > 1:
+            num_added += self._fill_parts(step, left_out, budget)
+        return num_added
+
+    def _fill_parts(self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float) -> int:
+        """Add chunks on single instances in order. Returns the number of their tokens."""
+        num_added = 0
+        too_long: PrefillCandidate | None = None
+        for prefill in prefills:
+            if _is_no_shorter(prefill, too_long):
+                continue
+            num_tokens = self._add_part(step, prefill, budget)
+            num_added += num_tokens
+            if step.is_full(budget):
+                break
+            too_long = None if num_tokens or prefill.num_cached else prefill
+        return num_added
+
+    def _paying(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> float:
+        """The budget, or what makes a step of prompts alone worth what it costs besides.
+
+        That a chunk reads its history may take it to half the time in which a new prompt is due.
+        """
+        if step.decodes:
+            return budget
+        least, spent = step.least_seconds(prefill.view), step.begun_seconds
+        worth_reading = min(
+            step.reading_seconds(prefill.view) / MAX_READING_SHARE, self.config.target_ttft / 2
+        )
+        return max(budget, worth_reading, 2 * least, 2 * spent if spent > budget else 0.0)
+
+    def budget(self, decodes: Iterable[RequestView]) -> float:
+        """Seconds that a step may take."""
+        budget = self.config.max_step_time
+        for view in decodes:
+            tpot = target_tpot(view, self.config)
+            seconds = TPOT_MARGIN * tpot
+            if view.first_token_time is not None:
+                slack = (
+                    view.first_token_time + tpot * view.num_output_tokens - self.planning_view.snapshot.now
+                )
+                seconds = max(MIN_TPOT_SHARE * tpot, min(seconds, slack))
+            budget = min(budget, seconds)
+        return budget
+
+    def _add(
+        self, step: StepBuilder, prefill: PrefillCandidate, budget: float, is_alone: bool, min_tokens: int = 0
+    ) -> int:
+        """Add the next chunk of a prompt: on one instance if all of it fits there, else over the group.
+
+        Returns the number of its tokens.
+        """
+        view = prefill.view
+        if step.dop == 1:
+            return step.add(view, step.whole(view, step.instance_ids[0], budget, min_tokens))
+        share = None
+        if not (is_alone or len(view.placement.instance_ids) > 1 or step.count.has_ring):
+            share = self._on_one(step, prefill, budget, at_least=prefill.num_tokens)
+        if share is None:
+            share = step.striped(view, budget, min_tokens)
+        return step.add(view, share)
+
+    def _add_part(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> int:
+        """Add a chunk on one instance, of a prompt for which not all of the group have time.
+
+        But none of one that would be bound to an instance on which it cannot be in time, or all be kept, and
+        for little. Returns the number of its tokens.
+        """
+        if len(prefill.view.placement.instance_ids) > 1 or step.count.has_ring:
+            return 0
+        share = self._on_one(step, prefill, budget)
+        if share is None:
+            return 0
+        (write,) = share.writes
+        is_most = share.num_tokens >= (1 - MIN_CHUNK_SHARE) * prefill.num_tokens
+        has_room = step.free[write.instance_id] > prefill.num_tokens
+        return step.add(prefill.view, share) if is_most or (has_room and self._can_be_slow(prefill)) else 0
+
+    def _can_be_slow(self, prefill: PrefillCandidate) -> bool:
+        """Return whether a prompt would be in time on one instance, of whose time it had a part."""
+        if prefill.is_deferred or prefill.missed_deadline:
+            return False
+        return self.planning_view.snapshot.now + prefill.work / SLOW_INSTANCE_SHARE <= prefill.deadline
+
+    @staticmethod
+    def _on_one(
+        step: StepBuilder, prefill: PrefillCandidate, budget: float, at_least: int = 0
+    ) -> RequestPart | None:
+        """Return the next chunk of a prompt on the least busy instance that holds it and has room."""
+        held = prefill.view.placement.instance_ids
+        able = [i for i in held if i in step.instance_ids] or step.instance_ids
+        seconds, free = step.instance_seconds, step.free
+        best = min(able, key=lambda i: (free[i] < prefill.num_tokens, seconds[i], -free[i], i))
+        return step.whole(prefill.view, best, budget, at_least=at_least)
+
+
+def _is_no_shorter(prefill: PrefillCandidate, other: PrefillCandidate | None) -> bool:
+    """Return whether a prompt takes no less time than a known one without a history."""
+    return other is not None and prefill.num_tokens >= other.num_tokens

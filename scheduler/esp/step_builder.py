@@ -1,0 +1,161 @@
+"""One step in the making: requests are added to a group until its time, its tokens or its room is used up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.cost.work import InstanceWork, WorkCount
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan
+from loong.core.request import RequestView
+from loong.scheduler.common.masters import num_stored
+from loong.scheduler.common.striping import RequestPart, batch_of, decode_part
+from loong.scheduler.esp.chunk_size import ChunkSizer
+from loong.scheduler.tuning import MIN_CHUNK_SHARE
+
+
+@dataclass(slots=True)
+class StepBuilder:
+    """A batch for `instance_ids`. `free` is their free slots, which every request added uses up.
+
+    An instance computes at most `max_tokens`. A step that begins a lease of `num_steps` has decodes alone.
+    """
+
+    instance_ids: tuple[InstanceId, ...]
+    free: dict[InstanceId, int]
+    cost_model: CostModel
+    max_tokens: int
+    num_steps: int = 1
+    decodes: list[tuple[RequestView, InstanceId]] = field(default_factory=list)  # with their masters
+    shares: list[RequestPart] = field(default_factory=list)  # of prompts
+    count: WorkCount = field(init=False)
+    ring: ESPGroup = field(init=False)  # all its instances
+    _costs: dict[InstanceId, float] = field(default_factory=dict)  # seconds; empty until they are needed
+
+    sizer: ClassVar[type[ChunkSizer]] = ChunkSizer
+
+    def __post_init__(self) -> None:
+        self.count = WorkCount(self.instance_ids, is_lease=self.num_steps > 1)
+        self.ring = ESPGroup(self.instance_ids)
+
+    @property
+    def dop(self) -> int:
+        """The number of its instances."""
+        return len(self.instance_ids)
+
+    @property
+    def group(self) -> ESPGroup:
+        """The instances that have a part in it."""
+        if self.count.has_ring or self.dop == 1:
+            return self.ring
+        having = tuple(i for i in self.instance_ids if self.count.instances[i].num_attends)
+        return ESPGroup(having) if having else self.ring
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time of the step; of a lease, of each step but its first."""
+        return self.cost_model.step_time(self.count.step(self.group, is_first=self.num_steps == 1))
+
+    @property
+    def instance_seconds(self) -> dict[InstanceId, float]:
+        """The predicted time that each instance is busy, with what binds all of them."""
+        if not self._costs:
+            work = self.count.step(self.ring)
+            own = {i: self.cost_model.instance_time(part) for i, part in work.instances.items()}
+            binding = self.cost_model.step_time(work) - max(own.values())
+            self._costs = {i: binding + seconds for i, seconds in own.items()}
+        return self._costs
+
+    @property
+    def prompt_speed(self) -> float:
+        """Tokens of prompts that it computes in a second."""
+        return sum(share.num_tokens for share in self.shares) / self.seconds
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added."""
+        return not (self.decodes or self.shares)
+
+    @property
+    def begun_seconds(self) -> float:
+        """The predicted time of the step with the smallest chunk of one more prompt, without a history."""
+        least_busy = min(self.instance_ids, key=self.instance_seconds.__getitem__)
+        count = self.count.copy()
+        count.add_chunk({least_busy: 1}, {}, is_ringed=False)
+        return self.cost_model.step_time(count.step(self.ring))
+
+    def plan(self) -> BatchPlan:
+        """Return the batch."""
+        shares = [decode_part(view, master_id, self.num_steps) for view, master_id in self.decodes]
+        return batch_of(self.group, shares + self.shares, self.num_steps, self.seconds)
+
+    def add_decodes(self, masters: Sequence[tuple[RequestView, InstanceId]]) -> None:
+        """Add one token a step of each request, at its master."""
+        self.decodes += masters
+        self._costs = {}
+        if self.dop == 1:
+            (only_id,) = self.instance_ids
+            self.free[only_id] -= num_stored([view for view, _ in masters], self.num_steps)
+            self.count.add_lone_decodes([view.placement for view, _ in masters])
+            return
+        for view, master_id in masters:
+            self.free[master_id] -= min(self.num_steps, view.num_remaining_tokens)
+            self.count.add_decode(master_id, view.placement)
+
+    def shorten(self, num_steps: int) -> None:
+        """Limit the lease to `num_steps` steps."""
+        self.num_steps = min(self.num_steps, num_steps)
+        self.count.is_lease = self.num_steps > 1
+
+    def whole(
+        self,
+        view: RequestView,
+        master_id: InstanceId,
+        budget: float,
+        min_tokens: int = 0,
+        at_least: int = 0,
+    ) -> RequestPart | None:
+        """Return the next chunk of a prompt that one instance computes in a step of `budget`, or None.
+
+        The prompt's KV must all be there. `min_tokens` are computed however long they take. A chunk of fewer
+        than `at_least` tokens is not wanted.
+        """
+        return self._sizer(self.count).whole(view, master_id, budget, min_tokens, at_least)
+
+    def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
+        """Return the next chunk of a prompt that all instances compute in a step of `budget`, or None.
+
+        `min_tokens` are computed however long they take.
+        """
+        if not min_tokens and max(self.instance_seconds.values()) > (1 - MIN_CHUNK_SHARE) * budget:
+            return None
+        return self._sizer(self.count).striped(view, budget, min_tokens)
+
+    def add(self, view: RequestView, share: RequestPart | None) -> int:
+        """Add a chunk of a prompt, if there is one. Returns the number of its tokens."""
+        if share is None:
+            return 0
+        self.shares.append(share)
+        self._costs = {}
+        for segment in share.writes:
+            self.free[segment.instance_id] -= len(segment.positions)
+        self.count.add(share.queries, share.writes, view.placement)
+        return share.num_tokens
+
+    def is_full(self, budget: float) -> bool:
+        """Return whether no instance has time left for a chunk that is worth it."""
+        return min(self.instance_seconds.values()) > (1 - MIN_CHUNK_SHARE) * budget
+
+    def least_seconds(self, view: RequestView) -> float:
+        """Return the predicted time of a step with nothing but the smallest chunk of a prompt."""
+        return self._sizer(WorkCount(self.instance_ids)).least_seconds(view)
+
+    def reading_seconds(self, view: RequestView) -> float:
+        """Return the predicted time in which a chunk of a prompt, however short, reads its history."""
+        held = view.placement.tokens_by_instance()
+        return self.cost_model.instance_time(InstanceWork(num_keys=max(held.values(), default=0)))
+
+    def _sizer(self, count: WorkCount) -> ChunkSizer:
+        return self.sizer(self.ring, self.free, count, self.cost_model, self.max_tokens)

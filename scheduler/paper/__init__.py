@@ -1,0 +1,1 @@
+"""`esp-paper`: the four steps of LoongServe as published."""

@@ -1,0 +1,119 @@
+"""LoongServe as published (SOSP'24): the policy `esp-paper`.
+
+On every event, waiting prompts are dispatched by (1) and (2), given instances by (3) and (4), batched by the
+program (5), and computed whole; each prefill is scaled down to the fewest instances that hold its KV, and
+decode batches are scaled up when slots run out or computing binds them. Requests that share instances and are
+not in flight are one decode batch; so batches merge, and a group is no longer than its requests need it.
+
+Where the paper is silent, or a constant of its cluster, this is what we do:
+
+- The output length of a request is its declared maximum, and how long it decodes follows from the predicted
+  time of a step. Times, tipping points and the speed of links come from the cost model.
+- Computing binds a step that takes twice as long as one that only begins and reads the weights.
+- The program is solved exactly, without the published pruning, and groups go on each at its own pace: any
+  instance that is free can be used, whatever runs elsewhere.
+- With nothing idle, and no decode batch worth stopping, the first prompt still gets instances whose KV has
+  room elsewhere. So decode batches give way to prompts of any length.
+- A batch whose instances are not all free begins when they are; leases on them end, and the others wait.
+- While a decode batch lacks slots, though it shares those of all batches not in flight, no prompt begins and
+all
+  leases end; if nothing is left to end, the latest arrival is preempted.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, Preemption
+from loong.core.request import RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.common.batching_program import Demand, Offer, solve
+from loong.scheduler.common.future_kv import paper_weight
+from loong.scheduler.common.leases import arrival_order, lease_ends, plan_lease
+from loong.scheduler.common.planning_view import make_planning_view
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.paper.allocation import Moves, PaperAllocation
+from loong.scheduler.paper.cluster import DecodeBatch, PaperCluster
+from loong.scheduler.paper.dispatch import dispatch
+from loong.scheduler.paper.scaling import find_slots, prefill_batch, scale_up
+
+
+def plan_esp_paper(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
+    """Plan every instance that is free."""
+    cluster = PaperCluster.of(make_planning_view(snapshot), cost_model, config)
+    if not find_slots(cluster):
+        return _make_slots(cluster)
+    prompts, stopped = dispatch(cluster)
+    allocation = PaperAllocation(cluster, prompts, stopped)
+    allocation.allocate()
+    prefills = _prefills(allocation)
+    used = {i for instance_ids, _ in prefills for i in instance_ids}
+    moves = {i: moved for i, moved in allocation.moves.items() if i in used}
+    awaited = [b for b in cluster.decoding if not b.is_ready and not used.isdisjoint(b.instance_ids)]
+    unready = cluster.emptying.union(moves, *(batch.instance_ids for batch in awaited))
+    moving = tuple(move for i, moved in moves.items() if cluster.batch_on(i).is_ready for move in moved)
+    for move in moving:
+        cluster.free[move.destination_id] -= len(move.segment.positions)
+    return IterationPlan(
+        batches=(
+            *(prefill_batch(cluster, ids, views) for ids, views in prefills if unready.isdisjoint(ids)),
+            *_leases(cluster, used, moves),
+        ),
+        migrations=moving,
+        lease_ends=lease_ends(lease for batch in awaited for lease in batch.leases),
+    )
+
+
+def _prefills(allocation: PaperAllocation) -> list[tuple[list[InstanceId], list[RequestView]]]:
+    """Which instances compute which prompts: the program over E_p by free slots, longest prompts first."""
+    cluster, free = allocation.cluster, allocation.free
+    if not allocation.prompts:
+        return []
+    instance_ids = sorted(free, key=lambda i: (free[i], i))
+    prompts = sorted(allocation.prompts, key=lambda view: (-view.num_uncomputed_tokens, view.request_id))
+    demands = []
+    for view in prompts:
+        num_tokens = view.num_uncomputed_tokens
+        demands.append(Demand(num_tokens, num_tokens, num_tokens**2, paper_weight(view.num_prompt_tokens)))
+    solution = solve(
+        demands,
+        [Offer(1, max(0, free[i])) for i in instance_ids],
+        [cluster.cost_model.prefill_terms(dop + 1) for dop in range(len(instance_ids))],
+    )
+    assert solution is not None, "all instances together have room for all prompts"
+    return [(instance_ids[batch.offers], prompts[batch.demands]) for batch in solution.batches]
+
+
+def _leases(
+    cluster: PaperCluster, used: Collection[InstanceId], moves: Mapping[InstanceId, Moves]
+) -> Iterator[BatchPlan]:
+    """Every decode batch not in flight goes on, but for what stops for a prefill, or has KV that moves."""
+    idle = [i for i in cluster.idle if i not in used]
+    for batch in cluster.decoding:
+        if not batch.is_ready or any(i in used and i not in moves for i in batch.instance_ids):
+            continue
+        staying = _staying(batch, moves)
+        if staying is batch:
+            scale_up(cluster, batch, idle)
+        free = {i: cluster.free[i] for i in staying.instance_ids}
+        if staying.views:
+            lease = plan_lease(free, staying.views, cluster.cost_model, cluster.config.lease_steps)
+            if lease is not None:
+                yield lease
+
+
+def _staying(batch: DecodeBatch, moves: Mapping[InstanceId, Moves]) -> DecodeBatch:
+    """The requests of a batch that have no KV where it moves, and their instances."""
+    if moves.keys().isdisjoint(batch.instance_ids):
+        return batch
+    views = [view for view in batch.views if moves.keys().isdisjoint(view.placement.instance_ids)]
+    return DecodeBatch(tuple(sorted({i for view in views for i in view.placement.instance_ids})), views)
+
+
+def _make_slots(cluster: PaperCluster) -> IterationPlan:
+    """Let all that runs end; once it has, preempt the latest arrival."""
+    snapshot = cluster.planning_view.snapshot
+    if snapshot.batches or snapshot.ending or snapshot.migrations:
+        return IterationPlan(lease_ends=lease_ends(snapshot.batches))
+    latest = max((view for batch in cluster.decoding for view in batch.views), key=arrival_order)
+    return IterationPlan(preemptions=(Preemption(latest.request_id),))

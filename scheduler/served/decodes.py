@@ -1,0 +1,180 @@
+"""Decodes on as few instances as meet their TPOT target, which read KV where it was computed.
+
+The other instances serve that KV while they compute prompts, so nothing moves.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, inf
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.cost.work import WorkCount
+from loong.core.decision import Alternative, Decision, DecisionKind
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, LeaseEnd
+from loong.core.request import RequestView
+from loong.core.snapshot import RunningBatch, Snapshot
+from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_lease
+from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.reasons import reason_to_end_lease
+from loong.scheduler.tuning import LEASE_START_SHARE, TPOT_MARGIN
+
+NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
+FULL = "the instances for decodes have no slot left, and of those that hold KV there it came last"
+JOINED = "decodes have come that are to join it, or need other instances"
+
+
+@dataclass(frozen=True)
+class ServedDecodes:
+    """Decodes of a snapshot: `resting` ones, oldest first, and those `in_flight` in `leases`."""
+
+    snapshot: Snapshot
+    cost_model: CostModel
+    config: PolicyConfig
+    resting: tuple[RequestView, ...]
+    in_flight: tuple[RequestView, ...]
+    leases: tuple[RunningBatch, ...]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> "ServedDecodes":
+        """Return those on full instances."""
+        full = snapshot.pools.keys()
+        resting = [v for v in snapshot.running if v.is_plannable and v.is_decoding]
+        resting = [v for v in resting if full >= set(v.placement.instance_ids)]
+        leases = tuple(batch for batch in snapshot.batches if _is_decode(batch, snapshot))
+        in_flight = [snapshot.request[r] for batch in leases for r in batch.plan.request_ids]
+        return cls(
+            snapshot,
+            cost_model,
+            config,
+            tuple(sorted(resting, key=arrival_order)),
+            tuple(view for view in in_flight if not view.has_ended),
+            leases,
+        )
+
+    @property
+    def all_views(self) -> tuple[RequestView, ...]:
+        """All of them."""
+        return self.resting + self.in_flight
+
+    @property
+    def busy_ids(self) -> frozenset[InstanceId]:
+        """The instances that run leases."""
+        return frozenset(i for batch in self.leases for i in batch.plan.group.instance_ids)
+
+    @cached_property
+    def instance_ids(self) -> tuple[InstanceId, ...]:
+        """The last instances, as few as meet all TPOT targets and have room for all tokens to come.
+
+        At least one and at most half of all. Where no number leaves a margin, the fewest that meet them
+        without one, or else the fewest.
+        """
+        able = [number for number in self._numbers if self._has_room(number)] or [self._numbers[-1]]
+        target = min((target_tpot(view, self.config) for view in self.all_views), default=inf)
+        budgets = (TPOT_MARGIN * target, target)
+        enough = (k for budget in budgets for k in able if self._step_seconds(k) <= budget)
+        return self._last(next(enough, able[0]))
+
+    def lease(self) -> BatchPlan | None:
+        """Return a lease of those that have room, on instances that are idle; None if there is none."""
+        free = {i: self.snapshot.free[i] for i in self.instance_ids if self.snapshot.instance[i].is_idle}
+        if not free or self.leases:
+            return None
+        views = self._with_room(sum(free.values()))
+        return plan_lease(free, views, self.cost_model, self.config.lease_steps) if views else None
+
+    def lease_ends(self) -> tuple[LeaseEnd, ...]:
+        """Return ends of leases that others are to join, or that are to have other instances.
+
+        A lease lasts for some time, so that decodes that come one by one do not each cost all a new one.
+        """
+        wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
+        if not self.resting and wanted == self.busy_ids:
+            return ()
+        return tuple(
+            LeaseEnd(batch.batch_id, step)
+            for batch in self.leases
+            if (step := self._last_step(batch)) < batch.last_step
+        )
+
+    def decisions(
+        self, lease: BatchPlan | None, ends: Sequence[LeaseEnd], victim: RequestView | None
+    ) -> Iterator[Decision]:
+        """Return the reasons of a lease, of waits, of ends of leases, and of a preemption."""
+        if lease is not None:
+            num_instances = len(self.snapshot.pools)
+            yield Decision(
+                DecisionKind.DOP,
+                lease.request_ids,
+                f"decodes on {lease.group.dop} of {num_instances} instances, which read KV where it is",
+                tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in self._numbers[:2]),
+            )
+            joined = frozenset(lease.request_ids)
+            if left_out := tuple(v.request_id for v in self.resting if v.request_id not in joined):
+                yield Decision(DecisionKind.WAIT, left_out, NO_SLOTS)
+        for end in ends:
+            yield reason_to_end_lease(self.snapshot.batch[end.batch_id], JOINED)
+        if victim is not None:
+            yield Decision(DecisionKind.PREEMPT, (victim.request_id,), FULL)
+
+    def victim(self) -> RequestView | None:
+        """Return whom to preempt where nothing is in flight and no decode finds a slot."""
+        held = frozenset(self.instance_ids)
+        plannable = [v for v in self.snapshot.running if v.is_plannable]
+        there = [v for v in plannable if not held.isdisjoint(v.placement.instance_ids)] or plannable
+        others = sorted(there, key=arrival_order)
+        others = [view for view in others if view is not self.resting[0]]
+        return others[-1] if others else None
+
+    @cached_property
+    def _numbers(self) -> range:
+        return range(1, max(1, len(self.snapshot.pools) // 2) + 1)
+
+    @cached_property
+    def _seconds(self) -> dict[int, float]:
+        return {}
+
+    def _last(self, number: int) -> tuple[InstanceId, ...]:
+        return tuple(sorted(self.snapshot.pools))[-number:]
+
+    def _has_room(self, number: int) -> bool:
+        reserved = sum(sum(b.plan.num_stored_tokens.values()) for b in self.leases)
+        taken = sum(b.num_steps_taken * len(b.plan.request_ids) for b in self.leases)
+        free = sum(self.snapshot.free[i] for i in self._last(number)) + reserved - taken
+        return sum(view.num_remaining_tokens for view in self.all_views) <= free
+
+    def _step_seconds(self, number: int) -> float:
+        """Seconds of a step of all decodes, with as many masters."""
+        if number not in self._seconds:
+            group = ESPGroup(self._last(number))
+            count = WorkCount(group.instance_ids, is_lease=True)
+            for place, view in enumerate(self.all_views):
+                count.add_decode(group.instance_ids[place % number], view.placement)
+            self._seconds[number] = self.cost_model.step_time(count.step(group, is_first=False))
+        return self._seconds[number]
+
+    def _with_room(self, num_free: int) -> list[RequestView]:
+        """Return the oldest that all can end in so many slots, and at least one."""
+        views = list[RequestView]()
+        for view in self.resting:
+            num_free -= view.num_remaining_tokens
+            if views and num_free < 0:
+                break
+            views.append(view)
+        return views
+
+    def _last_step(self, batch: RunningBatch) -> int:
+        start = lease_start_time(batch.plan.group.instance_ids, len(self.all_views), self.cost_model)
+        left = batch.started_at + start / LEASE_START_SHARE - batch.stepped_at
+        return batch.num_steps_taken + max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
+
+
+def _is_decode(batch: RunningBatch, snapshot: Snapshot) -> bool:
+    """Return whether a batch has nothing but newest tokens."""
+    views = map(snapshot.request.__getitem__, batch.plan.request_ids)
+    return all(len(block.positions) == 1 for block in batch.plan.queries) and all(
+        view.num_output_tokens for view in views
+    )

@@ -1,0 +1,58 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from loong.core.errors import ConfigError
+from loong.launcher.runs.run_folder import make_run_folder, newest_decision_log, newest_run
+
+
+def made_at(second: int, path: str, text: str = "{}") -> Path:
+    """A file as if written at that second."""
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    os.utime(file, (second, second))
+    return file
+
+
+def test_each_run_has_a_folder_of_its_own() -> None:
+    assert [make_run_folder("bench", None) for _ in range(2)] == [
+        Path("loong-runs/bench-1"),
+        Path("loong-runs/bench-2"),
+    ]
+    assert make_run_folder("simulate", None) == Path("loong-runs/simulate-1")
+
+
+def test_a_folder_with_results_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Path("deep/run")
+    assert make_run_folder("bench", asked) == asked
+    assert make_run_folder("bench", asked) == asked  # nothing is there that could be lost
+    assert capsys.readouterr().err == ""
+    made_at(1, "deep/run/results.json")
+    assert make_run_folder("bench", asked) == Path("deep/run-2")
+    assert "deep/run has the results of another run; this run goes into deep/run-2" in capsys.readouterr().err
+    assert make_run_folder("bench", asked) == Path("deep/run-3")
+
+
+def test_the_newest_run_is_found_wherever_it_is() -> None:
+    with pytest.raises(ConfigError, match="`loong bench` or `loong simulate` makes one"):
+        newest_run()
+    made_at(1, "loong-runs/bench-1/results.json")
+    assert newest_run() == Path("loong-runs/bench-1")
+    made_at(2, "mine/results.json")
+    assert newest_run() == Path("mine")
+    made_at(3, "results.json")
+    assert newest_run() == Path()
+
+
+def test_the_newest_decision_log_is_found_among_other_files() -> None:
+    with pytest.raises(ConfigError, match="`loong serve --decision-log decisions"):
+        newest_decision_log()
+    log = '{"line":"started", ...'
+    made_at(1, "loong-runs/bench-1/decisions-esp.jsonl", log)
+    made_at(3, "events.jsonl")
+    Path("folder.jsonl").mkdir()
+    assert newest_decision_log() == Path("loong-runs/bench-1/decisions-esp.jsonl")
+    made_at(2, "why.jsonl", log)
+    assert newest_decision_log() == Path("why.jsonl")

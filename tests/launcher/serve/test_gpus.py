@@ -1,0 +1,101 @@
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from machines import H200_GRAPH_LIMITS
+
+from loong.core.errors import ConfigError
+from loong.launcher.serve.gpus import Gpu, check_torch, cost_device, host_gpus
+from loong.launcher.serve.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, fit_gpu_kv_capacity
+from loong.model.tiny import CONFIG
+
+WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
+ROOM = 1000 * CONFIG.kv_bytes_per_token
+GRAPHS = GRAPH_BYTES + H200_GRAPH_LIMITS.num_copied(2000) * CONFIG.kv_bytes_per_token // CONFIG.num_layers
+
+
+def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """A program of the driver's name that prints these lines."""
+    program = folder / "nvidia-smi"
+    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def gpu(free_bytes: int) -> Gpu:
+    return Gpu("NVIDIA H200", free_bytes)
+
+
+def test_the_driver_reports_names_and_memory_of_all_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_driver(tmp_path, monkeypatch, "NVIDIA H200, 143000", "NVIDIA A100-SXM4-80GB, 3")
+    first, second = host_gpus()
+    assert first == Gpu("NVIDIA H200", 143000 << 20)
+    assert [cost_device(first), cost_device(second)] == ["h200", "a100"]
+
+
+def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="nvidia-smi tells of none"):
+        host_gpus()
+    with pytest.raises(ConfigError, match="no roofline of NVIDIA T4, only of h200"):
+        cost_device(Gpu("NVIDIA T4", 1))
+
+
+def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ConfigError, match=f"but torch {re.escape(torch.__version__)} is for processors"):
+        check_torch()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(ConfigError, match="`pip install cuda-bindings`"):
+        check_torch()
+
+
+def test_kv_takes_what_weights_and_graphs_leave_of_the_fullest_gpu_that_is_used() -> None:
+    least = gpu(2 * (WEIGHTS + GRAPHS + 2 * ARENA_BYTES_A_PEER + ROOM))
+    gpus = [gpu(1 << 40), least, gpu(1)]
+    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), None, 0.5, H200_GRAPH_LIMITS) == 1000
+    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), 900, 0.5, H200_GRAPH_LIMITS) == 900
+
+
+def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
+    gpus = [gpu(WEIGHTS + GRAPHS + ARENA_BYTES_A_PEER + ROOM)]
+    with pytest.raises(
+        ConfigError, match=r"for 1,001 tokens\. .* --gpu-memory-utilization 1 .*tokens 1000 would"
+    ):
+        fit_gpu_kv_capacity(CONFIG, gpus, (1, 1), 1001, 1.0, H200_GRAPH_LIMITS)
+    with pytest.raises(ConfigError, match="GiB of weights, "):
+        fit_gpu_kv_capacity(CONFIG, [gpu(WEIGHTS)], (1, 1), None, 1.0, H200_GRAPH_LIMITS)
+    with pytest.raises(
+        ConfigError, match="--num-instances is 1 and --tensor-parallel-size 2, but this host has 1"
+    ):
+        fit_gpu_kv_capacity(CONFIG, gpus, (1, 2), None, 1.0, H200_GRAPH_LIMITS)
+
+
+def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_driver(tmp_path, monkeypatch, "all")
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = --id=2,3 ] && echo "NVIDIA H200, 8"\n')
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert host_gpus() == (Gpu("NVIDIA H200", 8 << 20),)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=r"tells of none among CUDA_VISIBLE_DEVICES=$"):
+        host_gpus()
+
+
+def test_a_driver_that_does_not_report_the_memory_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_driver(tmp_path, monkeypatch, "NVIDIA H200, [N/A]")
+    with pytest.raises(ConfigError, match=r"how much memory is free: 'NVIDIA H200, \[N/A\]'"):
+        host_gpus()

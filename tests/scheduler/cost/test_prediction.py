@@ -1,0 +1,75 @@
+"""Predictions of many sets of coefficients at once are those of the cost model, one by one."""
+
+from dataclasses import astuple, fields, replace
+from random import Random
+
+import numpy as np
+import pytest
+from machines import H200_GRAPH_LIMITS
+from numba.core.dispatcher import Dispatcher
+from profile_samples import profile_samples
+
+from loong.core.instance import ESPGroup
+from loong.scheduler.cost import prediction
+from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
+from loong.scheduler.cost.fit import BatchSample
+from loong.scheduler.cost.prediction import StepTable
+
+STEPS = [
+    work for sample in profile_samples(0) if isinstance(sample, BatchSample) for work, _ in sample.steps
+] + [
+    replace(work, starts_idle=True)
+    for sample in profile_samples(1)
+    if isinstance(sample, BatchSample)
+    for work, _ in sample.steps
+]
+STEPS += [  # of groups without all but their first instance, which serve them
+    replace(
+        work,
+        group=ESPGroup(work.group.instance_ids[:1]),
+        instances={i: part for i, part in work.instances.items() if i == work.group.leader_id},
+        holders={i: part for i, part in work.instances.items() if i != work.group.leader_id},
+    )
+    for work in STEPS
+    if work.group.dop > 1
+]
+
+
+def random_models(seed: int, base: WorkCostModel) -> list[WorkCostModel]:
+    """Models in which any coefficient may be 0."""
+    random = Random(seed)
+    return [
+        replace(
+            base,
+            coefficients=Coefficients(
+                *(random.choice((0.0, 1e-6, 1e-3)) * random.random() for _ in fields(Coefficients))
+            ),
+        )
+        for _ in range(20)
+    ]
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        WorkCostModel(),
+        WorkCostModel(overlap=1.0, lane=ServiceLane(0.25, 0.5)),
+        WorkCostModel(overlap=0.5, graph_limits=H200_GRAPH_LIMITS),
+    ],
+    ids=["a processor", "a GPU", "a GPU with captured steps"],
+)
+def test_a_table_predicts_what_the_cost_model_does(base: WorkCostModel) -> None:
+    models = random_models(0, base)
+    expected = [[model.step_time(work) for work in STEPS] for model in models]
+    sets = np.array([astuple(model.coefficients) for model in models])
+    np.testing.assert_allclose(StepTable.of(base, STEPS).seconds(sets), expected, rtol=1e-12)
+
+
+def test_machine_code_predicts_what_its_source_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = StepTable.of(WorkCostModel(), STEPS)
+    sets = np.array([astuple(model.coefficients) for model in random_models(1, WorkCostModel())])
+    compiled = table.seconds(sets)
+    for name, function in tuple(vars(prediction).items()):
+        if isinstance(function, Dispatcher):
+            monkeypatch.setattr(prediction, name, function.py_func)
+    np.testing.assert_allclose(table.seconds(sets), compiled, rtol=1e-12)

@@ -1,0 +1,112 @@
+"""Each ablation differs from `esp` in what it says, and in nothing else."""
+
+from dataclasses import replace
+
+import pytest
+from machines import CPU, H200, H200_CAPACITY
+from simulation import Run, simulate, timed_request
+from snapshots import begun, decoding, snapshot_of
+
+from loong.core.request import SLO, Request
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.ablations import ABLATIONS
+from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.policy import POLICIES
+
+NAMES = sorted(ABLATIONS)
+FOUR = [H200_CAPACITY] * 4
+
+
+def num_chunks(run: Run, request: Request) -> int:
+    """The batches that compute some of its prompt."""
+    num_prompt = len(request.prompt_token_ids)
+    batches = (batch for _, plan in run.plans for batch in plan.batches)
+    blocks = (batch.blocks_of(request.request_id) for batch in batches)
+    return sum(bool(part) and part[0].positions.start < num_prompt for part in blocks)
+
+
+def mixed() -> list[Request]:
+    """Long and short prompts that overlap."""
+    return [timed_request(n, (300, 6000, 60_000)[n % 3] + 37 * n, 20, n * 0.05) for n in range(18)]
+
+
+def test_every_ablation_is_a_policy() -> None:
+    assert set(NAMES) <= set(POLICIES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_ablation_serves_all_and_evicts_nobody(name: str) -> None:
+    run = simulate(name, FOUR, mixed(), cost_model=H200)
+    assert all(len(tokens) == 20 for tokens in run.tokens.values())
+    assert run.stats.num_preemptions == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lone_request_is_served_as_by_esp(name: str) -> None:
+    alone = [timed_request(0, 500, 40)]
+    assert simulate(name, [9000], alone).plans == simulate("esp", [9000], alone).plans
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tight_pools_evict_nobody_either(name: str) -> None:
+    requests = [timed_request(n, 5 + 31 * n % 60, 3 + 17 * n % 50, n * 3e-3) for n in range(24)]
+    assert simulate(name, [150] * 3, requests).stats.num_preemptions == 0
+
+
+def first_tokens(run: Run) -> list[str]:
+    """Requests in the order of their first tokens."""
+    return sorted(run.token_times, key=lambda request_id: run.token_times[request_id][0])
+
+
+def test_first_come_is_first_served() -> None:
+    requests = [replace(timed_request(n, 20_000, 4, n * 0.01), slo=SLO(3.0 - n, 1.0)) for n in range(3)]
+    in_order = [request.request_id for request in requests]
+    assert first_tokens(simulate("esp-fcfs", [H200_CAPACITY], requests, cost_model=H200)) == in_order
+    by_deadline = first_tokens(simulate("esp", [H200_CAPACITY], requests, cost_model=H200))
+    assert by_deadline == in_order[::-1]
+
+
+def test_without_scale_up_a_prompt_goes_on_at_the_dop_that_it_began_with() -> None:
+    snapshot = snapshot_of(FOUR, [begun("long", 300_000, 10_000, (0, 1))])
+    dops = {
+        name: POLICIES[name].plan(snapshot, H200, PolicyConfig()).batches[0].group.dop
+        for name in ("esp", "esp-no-scale-up")
+    }
+    assert dops == {"esp": 4, "esp-no-scale-up": 2}
+
+
+def test_without_scale_up_groups_still_grow_where_nothing_would_end_otherwise() -> None:
+    run = simulate("esp-no-scale-up", [100, 100], [timed_request(0, 70, 60)])
+    assert run.stats.num_scale_ups == 1
+
+
+def test_without_retention_kv_stays_where_it_is_made_while_there_is_room() -> None:
+    requests = [timed_request(n, 4000, 20, n * 0.2) for n in range(5)]
+    retained = {
+        name: simulate(name, FOUR, requests, cost_model=H200).stats.num_retained_tokens
+        for name in ("esp", "esp-no-retention")
+    }
+    assert retained["esp"] > 0
+    assert retained["esp-no-retention"] == 0
+
+
+def test_without_retention_kv_still_goes_where_there_is_room_if_not_all_have_any() -> None:
+    requests = [timed_request(0, 90, 30), timed_request(1, 150, 2, 0.02)]
+    run = simulate("esp-no-retention", [100, 150], requests)
+    assert all(run.tokens[request.request_id] for request in requests)
+
+
+def test_without_chunks_a_prompt_is_one_batch() -> None:
+    requests = [timed_request(0, 100_000, 4), timed_request(1, 30_000, 4, 0.01)]
+    chunked, whole = (simulate(name, FOUR, requests, cost_model=H200) for name in ("esp", "esp-no-chunks"))
+    assert [num_chunks(whole, request) for request in requests] == [1, 1]
+    assert min(num_chunks(chunked, request) for request in requests) > 1
+
+
+def test_without_split_all_that_only_decode_are_one_batch() -> None:
+    snapshot = snapshot_of([999] * 3, [decoding(f"d{i}", 100, (i,)) for i in range(3)])
+    config = PolicyConfig()
+    apart = plan_esp(snapshot, CPU, config, ABLATIONS["esp-fcfs"])
+    together = plan_esp(snapshot, CPU, config, ABLATIONS["esp-no-split"])
+    assert [batch.request_ids for batch in apart.batches] == [("d0",), ("d1",), ("d2",)]
+    assert [batch.request_ids for batch in together.batches] == [("d0", "d1", "d2")]

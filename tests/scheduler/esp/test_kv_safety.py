@@ -1,0 +1,184 @@
+"""Slots are granted so that all who hold any can end, whatever pace each goes at."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import CPU
+from plans import decode
+from simulation import instances_with, simulate, timed_request
+from snapshots import begun, decoding, running, snapshot_of, waiting
+
+from loong.core.events import InstanceLost
+from loong.core.request import Request
+from loong.core.snapshot import Snapshot
+from loong.scheduler.common.planning_view import make_planning_view
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.admission import PrefillAdmission, by_deadline
+from loong.scheduler.esp.kv_safety import BankersAlgorithm, KVNeeds, KVSafety, kv_safety
+
+
+class Need(NamedTuple):
+    """Slots that a request has, and those that it may still take."""
+
+    request_id: str
+    num_held: int
+    num_needed: int
+
+
+def banker_of(needs: Sequence[Need], num_free: int) -> BankersAlgorithm:
+    request_ids = [need.request_id for need in needs]
+    held, needed = (np.array([need[column] for need in needs], np.int64) for column in (1, 2))
+    return BankersAlgorithm(KVNeeds(request_ids, held, needed), num_free)
+
+
+def can_all_end(needs: Sequence[Need], num_free: int) -> bool:
+    """Whether there is an order in which each finds all that it needs, by trying who can be first."""
+    if not needs:
+        return True
+    return any(
+        need.num_needed <= num_free
+        and can_all_end([*needs[:place], *needs[place + 1 :]], num_free + need.num_held)
+        for place, need in enumerate(needs)
+    )
+
+
+claims_of_few = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=5).map(
+    lambda sizes: [Need(f"r{place}", held, needed) for place, (held, needed) in enumerate(sizes)]
+)
+
+
+def after(needs: Sequence[Need], taken: dict[str, int]) -> list[Need]:
+    return [
+        Need(c.request_id, c.num_held + taken.get(c.request_id, 0), c.num_needed - taken.get(c.request_id, 0))
+        for c in needs
+    ]
+
+
+@settings(max_examples=400)
+@given(claims_of_few, st.integers(0, 20), st.data())
+def test_after_whatever_was_lent_all_can_still_end(
+    needs: list[Need], num_free: int, data: st.DataObject
+) -> None:
+    banker, taken = banker_of(needs, num_free), dict[str, int]()
+    for need in data.draw(st.permutations(needs)):
+        demand = data.draw(st.integers(0, need.num_needed))
+        if banker.grants_all({need.request_id: demand}):
+            taken[need.request_id] = demand
+    granted = after(needs, taken)
+    if can_all_end(needs, num_free):
+        assert can_all_end(granted, num_free - sum(taken.values()))
+    more = [c.request_id for c in granted if c.num_held and c.num_needed and data.draw(st.booleans())]
+    num_more = banker.num_more(more)
+    if num_more is not None and can_all_end(needs, num_free):
+        all_more = {c.request_id: min(num_more, c.num_needed) for c in granted if c.request_id in more}
+        num_left = num_free - sum(taken.values()) - sum(all_more.values())
+        assert can_all_end(after(granted, all_more), num_left)
+
+
+def test_who_holds_nothing_may_not_begin_on_slots_that_another_has_got_meanwhile() -> None:
+    needs = [Need("first", 0, 1), Need("second", 0, 1)]
+    for demands in ({"second": 1}, {"first": 1}):
+        one, several = banker_of(needs, 1), banker_of(needs, 1)
+        assert several.grants_all(demands)
+        assert all(one.grants(*demand) for demand in demands.items())
+        for request_id in {"first", "second"} - demands.keys():
+            assert not several.grants_all({request_id: 1})
+            assert not one.grants(request_id, 1)
+
+
+@given(claims_of_few, st.integers(0, 20), st.data())
+def test_lending_to_one_is_lending_to_several_of_whom_there_is_one(
+    needs: list[Need], num_free: int, data: st.DataObject
+) -> None:
+    one, several = banker_of(needs, num_free), banker_of(needs, num_free)
+    for need in data.draw(st.permutations([*needs, *needs])):
+        demand = data.draw(st.integers(0, 6))
+        assert one.grants(need.request_id, demand) == several.grants_all({need.request_id: demand})
+
+
+@given(claims_of_few, st.integers(0, 20))
+def test_who_needs_least_never_waits_for_others(needs: list[Need], num_free: int) -> None:
+    least = min(needs, key=lambda need: need.num_needed)
+    has_begun, has_room = least.num_held > 0, least.num_needed <= num_free
+    is_granted = banker_of(needs, num_free).grants_all({least.request_id: least.num_needed})
+    assert is_granted == (has_begun or has_room)
+
+
+def test_nobody_takes_what_another_needs_to_end() -> None:
+    banker = banker_of([Need("near", 90, 4), Need("far", 5, 50)], num_free=6)
+    assert not banker.grants_all({"far": 3})
+    assert banker.grants_all({"far": 2})
+    assert not banker.grants_all({"far": 1})
+    assert banker.grants_all({"near": 4})
+    assert not banker_of([Need("near", 90, 4), Need("far", 5, 50)], num_free=6).grants_all(
+        {"near": 4, "far": 3}
+    )
+
+
+def test_as_many_more_as_each_may_have_at_once() -> None:
+    needs = [Need("near", 90, 4), Need("far", 5, 50), Need("further", 5, 60)]
+    assert banker_of(needs, 10).num_more(["near", "far", "further"]) == 3
+    assert banker_of(needs, 10).num_more(["further"]) == 6
+    assert banker_of(needs, 10).num_more(["near"]) is None
+    assert banker_of([], 10).num_more([]) is None
+
+
+def safety_of(snapshot: Snapshot, lease_steps: int = 16) -> KVSafety:
+    found = make_planning_view(snapshot)
+    prefills = PrefillAdmission(found, CPU, PolicyConfig(), by_deadline).admit().prefills
+    return kv_safety(found, prefills, lease_steps)
+
+
+def test_where_room_abounds_nobody_waits() -> None:
+    views = [decoding("a", 100, (0,), 50), begun("b", 100, 30, (0,)), waiting("c", 100)]
+    assert safety_of(snapshot_of([10_000], views)) == KVSafety(frozenset(), 16)
+
+
+def test_one_with_much_to_decode_waits_for_one_about_to_end() -> None:
+    near, far = decoding("near", 50, (0,), 5), decoding("far", 50, (0,), 60)
+    for num_free, expected in (
+        (4, KVSafety(frozenset({"far"}), 16)),
+        (5, KVSafety(frozenset(), 1)),
+        (11, KVSafety(frozenset(), 7)),
+    ):
+        assert safety_of(snapshot_of([100 + num_free], [near, far])) == expected
+
+
+def test_a_prompt_that_has_begun_waits_if_a_decode_needs_its_room() -> None:
+    near, prompt = decoding("near", 50, (0,), 9), begun("prompt", 70, 20, (0,))
+    assert safety_of(snapshot_of([70 + 57], [near, prompt])).paused_ids == {"prompt"}
+    assert safety_of(snapshot_of([70 + 58], [near, prompt])).paused_ids == frozenset()
+
+
+def test_a_batch_in_flight_has_what_it_reserved_and_no_more() -> None:
+    flying, other = decoding("flying", 50, (0,), 40), decoding("other", 20, (1,), 40)
+    plan = decode([flying], (0,), {"flying": 0}, num_steps=16)
+    snapshot = snapshot_of([70, 44], [flying, other], [running(0, plan)])
+    assert safety_of(snapshot) == KVSafety(frozenset(), 5), "of 28, the other needs 23"
+    ended = replace(snapshot, running=(replace(snapshot.running[0], has_ended=True), snapshot.running[1]))
+    assert safety_of(ended) == KVSafety(frozenset(), 16)
+
+
+def crowd(num_requests: int) -> list[Request]:
+    """Prompts that are long beside outputs, and the other way round."""
+    return [timed_request(n, 5 + 61 * n % 130, 3 + 47 * n % 90, n * 3e-3) for n in range(num_requests)]
+
+
+def test_after_the_loss_of_an_instance_all_end_though_they_hold_too_much() -> None:
+    requests = crowd(30)
+    losses = [InstanceLost(0.3, 1, "gone"), InstanceLost(0.4, 2, "gone")]
+    run = simulate("esp", [250] * 3, requests, incidents=losses)
+    assert {r: len(tokens) for r, tokens in run.tokens.items()} == {
+        r.request_id: r.sampling_params.max_tokens for r in requests
+    }
+
+
+def test_a_crowd_that_fills_the_pools_is_served_without_a_preemption() -> None:
+    run = simulate("esp", [200] * 3, crowd(60))
+    assert run.stats.num_preemptions == 0
+    most = max(sum(instance.kv_used for instance in snapshot.instances) for snapshot, _ in run.plans)
+    assert most > 0.95 * sum(instance.kv_capacity for instance in instances_with([200] * 3))

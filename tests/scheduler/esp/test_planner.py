@@ -1,0 +1,246 @@
+"""What the elastic policy does as a whole, in virtual time; every plan is checked as it is committed."""
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from statistics import quantiles
+
+import pytest
+from machines import CPU, H200, H200_CAPACITY
+from plans import decode
+from simulation import Run, simulate, timed_request
+from snapshots import begun, decoding, running, snapshot_of, waiting
+
+from loong.core.cost.cost_model import prefill_time
+from loong.core.events import InstanceLost
+from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.request import SLO, Request
+from loong.core.snapshot import Snapshot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.planner import plan_esp
+
+
+def mixed_workload(num_requests: int, request_rate: float, seed: int) -> list[Request]:
+    """A third short chats, a third documents, a third long documents; Poisson arrivals."""
+    random, now, requests = Random(seed), 0.0, []
+    for number in range(num_requests):
+        now += random.expovariate(request_rate)
+        shortest, longest = random.choice([(4, 36), (42, 3280), (236, 7770)])
+        num_prompt = int(shortest * (longest / shortest) ** random.random())
+        requests.append(timed_request(number, num_prompt, random.randint(2, 16), now))
+    return requests
+
+
+def in_order(*requests: Request) -> list[Request]:
+    return sorted(requests, key=lambda request: request.arrival_time)
+
+
+def batches_of(run: Run) -> list[BatchPlan]:
+    return [batch for _, plan in run.plans for batch in plan.batches]
+
+
+def num_computed(batch: BatchPlan, request_id: str) -> int:
+    return sum(len(block.positions) for block in batch.blocks_of(request_id))
+
+
+def p99(values: list[float]) -> float:
+    return quantiles(values, n=100)[98]
+
+
+def test_a_mixed_workload_uses_many_dops_and_retains_and_evicts_nobody() -> None:
+    stats = simulate("esp", [16384] * 4, mixed_workload(80, request_rate=16, seed=1)).stats
+    assert len(stats.num_batches_by_dop) >= 3
+    assert stats.num_scale_downs > 0
+    assert stats.num_retained_tokens > 0
+    assert stats.num_preemptions == 0
+
+
+def test_the_same_requests_are_planned_the_same_again() -> None:
+    first, second = (
+        simulate("esp", [9000] * 4, mixed_workload(60, request_rate=30, seed=2)) for _ in range(2)
+    )
+    assert first.plans == second.plans
+
+
+def test_longer_prompts_get_more_instances() -> None:
+    dops = [
+        max(batch.group.dop for batch in batches_of(simulate("esp", [16384] * 4, [timed_request(0, n, 4)])))
+        for n in (30, 300, 2500, 7000)
+    ]
+    assert dops == sorted(dops)
+    assert dops[0] == 1
+    assert dops[-1] == 4
+
+
+def test_a_long_prompt_decodes_on_one_instance_if_its_kv_fits_there() -> None:
+    run = simulate("esp", [16384] * 4, [timed_request(0, 4000, 20)])
+    assert [batch.group.dop for batch in batches_of(run)] == [4, 1]
+    assert run.stats.num_scale_downs == 1
+
+
+def test_decode_that_outgrows_its_instance_takes_another_and_moves_nothing() -> None:
+    run = simulate("esp", [100, 100], [timed_request(0, 70, 60)])
+    assert run.stats.num_scale_ups == 1
+    assert run.stats.num_migrated_tokens == run.stats.num_preemptions == 0
+
+
+def test_decode_groups_merge_for_room_and_nobody_is_evicted() -> None:
+    run = simulate("esp", [85, 85], [timed_request(0, 50, 40), timed_request(1, 20, 60)])
+    assert batches_of(run)[1].group.dop == 1
+    assert any(set(batch.request_ids) == {"r000", "r001"} for batch in batches_of(run))
+    assert run.stats.num_scale_ups > 0
+    assert run.stats.num_preemptions == 0
+
+
+def test_decode_groups_part_when_what_tied_them_has_ended() -> None:
+    requests = [timed_request(0, 200, 10), timed_request(1, 20, 60), timed_request(2, 20, 60)]
+    run = simulate("esp", [150, 150], requests)
+    tied = [set(batch.request_ids) for batch in batches_of(run) if "r000" in batch.request_ids]
+    assert {"r000", "r001", "r002"} in tied
+    after = batches_of(run)[-2:]
+    assert {batch.group.dop for batch in after} == {1}
+    assert {batch.request_ids for batch in after} == {("r001",), ("r002",)}
+
+
+def test_short_prompts_hardly_notice_a_very_long_one() -> None:
+    shorts = [timed_request(n, 512, 2, n * 0.1) for n in range(1, 250)]
+    long = timed_request(0, 500_000, 2, 1.03)
+    capacities = [H200_CAPACITY] * 8
+    both = simulate("esp", capacities, in_order(long, *shorts), cost_model=H200)
+    only_shorts = simulate("esp", capacities, shorts, cost_model=H200)
+    only_long = simulate("esp", capacities, [long], cost_model=H200)
+    beside, apart = (p99([run.ttft(short) for short in shorts]) for run in (both, only_shorts))
+    assert beside <= 1.5 * apart
+    assert both.ttft(long) <= 1.5 * only_long.ttft(long)
+
+
+def test_short_prompts_wait_a_step_where_a_long_one_took_all_before_they_came() -> None:
+    shorts = [timed_request(n, 512, 8, n * 0.1) for n in range(1, 60)]
+    long = timed_request(0, 200_000, 8)
+    run = simulate("esp", [H200_CAPACITY] * 8, [long, *shorts], cost_model=H200)
+    assert max(run.ttft(short) for short in shorts) < 2 * PolicyConfig().max_step_time
+    alone = simulate("esp", [H200_CAPACITY] * 8, [long], cost_model=H200)
+    assert run.ttft(long) <= 1.5 * alone.ttft(long)
+
+
+def test_a_long_prompt_stops_at_a_chunk_boundary_for_urgent_ones_and_goes_on_after_them() -> None:
+    long = timed_request(0, 200_000, 8)
+    urgent = [replace(timed_request(n, 4000, 8, 1.0), slo=SLO(0.6, 1.0)) for n in range(1, 17)]
+    run = simulate("esp", [H200_CAPACITY] * 4, [long, *urgent], cost_model=H200)
+    first_token = run.token_times["r000"][0]
+    chunks = [
+        num_computed(batch, "r000")
+        for snapshot, plan in run.plans
+        if snapshot.now < first_token
+        for batch in plan.batches
+    ]
+    assert chunks[0] > 0
+    assert 0 in chunks
+    assert chunks[-1] > 0
+    assert max(run.ttft(request) for request in urgent) <= 0.6
+    alone = simulate("esp", [H200_CAPACITY] * 4, [long], cost_model=H200)
+    assert run.ttft(long) < alone.ttft(long) + sum(prefill_time(H200, 4000, 0, 4) for _ in urgent) + 0.5
+
+
+@pytest.mark.parametrize(("deferred_share", "is_served"), [(0.2, True), (0.0, False)])
+def test_a_prompt_that_was_deferred_ends_though_short_ones_alone_fill_the_cluster(
+    deferred_share: float, is_served: bool
+) -> None:
+    shorts = [timed_request(n, 8000, 4, n / 13) for n in range(1, 130)]
+    long = timed_request(0, 20_000, 4, 1.003)
+    capacities, config = [H200_CAPACITY] * 2, PolicyConfig(deferred_share=deferred_share)
+    run = simulate("esp", capacities, in_order(long, *shorts), cost_model=H200, config=config)
+    assert (run.token_times["r000"][0] < shorts[-1].arrival_time) == is_served
+
+
+def test_decodes_beside_a_very_long_prompt_keep_their_pace() -> None:
+    chats = [timed_request(n, 200, 100, n * 0.01) for n in range(1, 30)]
+    run = simulate(
+        "esp", [H200_CAPACITY] * 2, in_order(timed_request(0, 100_000, 4, 0.2), *chats), cost_model=H200
+    )
+    for chat in chats:
+        times = run.token_times[chat.request_id]
+        assert (times[-1] - times[0]) / (len(times) - 1) <= PolicyConfig().target_tpot
+
+
+def test_a_prompt_that_finds_only_leases_begins_at_the_end_of_their_step() -> None:
+    first, second = timed_request(0, 20, 300), timed_request(1, 20, 4, 0.1)
+    run = simulate("esp", [16384], [first, second])
+    assert run.ttft(second) < 3 * prefill_time(CPU, 20, 0, 1)
+
+
+def test_decode_rides_along_with_a_prefill_that_takes_its_instance() -> None:
+    decoding_one, long = timed_request(0, 20, 100), timed_request(1, 7000, 4, 0.05)
+    run = simulate("esp", [16384], [decoding_one, long])
+    mixed = [batch for batch in batches_of(run) if len(batch.request_ids) == 2 and batch.num_steps == 1]
+    assert mixed
+    gaps = [b - a for a, b in pairwise(run.token_times["r000"])]
+    assert max(gaps) < 2 * PolicyConfig().target_tpot
+
+
+def planned(snapshot: Snapshot, config: PolicyConfig | None = None) -> IterationPlan:
+    return plan_esp(snapshot, H200, config or PolicyConfig())
+
+
+def test_while_a_prompt_waits_for_its_last_instance_the_leases_in_its_way_end_and_others_decode() -> None:
+    here, there = decoding("here", 100, (0,), 99), decoding("there", 100, (1,), 99)
+    lease = replace(decode([there], (1,), {"there": 1}, num_steps=16), predicted_time=0.02)
+    tying = begun("long", 300_000, 10_000, (0, 1))
+    snapshot = snapshot_of([H200_CAPACITY] * 2, [here, there, tying], [running(7, lease)], now=0.001)
+    plan = planned(snapshot)
+    assert [(end.batch_id, end.step) for end in plan.lease_ends] == [(7, 1)]
+    assert plan.batches == ()
+    apart = snapshot_of(
+        [H200_CAPACITY] * 2, [here, there, waiting("long", 100_000)], [running(7, lease)], now=0.001
+    )
+    plan = planned(apart)
+    assert [(end.batch_id, end.step) for end in plan.lease_ends] == [(7, 1)]
+    (meanwhile,) = plan.batches
+    assert meanwhile.request_ids == ("here",)
+    assert meanwhile.predicted_time is not None
+    assert 1 < meanwhile.num_steps <= 0.019 / meanwhile.predicted_time
+
+
+@pytest.mark.parametrize(
+    ("capacity", "num_waiting", "instance_ids", "num_steps"),
+    [
+        (10_000, 0, (0,), 128),
+        (10_000, 1, (0,), 16),  # a prompt that waits for room
+        (75, 0, (0, 1), 16),  # several instances, which are to part soon
+        (220, 0, (0,), 55),  # half of the room is left for the next prompt
+        (130, 0, (0,), 16),
+    ],
+)
+def test_leases_are_long_while_no_prompt_waits_and_room_abounds(
+    capacity: int, num_waiting: int, instance_ids: tuple[int, ...], num_steps: int
+) -> None:
+    view = decoding("d", 110, instance_ids, max_tokens=500)
+    too_long = [waiting(f"w{n}", 19_950) for n in range(num_waiting)]
+    (batch,) = planned(snapshot_of([capacity] * 2, [view, *too_long])).batches
+    assert batch.num_steps == num_steps
+
+
+def test_nothing_is_planned_while_every_instance_is_in_a_step() -> None:
+    view = waiting("a", 9)
+    plan = replace(decode([decoding("b", 9, (0,))], (0,), {"b": 0}), predicted_time=0.1)
+    snapshot = snapshot_of([999], [decoding("b", 9, (0,)), view], [running(0, plan)])
+    assert replace(planned(snapshot), decisions=()) == IterationPlan()
+
+
+def test_the_latest_gives_way_if_after_a_loss_nobody_can_end() -> None:
+    requests = [timed_request(n, 40, 45, n * 1e-3) for n in range(3)]
+    run = simulate("esp", [130, 130], requests, incidents=[InstanceLost(0.1, 0)])
+    (preemption,) = (preemption for _, plan in run.plans for preemption in plan.preemptions)
+    assert preemption.request_id == "r002"
+    assert all(len(run.tokens[request.request_id]) == 45 for request in requests)
+
+
+def test_nobody_gives_way_while_anything_is_in_flight() -> None:
+    full, flying = decoding("full", 100, (0,), 99), decoding("flying", 99, (1,), 99)
+    batch = running(0, replace(decode([flying], (1,), {"flying": 1}), predicted_time=0.1))
+    plan = planned(snapshot_of([100, 100], [full, flying], [batch]))
+    assert replace(plan, decisions=()) == IterationPlan()
+
+
+def test_one_alone_never_gives_way() -> None:
+    assert planned(snapshot_of([100], [decoding("full", 100, (0,), 99)])).preemptions == ()

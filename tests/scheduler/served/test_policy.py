@@ -1,0 +1,150 @@
+"""`esp-served` decodes on few instances, which read KV where it was computed."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from machines import CPU, H200, H200_CAPACITY
+from plans import decode
+from simulation import Run, instances_with, simulate, timed_request
+from snapshots import begun, decoding, running, snapshot_of, waiting
+
+from loong.core.check_plan import check_plan
+from loong.core.decision import DecisionKind
+from loong.core.errors import ConfigError
+from loong.core.plan import BatchPlan, IterationPlan, Transfer
+from loong.core.request import SLO, Request, RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.policy import admissible_tokens, make_policy
+from loong.scheduler.served.decodes import JOINED, NO_SLOTS
+
+FOUR = [H200_CAPACITY] * 4
+
+
+def mixed(num_output: int = 60) -> list[Request]:
+    """Long and short prompts that overlap."""
+    return [timed_request(n, (300, 6000, 60_000)[n % 3] + 37 * n, num_output, n * 0.05) for n in range(12)]
+
+
+def planned(snapshot: Snapshot, name: str = "esp-served", cost_model: WorkCostModel = CPU) -> IterationPlan:
+    plan = make_policy(name, PolicyConfig())(snapshot, cost_model)
+    check_plan(snapshot, plan)
+    return plan
+
+
+def is_decode(batch: BatchPlan) -> bool:
+    return all(len(block.positions) == 1 for block in batch.queries)
+
+
+def batches_of(run: Run) -> Iterator[BatchPlan]:
+    return (batch for _, plan in run.plans for batch in plan.batches)
+
+
+def group_of_decodes(*views: RequestView, capacities: tuple[int, ...] = (90_000,) * 8) -> tuple[int, ...]:
+    """The instances that decode."""
+    (batch,) = planned(snapshot_of(capacities, views), cost_model=H200).batches
+    assert is_decode(batch)
+    return batch.group.instance_ids
+
+
+@pytest.mark.parametrize(("name", "groups"), [("esp-served", {(0, 1, 2)}), ("esp-served-2", {(0, 1), (2,)})])
+def test_decodes_run_on_the_last_instance_and_prompts_on_the_others(
+    name: str, groups: set[tuple[int, ...]]
+) -> None:
+    run = simulate(name, FOUR, mixed(), cost_model=H200)
+    assert {batch.group.instance_ids for batch in batches_of(run) if is_decode(batch)} == {(3,)}
+    assert {batch.group.instance_ids for batch in batches_of(run) if not is_decode(batch)} == groups
+    assert (run.stats.num_migrated_tokens, run.stats.num_preemptions) == (0, 0)
+
+
+def test_prompts_are_computed_while_decodes_read_their_kv() -> None:
+    run = simulate("esp-served", FOUR, mixed(), cost_model=H200)
+    serving = [
+        batch
+        for snapshot, _ in run.plans
+        for batch in snapshot.batches
+        if is_decode(batch.plan) and snapshot.instance[0].batch_id is not None
+    ]
+    held = {i for batch in serving for i in batch.holder_ids}
+    assert held == {0, 1, 2}
+
+
+def test_tight_targets_are_met_beside_prompts() -> None:
+    config = PolicyConfig(target_tpot=0.01)
+    run = simulate("esp-served", [H200_CAPACITY] * 8, mixed(200), cost_model=H200, config=config)
+    tpots = [(times[-1] - times[0]) / (len(times) - 1) for times in run.token_times.values()]
+    assert max(tpots) < 0.01
+
+
+def test_decodes_take_the_fewest_instances_that_meet_the_tightest_target() -> None:
+    def some(tpot: float) -> list[RequestView]:
+        views = [decoding(f"d{n}", 200, (n % 4,)) for n in range(256)]
+        return [replace(view, slo=SLO(tpot=tpot)) for view in views]
+
+    numbers = [len(group_of_decodes(*some(tpot))) for tpot in (1.0, 8.5e-3, 7e-3)]
+    assert numbers[0] == 1 < numbers[1] < numbers[2]
+    assert len(group_of_decodes(*some(1e-6))) == 1  # no number would do
+
+
+def test_decodes_take_as_many_instances_as_have_room_for_all_their_tokens() -> None:
+    views = [decoding(f"d{n}", 100, (0,), max_tokens=150) for n in range(10)]
+    assert group_of_decodes(*views, capacities=(2000,) * 6) == (5,)
+    assert group_of_decodes(*views, capacities=(2000, *(1000,) * 5)) == (4, 5)
+
+
+def test_those_that_find_no_room_wait_for_the_oldest() -> None:
+    views = [decoding(f"d{n}", 10, (0,), max_tokens=80) for n in range(4)]
+    plan = planned(snapshot_of([200, 200], views))
+    (batch,) = plan.batches
+    assert batch.request_ids == ("d0", "d1")
+    assert [d.request_ids for d in plan.decisions if d.chosen == NO_SLOTS] == [("d2", "d3")]
+
+
+def test_a_prompt_goes_on_though_an_instance_that_has_some_of_it_decodes_now() -> None:
+    views = [begun("p", 900, 300, (0, 1, 2)), *(decoding(f"d{n}", 10, (0,), max_tokens=80) for n in range(4))]
+    plan = planned(snapshot_of([2000, 2000, 2000, 200], views))
+    prompt, decodes = plan.batches
+    assert decodes.group.instance_ids == (2, 3)
+    assert prompt.group.instance_ids == (0, 1)
+    assert {block.transfer for block in prompt.queries} == {Transfer.QUERY}
+
+
+@pytest.mark.parametrize("name", ["esp-served", "esp-served-1"])
+def test_a_prompt_goes_on_though_all_of_it_is_where_decodes_are_now(name: str) -> None:
+    plan = planned(snapshot_of([900] * 2, [begun("p", 600, 200, (1,))]), name)
+    (batch,) = plan.batches
+    assert batch.group.instance_ids == (0,)
+
+
+def test_a_lease_ends_for_a_decode_that_comes_but_not_before_it_was_worth_its_start() -> None:
+    old, new = decoding("old", 100, (0,), max_tokens=100), decoding("new", 100, (1,))
+    lease = running(1, decode([old], (2,), {"old": 2}, num_steps=50), num_steps_taken=20)
+    plan = planned(snapshot_of([900] * 3, [old, new], [lease], now=1.0))
+    assert [(end.batch_id, end.step) for end in plan.lease_ends] == [(1, 21)]
+    assert any(d.kind is DecisionKind.END_LEASE and d.chosen == JOINED for d in plan.decisions)
+    assert not planned(snapshot_of([900] * 3, [old], [lease], now=1.0)).lease_ends
+
+
+def test_why_so_many_instances_decode_is_told_with_the_next_number() -> None:
+    plan = planned(snapshot_of([900] * 4, [decoding("d", 100, (0,))]))
+    (decision,) = plan.decisions
+    assert decision.kind is DecisionKind.DOP
+    assert decision.chosen == "decodes on 1 of 4 instances, which read KV where it is"
+    assert [alternative.what for alternative in decision.alternatives] == ["decodes on 1", "decodes on 2"]
+
+
+def test_an_instance_that_is_left_alone_does_both() -> None:
+    views = [waiting("w", 50), decoding("d", 100, (0,))]
+    (batch,) = planned(snapshot_of([900], views)).batches
+    assert batch.request_ids == ("d", "w")
+
+
+def test_one_request_may_come_to_what_either_half_holds() -> None:
+    instances = instances_with([100, 40, 30, 70, 10])
+    names = ("esp-served", "esp-served-1", "esp-served-2")
+    assert [admissible_tokens(name, instances) for name in names] == [80, 80, 80]
+    assert [admissible_tokens(name, instances_with([50] * 8)) for name in names] == [200, 50, 100]
+    with pytest.raises(ConfigError, match="esp-served runs at least 2 instances"):
+        admissible_tokens("esp-served", instances_with([100]))

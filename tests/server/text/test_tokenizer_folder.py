@@ -1,0 +1,86 @@
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers, processors
+
+from loong.core.errors import ConfigError
+from loong.server.text.tokenizer import Tokenizer
+
+VOCAB = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<0xE9>": 4}
+HI = [{"role": "user", "content": "hi"}]
+
+
+def _write(folder: Path, *, adds_bos: bool = False, truncates: bool = False, **files: object) -> Path:
+    backend = Backend(models.WordLevel(VOCAB, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.add_special_tokens(["<s>", "</s>"])
+    if adds_bos:
+        backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    if truncates:
+        backend.enable_truncation(2)
+        backend.enable_padding(length=8)
+    backend.save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+async def test_a_config_may_ask_for_a_first_token(tmp_path: Path, adds_bos: bool) -> None:
+    config = {"bos_token": {"content": "<s>"}, "add_bos_token": True}
+    tokenizer = Tokenizer.from_folder(_write(tmp_path, adds_bos=adds_bos, tokenizer_config=config))
+    assert await tokenizer.encode("a b", add_special_tokens=True) == [0, 2, 3]
+    assert await tokenizer.encode("a b", add_special_tokens=False) == [2, 3]
+
+
+async def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(_write(tmp_path, truncates=True))
+    assert await tokenizer.encode("a b a b", add_special_tokens=True) == [2, 3, 2, 3]
+    assert await tokenizer.encode("a", add_special_tokens=True) == [2]
+
+
+@pytest.mark.parametrize(
+    ("config", "of_the_model", "eos_token_ids"),
+    [
+        ({}, (), ()),
+        ({"eos_token": "</s>"}, (), (1,)),
+        ({}, (3, 2), (2, 3)),
+        ({"eos_token": "</s>"}, (1, 3), (1, 3)),
+    ],
+)
+def test_the_model_and_its_tokenizer_both_say_what_ends_a_sequence(
+    tmp_path: Path, config: dict[str, object], of_the_model: tuple[int, ...], eos_token_ids: tuple[int, ...]
+) -> None:
+    tokenizer = Tokenizer.from_folder(_write(tmp_path, tokenizer_config=config), of_the_model)
+    assert tokenizer.eos_token_ids == eos_token_ids
+
+
+def test_a_template_comes_from_its_own_file_first(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ eos_token }}"}]
+    _write(tmp_path, tokenizer_config={"chat_template": named, "eos_token": "</s>"})
+    template = Tokenizer.from_folder(tmp_path).chat_template
+    assert template is not None
+    assert template.render(HI) == "</s>"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    template = Tokenizer.from_folder(tmp_path).chat_template
+    assert template is not None
+    assert template.render(HI) == "file"
+
+
+def test_a_fallback_byte_is_known_by_its_name(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(_write(tmp_path))
+    assert [tokenizer.is_fallback_byte(i) for i in (2, 4, 99)] == [False, True, False]
+    assert tokenizer.token_bytes(4) == b"\xe9"
+
+
+def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer.json does not exist"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer.json is not a tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+    (_write(tmp_path) / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json is damaged"):
+        Tokenizer.from_folder(tmp_path)

@@ -1,0 +1,167 @@
+"""Accounting that do not balance are refused, with what is wrong in them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from loong.core.errors import InvalidEventError
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.placement import KVSegment, Placement
+from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
+from loong.core.request import Request, SamplingParams
+from loong.core.snapshot import RunningBatch
+from loong.state.accounting import Accounting
+from loong.state.check_state import check_accounting
+from loong.state.in_flight_batch import InFlightBatch
+from loong.state.live_request import LiveRequest
+from loong.state.shared_kv import SharedKV
+
+
+def segment(request_id: str, positions: range, instance_id: int = 0) -> KVSegment:
+    return KVSegment(request_id, positions, instance_id)
+
+
+def balanced() -> Accounting:
+    """Two instances; request b is in a batch, r has KV that migrates, and w waits with a sibling."""
+    accounting = Accounting()
+    for instance_id in range(2):
+        accounting.join(ElasticInstance(instance_id, 1, InstanceKind.FULL, 20))
+    for request_id, num_siblings in ("b", 0), ("r", 0), ("w", 1):
+        first, *others = Request(
+            request_id, range(4), SamplingParams(), 0.0, num_choices=1 + num_siblings
+        ).choices()
+        primary = LiveRequest(first)
+        primary.siblings = [LiveRequest(choice, primary=primary) for choice in others]
+        accounting.admit(primary)
+    block = QueryBlock("b", range(4), 1, Transfer.KV)
+    plan = BatchPlan(ESPGroup((1,)), (block,), (segment("b", range(4), 1),))
+    accounting.open_batch(InFlightBatch(RunningBatch(1, plan, 0.0, 0, 1, 0.0), {}))
+    held = segment("r", range(3))
+    accounting.changing("r").placement = Placement((held,))
+    accounting.reserve({0: 3})
+    accounting.open_migration(2, KVMigration(held, 1))
+    return accounting
+
+
+def test_accounting_that_balance_pass() -> None:
+    check_accounting(balanced())
+
+
+def end(accounting: Accounting) -> None:
+    accounting.changing("w").has_ended = True
+
+
+def lose_a_view(accounting: Accounting) -> None:
+    accounting.snapshot(0.0, 0)
+    accounting.requests["w"].batch_id = 1
+
+
+def name_no_end(accounting: Accounting) -> None:
+    accounting.changing("w").ending_id = 1
+
+
+def take_two_slots(accounting: Accounting) -> None:
+    accounting.changing("w").placement = Placement((segment("w", range(2)), segment("w", range(1, 2), 1)))
+
+
+def compute_all(accounting: Accounting) -> None:
+    accounting.changing("w").placement = Placement((segment("w", range(4)),))
+
+
+def leave_its_instance(accounting: Accounting) -> None:
+    accounting.instances[1] = accounting.instances[1].running(None)
+
+
+def lose_its_instance(accounting: Accounting) -> None:
+    del accounting.instances[1]
+
+
+def leave_its_batch(accounting: Accounting) -> None:
+    accounting.changing("b").batch_id = None
+
+
+def lose_its_request(accounting: Accounting) -> None:
+    accounting.view_cache.drop(accounting.requests.pop("b"))
+
+
+def forget_its_migration(accounting: Accounting) -> None:
+    accounting.changing("r").migration_ids.clear()
+
+
+def reserve_too_much(accounting: Accounting) -> None:
+    accounting.reserve({0: 1})
+
+
+def shrink_the_pool(accounting: Accounting) -> None:
+    accounting.instances[0] = ElasticInstance(0, 1, InstanceKind.FULL, kv_capacity=2, kv_used=3)
+
+
+def hold_kv_nowhere(accounting: Accounting) -> None:
+    accounting.changing("w").placement = Placement((segment("w", range(1), 7),))
+
+
+def forget_a_fork(accounting: Accounting) -> None:
+    accounting.requests["w"].siblings.clear()
+
+
+def wait_for_another(accounting: Accounting) -> None:
+    accounting.requests["w-1"].primary = accounting.requests["r"]
+
+
+def share_with_nobody(accounting: Accounting) -> None:
+    accounting.changing("r").shared = SharedKV("r", Placement((segment("r", range(1)),)), ("r", "gone"))
+
+
+def share_what_is_not_held(accounting: Accounting) -> None:
+    accounting.changing("r").shared = SharedKV("r", Placement((segment("r", range(9)),)), ("r", "b"))
+
+
+def forget_that_a_slot_is_free(accounting: Accounting) -> None:
+    accounting.free[0] -= 1
+
+
+def count_a_slot_twice(accounting: Accounting) -> None:
+    accounting.pools[0] += 1
+
+
+def expect_shorter_requests(accounting: Accounting) -> None:
+    accounting.most_tokens -= 1
+
+
+def miscount(accounting: Accounting) -> None:
+    accounting.count(num_arrived=1)
+
+
+@pytest.mark.parametrize(
+    ("upset", "message"),
+    [
+        (end, "request w has ended but keeps its KV"),
+        (name_no_end, "in batches that are ending, but they name"),
+        (lose_a_view, "are not those of the live requests"),
+        (take_two_slots, r"positions range\(1, 2\) of request w are in two slots"),
+        (compute_all, "request w is not in flight with nothing to compute"),
+        (leave_its_instance, "instance_id=1.* does not fit the batches"),
+        (lose_its_instance, r"batches run on instances \[1\], which do not exist"),
+        (leave_its_batch, "request b says it is in batch None"),
+        (lose_its_request, r"batches run requests \['b'\], which are not live"),
+        (forget_its_migration, r"migrations \[\(2, 'r'\)\] are in flight, but requests name \[\]"),
+        (reserve_too_much, "instance_id=0.* does not use what its requests have there"),
+        (shrink_the_pool, "instance_id=0.* does not use what"),
+        (hold_kv_nowhere, r"KV is on instances \[7\], which do not exist"),
+        (forget_a_fork, "request w-1 waits for .*request_id='w'.*, which does not know"),
+        (wait_for_another, "waits for w, but not it alone"),
+        (share_with_nobody, r"requests \['gone'\] share KV, but are not live"),
+        (share_what_is_not_held, r"request r shares .*range\(0, 9\).*, but does not hold it"),
+        (forget_that_a_slot_is_free, "are not those that are free of"),
+        (count_a_slot_twice, "the pools .* are not those of"),
+        (expect_shorter_requests, "no request comes to more than 33 tokens, but w does"),
+        (miscount, "num_arrived=5.* does not fit 4 live requests"),
+    ],
+)
+def test_accounting_that_do_not_balance_are_refused(
+    upset: Callable[[Accounting], None], message: str
+) -> None:
+    accounting = balanced()
+    upset(accounting)
+    with pytest.raises(InvalidEventError, match=message):
+        check_accounting(accounting)

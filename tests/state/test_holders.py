@@ -1,0 +1,89 @@
+"""Holders outside a batch's group: they serve it, and are not members."""
+
+import pytest
+
+from loong.core.errors import InvalidPlanError
+from loong.core.events import BatchFinished, InstanceLost, ProducedToken, RequestArrived, TokensProduced
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Preemption, QueryBlock, Transfer
+from loong.core.request import FinishReason, Request, RequestId, SamplingParams
+from loong.state.cluster_state import ClusterState
+
+
+def alone(request_id: RequestId, positions: range, instance_id: InstanceId, num_steps: int = 1) -> BatchPlan:
+    """Some positions, or a lease from the first, at one master."""
+    blocks = QueryBlock(
+        request_id, positions[:1] if num_steps > 1 else positions, instance_id, Transfer.QUERY
+    )
+    writes = KVSegment(request_id, positions, instance_id)
+    return BatchPlan(ESPGroup((instance_id,)), (blocks,), (writes,), num_steps)
+
+
+class Stage:
+    """Three instances; `a` has a prompt of 8 tokens on instance 0 and is decoded on instance 1."""
+
+    def __init__(self) -> None:
+        instances = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
+        self.state, self.time = ClusterState(instances), 0.0
+        for request_id in "ab":
+            params = SamplingParams(max_tokens=9)
+            self.state.apply(RequestArrived(0.0, Request(request_id, (1,) * 8, params, 0.0)))
+        (prefill,) = self.commit(alone("a", range(8), 0))
+        self.finish(prefill.batch_id, "a")
+        (self.lease,) = self.commit(alone("a", range(8, 12), 1, num_steps=4))
+
+    def commit(self, *batches: BatchPlan) -> tuple[RunBatch, ...]:
+        instructions = self.state.commit(IterationPlan(batches), self.state.snapshot(self.time))
+        return tuple(i for i in instructions if isinstance(i, RunBatch))
+
+    def finish(
+        self, batch_id: int, request_id: str, reason: FinishReason | None = None
+    ) -> tuple[object, ...]:
+        token = ProducedToken(request_id, 1, reason)
+        self.state.apply(TokensProduced(self.time, batch_id, 0, (token,)))
+        told = self.state.apply(BatchFinished(self.time, batch_id, 1))
+        self.state.check()
+        return told
+
+
+def test_holders_follow_from_placements_and_are_no_members() -> None:
+    stage = Stage()
+    assert stage.lease.holder_ids == (0,)
+    assert stage.lease.participant_ids == (1, 0)
+    snapshot = stage.state.snapshot(1.0)
+    (running,) = snapshot.batches
+    assert (running.plan.group.instance_ids, running.holder_ids) == ((1,), (0,))
+    assert {i: [b.batch_id for b in batches] for i, batches in snapshot.served.items()} == {
+        0: [stage.lease.batch_id]
+    }
+    assert [instance.is_idle for instance in snapshot.instances] == [True, False, True]
+
+
+def test_a_holder_runs_a_batch_of_its_own_while_it_serves() -> None:
+    stage = Stage()
+    (own,) = stage.commit(alone("b", range(8), 0))
+    assert own.holder_ids == ()
+    stage.finish(own.batch_id, "b")
+    assert [b.batch_id for b in stage.state.snapshot(2.0).batches] == [stage.lease.batch_id]
+
+
+def test_kv_that_a_batch_reads_is_released_after_it_alone() -> None:
+    stage = Stage()
+    move = KVMigration(KVSegment("a", range(8), 0), 2)
+    for plan in (IterationPlan(preemptions=(Preemption("a"),)), IterationPlan(migrations=(move,))):
+        with pytest.raises(InvalidPlanError, match="request a is in batch"):
+            stage.state.commit(plan, stage.state.snapshot(1.0))
+    assert stage.finish(stage.lease.batch_id, "a", FinishReason.STOP) == (ReleaseKV("a", (0, 1)),)
+
+
+def test_a_batch_ends_with_a_holder_that_is_lost() -> None:
+    stage = Stage()
+    stage.state.apply(InstanceLost(1.0, 0))
+    stage.state.check()
+    snapshot = stage.state.snapshot(1.0)
+    assert snapshot.batches == ()
+    assert [instance.is_idle for instance in snapshot.instances] == [True, True]
+    assert snapshot.request["a"].num_computed_tokens == 0
+    assert sum(instance.kv_used for instance in snapshot.instances) == 0

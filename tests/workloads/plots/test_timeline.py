@@ -1,0 +1,177 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.image import imread
+from matplotlib.patches import Patch
+
+from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
+from loong.core.instance import ESPGroup
+from loong.workloads.plots.style import house_style, write_figure
+from loong.workloads.plots.timeline import kv_strip, timelines_figure
+from loong.workloads.report.timeline_cells import Scale, Work, kv_shares, long_prompt_of, rows_of
+
+RGBA: TypeAlias = tuple[float, float, float, float]
+CAPACITY = dict.fromkeys(range(4), 8000)
+
+
+def piece(batch_id: int, group: tuple[int, ...], phase: str, start: float, end: float) -> BatchSlice:
+    held = tuple((i, 1000 * (i + 1)) for i in group)
+    return BatchSlice(batch_id, ESPGroup(group), phase, start, end, ("a",), held, held)
+
+
+def elastic() -> ClusterHistory:
+    """A long prefill on four instances whose decode goes on with two, beside short requests."""
+    long = replace(piece(0, (2, 0, 1, 3), "prefill", 0.0, 2.0), num_prefill_tokens=9000, longest_prompt=9000)
+    short = replace(piece(1, (2,), "mixed", 2.0, 2.8), num_prefill_tokens=300, longest_prompt=300)
+    steps = [
+        piece(2 + i, (0, 1), "decode", time, time + 0.015)
+        for i, time in enumerate(np.arange(2.0, 3.0, 0.02).tolist())
+    ]
+    return ClusterHistory((long, *steps, short), (), CAPACITY)
+
+
+def queued() -> ClusterHistory:
+    """The same, with a long and a short prompt that come while nothing runs them."""
+    requests = (RequestSpan("a", 9000, 0.1, 2.0, 2.9, "length"), RequestSpan("b", 300, 0.5))
+    return replace(elastic(), requests=requests)
+
+
+def plot_timelines(
+    histories: dict[str, ClusterHistory], paths: list[Path], window: tuple[float, float] | None = None
+) -> None:
+    with house_style():
+        write_figure(timelines_figure(histories, window), paths)
+
+
+def drawn(histories: dict[str, ClusterHistory], folder: Path) -> str:
+    path = folder / "timeline.svg"
+    plot_timelines(histories, [path])
+    return path.read_text()
+
+
+def colors_in(path: Path) -> set[str]:
+    pixels = (imread(path)[..., :3] * 255).round().astype(int) @ (1 << 16, 1 << 8, 1)
+    return {f"#{pixel:06X}" for pixel in np.unique(pixels)}
+
+
+def test_work_has_the_same_colors_in_every_run(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.png"
+    plot_timelines({"esp": elastic()}, [path])
+    assert {work.value for work in Work} <= colors_in(path)
+
+
+def test_the_picture_says_all_that_one_needs_to_read_it(tmp_path: Path) -> None:
+    text = drawn({"esp": elastic(), "static-sp": elastic()}, tmp_path)
+    for words in (
+        "esp",
+        "static-sp",
+        "instance",
+        "time since the first request (s)",
+        "DoP 4: prompt of 9,000 tokens",
+        "DoP 2: decode",
+        "DoP 1: prompt of 300 tokens + decode",
+        "prefill of long prompts (2,250 tokens or more)",
+        "prefill of shorter prompts",
+        "KV held (full height: 50 % of an instance",
+        "degree of parallelism (DoP)",
+    ):
+        assert words in text
+
+
+def colors_of(artist: Any) -> set[RGBA]:
+    """Of what is filled its fill, of lines their own."""
+    filled = isinstance(artist, Patch)
+    found = artist.get_facecolor() if filled else artist.get_color()
+    return {to_rgba(color) for color in (found if np.ndim(found) == 2 else [found])}
+
+
+def test_every_color_drawn_is_in_the_legend_and_the_other_way_round() -> None:
+    with house_style():
+        figure = timelines_figure({"esp": queued(), "static-sp": elastic()})
+    artists = [artist for panel in figure.axes for artist in (*panel.patches, *panel.collections)]
+    drawn = set[RGBA]().union(*map(colors_of, artists))
+    named = set[RGBA]().union(*map(colors_of, figure.legends[0].legend_handles))
+    assert named <= drawn
+    assert {color[:3] for color in drawn} == {color[:3] for color in named}
+
+
+def test_a_run_whose_requests_are_known_has_a_strip_of_those_that_wait(tmp_path: Path) -> None:
+    assert "waiting" not in drawn({"esp": elastic()}, tmp_path)
+    text = drawn({"esp": queued()}, tmp_path)
+    for words in ("waiting", "a long prompt arrives", "a shorter prompt waits, or its answer"):
+        assert words in text
+
+
+def test_each_policy_adds_a_panel_of_the_same_width(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.png", tmp_path / "two.png"
+    plot_timelines({"esp": elastic()}, [one])
+    plot_timelines({"esp": elastic(), "static-sp": elastic()}, [two])
+    assert imread(two).shape[1] == imread(one).shape[1]
+    assert imread(two).shape[0] > 1.5 * imread(one).shape[0]
+
+
+def test_the_labels_of_steps_too_short_for_words_are_left_out(tmp_path: Path) -> None:
+    batches = (piece(0, (0,), "prefill", 1.0, 1.01), piece(1, (1, 2), "decode", 0.0, 4.0))
+    text = drawn({"esp": ClusterHistory(batches)}, tmp_path)
+    assert "DoP 2: decode" in text
+    assert "DoP 1" not in text
+
+
+def test_a_window_shows_its_seconds_alone(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.svg"
+    plot_timelines({"esp": elastic()}, [path], window=(2.05, 2.95))
+    assert "DoP 2: decode" in path.read_text()
+    assert "DoP 4" not in path.read_text()
+
+
+def test_a_long_run_is_no_larger_a_picture_than_a_busy_one(tmp_path: Path) -> None:
+    busy = [piece(i, (i % 4,), ("prefill", "decode")[i % 2], i / 1e3, (i + 1) / 1e3) for i in range(20_000)]
+    assert len(drawn({"esp": ClusterHistory(tuple(busy), (), CAPACITY)}, tmp_path)) < 2_000_000
+
+
+def test_a_column_shows_what_took_most_of_it() -> None:
+    scale = Scale(0.0, 1200.0, 0, 0.0)  # a column is a second
+    history = ClusterHistory((piece(0, (0,), "decode", 0.0, 0.7), piece(1, (0,), "prefill", 0.7, 2.1)))
+    row = rows_of(history, scale)[0]
+    assert [(column, row[column].work) for column in sorted(row)] == [
+        (0, Work.DECODE),
+        (1, Work.SHORT),
+        (2, Work.SHORT),
+    ]
+
+
+def test_long_prompts_are_at_least_a_quarter_of_the_longest() -> None:
+    batches = [replace(piece(i, (0,), "prefill", 0.0, 1.0), longest_prompt=i) for i in (400, 99, 402)]
+    assert long_prompt_of(batches) == 101
+    assert long_prompt_of([]) == 0
+
+
+@pytest.mark.parametrize("history", [ClusterHistory(), ClusterHistory((), (), CAPACITY)])
+def test_a_run_of_nothing_is_still_a_picture(tmp_path: Path, history: ClusterHistory) -> None:
+    assert "no batch ran" in drawn({"esp": history}, tmp_path)
+
+
+def test_the_same_run_is_the_same_bytes(tmp_path: Path) -> None:
+    assert drawn({"esp": elastic()}, tmp_path) == drawn({"esp": elastic()}, tmp_path)
+
+
+def test_the_strip_of_kv_is_of_the_window_alone() -> None:
+    late = piece(1, (0,), "decode", 8.0, 9.0)
+    history = ClusterHistory((piece(0, (0,), "decode", 0.0, 1.0), late), (), {0: 1000})
+    before = replace(history, batches=history.batches[:1])
+    window = Scale(2.0, 7.0, 0, 1.0)
+    assert list(kv_strip(0.0, kv_shares(history, 0), window)) == list(
+        kv_strip(0.0, kv_shares(before, 0), window)
+    )
+
+
+def test_many_instances_make_lower_rows_rather_than_a_picture_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.png"
+    batches = tuple(piece(i, (2 * i, 2 * i + 1), "decode", 0.0, 1.0) for i in range(128))
+    plot_timelines({"esp": ClusterHistory(batches)}, [path])
+    height, width, _ = imread(path).shape
+    assert height < 3 * width

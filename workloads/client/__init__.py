@@ -1,0 +1,1 @@
+"""The client that sends a workload over HTTP."""

@@ -1,0 +1,1 @@
+"""Distributions of arrivals and lengths, and what is known of published traces."""

@@ -1,0 +1,1 @@
+"""What is measured of requests: SLOs, attainment, backlog and results."""

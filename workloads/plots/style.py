@@ -1,0 +1,216 @@
+"""How all pictures look: one table of colors, and figures that are written for print and for pages."""
+
+import importlib.util
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from loong.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DOTS_PER_INCH = 200
+FONT_POINTS = 9
+PANEL_INCHES = (4.8, 3.4)  # two beside each other on a page, one on a telephone
+LETTER_INCHES, LEGEND_MARK_INCHES = 0.063, 0.6  # of a legend's columns, about
+LEGEND_ROW_INCHES = 0.17
+PICTURE_KINDS = ("png", "svg")
+NO_PICTURES = "No pictures: they need matplotlib; pip install matplotlib"
+INK, PALE_INK, PAPER = "#1f2328", "#8a9199", "#ffffff"
+ON_COLOR = "#fefefe"  # for words on bars, which stay as they are on a dark page
+
+# Okabe and Ito's colors, told apart by people with any common color blindness.
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, VERMILION, GRAY, BROWN = "#56B4E9", "#D55E00", "#7F7F7F", "#8C6D31"
+
+
+@dataclass(frozen=True, slots=True)
+class LineStyle:
+    """How one policy's line looks."""
+
+    color: str
+    dashes: Literal["-", "--", ":"]
+    marker: str
+
+
+# A policy has the same color, dashes and marker in every picture of every run.
+POLICY_STYLES = {
+    "esp": LineStyle(BLUE, "-", "o"),
+    "esp-paper": LineStyle(VERMILION, "-", "s"),
+    "static-sp": LineStyle(ORANGE, "-", "D"),
+    "replicas": LineStyle(GREEN, "-", "^"),
+    "chunked": LineStyle(PINK, "-", "v"),
+    "chunked-replicas": LineStyle(BROWN, "-", "<"),
+    "disaggregated": LineStyle(SKY, "-", ">"),
+    "tp": LineStyle(GRAY, "-", "P"),
+    "vllm-m": LineStyle(GREEN, "--", "<"),
+    "vllm-s": LineStyle(GRAY, "--", ">"),
+    "esp-disaggregated": LineStyle(SKY, "--", ">"),
+    "esp-served": LineStyle(VERMILION, "--", "D"),
+    "esp-fcfs": LineStyle(BLUE, "--", "v"),
+    "esp-no-chunks": LineStyle(VERMILION, "--", "^"),
+    "esp-no-scale-up": LineStyle(GREEN, "--", "s"),
+    "esp-no-retention": LineStyle(ORANGE, "--", "o"),
+    "esp-no-split": LineStyle(PINK, "--", "D"),
+}
+SIZED_GROUPS = re.compile(r"esp-(fixed|served)-(\d+)")
+FIXED_GROUP_MARKERS = "o^sDvP"  # of groups of 1, 2, 4, 8, 16, 32 instances, and so on
+# What is not named above, such as other engines, takes these in the order of names.
+OTHER_STYLES = tuple(
+    LineStyle(color, ":", marker)
+    for color, marker in zip(
+        (GRAY, BROWN, SKY, PINK, GREEN, ORANGE, VERMILION), ("X", "*", "p", "h", "d", "8", "H"), strict=True
+    )
+)
+
+
+def styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
+    """The style of each policy or server; `esp (simulated)` is as `esp`, but dotted."""
+    found = list(dict.fromkeys(names))
+    known = {name: style for name in found if (style := _known_style(name))}
+    others = sorted(name for name in found if name not in known)
+    by_name = {name: OTHER_STYLES[i % len(OTHER_STYLES)] for i, name in enumerate(others)}
+    return {name: known.get(name) or by_name[name] for name in found}
+
+
+def _known_style(name: str) -> LineStyle | None:
+    policy, _, variant = name.partition(" (")
+    style = POLICY_STYLES.get(policy) or _fixed_group_style(policy)
+    return replace(style, dashes=":") if style is not None and variant else style
+
+
+def _fixed_group_style(policy: str) -> LineStyle | None:
+    found = SIZED_GROUPS.fullmatch(policy)
+    if found is None:
+        return None
+    place = int(found[2]).bit_length() - 1
+    return LineStyle(
+        BROWN if found[1] == "fixed" else VERMILION,
+        "--",
+        FIXED_GROUP_MARKERS[place % len(FIXED_GROUP_MARKERS)],
+    )
+
+
+def is_available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def require_matplotlib() -> None:
+    """Raise `ConfigError` if matplotlib is not installed."""
+    if not is_available():
+        raise ConfigError(NO_PICTURES)
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Figures made and written within look alike, and are the same bytes for the same data.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    from matplotlib import rc_context
+
+    with rc_context(
+        {
+            "font.size": FONT_POINTS,
+            "axes.titlesize": FONT_POINTS + 1,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "axes.edgecolor": PALE_INK,
+            "axes.labelcolor": INK,
+            "axes.titlecolor": INK,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.axisbelow": True,
+            "axes.grid": True,
+            "grid.color": PALE_INK,
+            "grid.alpha": 0.35,
+            "grid.linewidth": 0.5,
+            "lines.linewidth": 1.8,
+            "lines.markersize": 5,
+            "text.color": INK,
+            "xtick.color": PALE_INK,
+            "xtick.labelcolor": INK,
+            "ytick.color": PALE_INK,
+            "ytick.labelcolor": INK,
+            "legend.frameon": False,
+            "legend.fontsize": FONT_POINTS - 1,
+            "savefig.facecolor": PAPER,
+            "svg.fonttype": "none",  # words stay words
+            "svg.hashsalt": "loong",
+        }
+    ):
+        yield
+
+
+def new_figure(inches: tuple[float, float]) -> "Figure":
+    """An empty figure that belongs to no window."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write_figure(figure: "Figure", paths: Sequence[Path]) -> None:
+    """Write it to every path, by its suffix."""
+    for path in paths:
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, metadata=metadata)
+        figure.set_layout_engine("none")  # it is laid out now, and stays so
+
+
+def say_nothing_to_show(panel: "Axes", why: str) -> None:
+    """Write why a panel is empty into it."""
+    panel.text(0.5, 0.5, why, ha="center", va="center", transform=panel.transAxes, color=PALE_INK)
+
+
+def log_scale(panel: "Axes", which: Literal["x", "y"], *, is_time: bool = False) -> None:
+    """A logarithmic axis with numbers as people write them; times are in ms, and told with their unit."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis = panel.xaxis if which == "x" else panel.yaxis
+    low, high = axis.get_data_interval()
+    if not 0 < low <= high < inf:
+        return  # nothing is drawn
+    if which == "x":
+        panel.set_xscale("log")
+    else:
+        panel.set_yscale("log")
+    is_narrow = high < low * 30
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,), numticks=7))
+    write = _time if is_time else _plain
+    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def name_policies(figure: "Figure", policies: Sequence[str], *, has_markers: bool = True) -> None:
+    """Say below the picture which line is whose."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker if has_markers else "")
+        for style in styles_of(policies).values()
+    ]
+    inches = LEGEND_MARK_INCHES + LETTER_INCHES * max(map(len, policies), default=0)
+    num_columns = min(len(policies), max(int(figure.get_figwidth() / inches), 1), 4)
+    num_more_rows = -(-len(policies) // num_columns) - 1 if policies else 0
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW_INCHES * num_more_rows)
+    figure.legend(handles, policies, loc="outside lower center", ncols=num_columns)
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.10g}"
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds / 1e3:,.10g} s" if milliseconds >= 1e3 else f"{milliseconds:.10g} ms"

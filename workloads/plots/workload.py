@@ -1,0 +1,53 @@
+"""The picture of a workload: how its lengths and gaps are spread."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loong.workloads.plots.style import BLUE, GREEN, ORANGE, house_style, log_scale, new_figure
+from loong.workloads.request import WorkloadRequest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANEL_INCHES = (4.5, 3.2)
+NUM_BINS = 40
+COLORS = (BLUE, GREEN, ORANGE)
+
+
+def plot_workload(title: str, requests: Sequence[WorkloadRequest], path: Path) -> None:
+    """Draw histograms of input lengths, output lengths and gaps, and write them to `path`.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+        OSError, ValueError: the file cannot be written, or its ending names no kind of picture.
+    """
+    panels: dict[str, Sequence[float]] = {
+        "input tokens": [request.num_prompt_tokens for request in requests],
+        "output tokens": [request.num_output_tokens for request in requests],
+        "seconds between arrivals": [b.arrival_time - a.arrival_time for a, b in pairwise(requests)],
+    }
+    width, height = PANEL_INCHES
+    with house_style():
+        figure = new_figure((width * len(panels), height))
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for panel, color, (label, samples) in zip(axes, COLORS, panels.items(), strict=True):
+            _draw(panel, label, samples, color)
+        axes[0].set_ylabel("requests")
+        figure.suptitle(title)
+        figure.savefig(path)
+
+
+def _draw(panel: "Axes", label: str, samples: Sequence[float], color: str) -> None:
+    """A histogram on a logarithmic axis, all bins equally wide there; what is not above 0 is left out."""
+    panel.set_xlabel(label)
+    above = np.array([sample for sample in samples if sample > 0])
+    if not above.size:
+        panel.text(0.5, 0.5, "none above 0", ha="center", va="center", transform=panel.transAxes)
+        return
+    low, high = above.min() / 1.05, above.max() * 1.05
+    panel.hist(above, bins=np.geomspace(low, high, NUM_BINS).tolist(), color=color)
+    log_scale(panel, "x")

@@ -1,0 +1,1 @@
+"""The document of a run, its tables and its timeline."""

@@ -1,0 +1,198 @@
+"""Reports for people: one block a run, tables by prompt length and by policy, and what the groups did."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import TypeAlias
+
+from loong.workloads.metrics.counters import ServerCounters
+from loong.workloads.metrics.metrics import Distribution, Metrics
+
+BLOCK_WIDTH = 50
+HISTOGRAM_WIDTH = 40
+UNKNOWN = "n/a"
+Row: TypeAlias = tuple[str, ...]
+HEADINGS = {
+    "ttft": ("Time to First Token", "TTFT"),
+    "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),
+    "itl": ("Inter-token Latency", "ITL"),
+    "e2el": ("End-to-end Latency", "E2EL"),
+    "normalized": ("End-to-end Latency per Token", "normalized"),
+    "normalized_input": ("Input Latency per Prompt Token", "input"),
+    "normalized_output": ("Output Latency per Output Token", "output"),
+}
+SHOWN_STATISTICS = {"mean": "Mean", "median": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
+
+
+def format_run(title: str, metrics: Metrics, slo: str | None, *, kind: str = "Policy") -> str:
+    """Return the block of one run, laid out as vLLM's: name on the left, number on the right.
+
+    The title names what ran, which is of some kind.
+    """
+    lines = [
+        f"{' Serving Benchmark Result ':=^{BLOCK_WIDTH}}",
+        _row(f"{kind}:", title),
+        _row("Successful requests:", str(metrics.num_completed)),
+        _row("Failed requests:", str(metrics.num_failed)),
+        _row("Benchmark duration (s):", _number(metrics.duration)),
+        _row("Total input tokens:", str(metrics.num_input_tokens)),
+        _row("Requested input tokens:", str(metrics.num_requested_input_tokens)),
+        _row("Total generated tokens:", str(metrics.num_output_tokens)),
+        _row("Requested output tokens:", str(metrics.num_requested_output_tokens)),
+        _row("Request throughput (req/s):", _number(metrics.request_throughput)),
+        _row("Output token throughput (tok/s):", _number(metrics.output_throughput)),
+        _row("Total token throughput (tok/s):", _number(metrics.total_token_throughput)),
+    ]
+    if slo is not None:
+        lines.append(_row("Request goodput (req/s):", _number(metrics.request_goodput)))
+        lines.append(_row("SLO attainment (% of all sent):", _percent(metrics.attainment)))
+    for name, distribution in metrics.latencies.by_name().items():
+        heading, short = HEADINGS[name]
+        lines.append(f"{heading:-^{BLOCK_WIDTH}}")
+        lines += [
+            _row(f"{label} {short} (ms):", _ms(distribution, statistic))
+            for statistic, label in SHOWN_STATISTICS.items()
+        ]
+    lines.append("=" * BLOCK_WIDTH)
+    return "\n".join(lines + _notes(metrics, slo))
+
+
+def format_buckets(metrics: Metrics) -> str:
+    """Return a table with one row for each range of prompt lengths, before scaling, that was sent."""
+    rows = [
+        (
+            bucket.name,
+            str(bucket.num_sent),
+            _percent(bucket.attainment),
+            _ms(bucket.latencies.ttft, "median"),
+            _ms(bucket.latencies.ttft, "p99"),
+            _ms(bucket.latencies.tpot, "median"),
+            _ms(bucket.latencies.tpot, "p99"),
+            _ms(bucket.latencies.e2el, "median"),
+        )
+        for bucket in metrics.buckets
+        if bucket.num_sent
+    ]
+    header = (
+        "unscaled prompt",
+        "sent",
+        "SLO %",
+        "TTFT p50 ms",
+        "TTFT p99 ms",
+        "TPOT p50 ms",
+        "TPOT p99 ms",
+        "E2EL p50 ms",
+    )
+    return table(header, rows)
+
+
+def format_comparison(runs: Mapping[str, Sequence[Metrics]]) -> str:
+    """Return a table with one row a metric and one column a policy; of repeated runs the median (range)."""
+
+    def row(name: str, value: Callable[[Metrics], float | None], show: Callable[[float | None], str]) -> Row:
+        return (name, *(_spread([value(metrics) for metrics in repeats], show) for repeats in runs.values()))
+
+    def latency(name: str, statistic: str) -> Row:
+        def value(metrics: Metrics) -> float | None:
+            distribution = metrics.latencies.by_name()[name]
+            return None if distribution is None else distribution[statistic] * 1e3
+
+        return row(f"{name.upper()} {statistic} (ms)", value, _number)
+
+    completed = (
+        "/".join(str(sum(counts)) for counts in ([m.num_completed for m in r], [m.num_sent for m in r]))
+        for r in runs.values()
+    )
+    rows: list[Row] = [
+        ("completed / sent", *completed),
+        row("duration (s)", lambda m: m.duration, _number),
+        row("request throughput (req/s)", lambda m: m.request_throughput, _number),
+        row("output throughput (tok/s)", lambda m: m.output_throughput, _number),
+        row("request goodput (req/s)", lambda m: m.request_goodput, _number),
+        row("SLO attainment (%)", lambda m: m.attainment, _percent),
+    ]
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        rows += [latency(name, statistic) for statistic in ("mean", "median", "p90", "p99")]
+    return table(("", *runs), rows)
+
+
+def format_counters(counters: ServerCounters) -> str:
+    """Return the histogram of DoP and the counts of elastic moves; nothing for what the server lacks."""
+    lines = []
+    if counters.num_batches_by_dop is not None:
+        lines += _histogram(counters.num_batches_by_dop)
+    for name, count in (
+        ("Scale-ups:", counters.num_scale_ups),
+        ("Scale-downs:", counters.num_scale_downs),
+        ("KV tokens retained:", counters.num_retained_tokens),
+        ("KV tokens migrated:", counters.num_migrated_tokens),
+    ):
+        if count is not None:
+            lines.append(_row(name, f"{count:,}"))
+    return "\n".join(lines)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells in columns, the first to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+            ]
+        )
+        for row in (header, ["-" * width for width in widths], *rows)
+    )
+
+
+def _histogram(by_dop: Mapping[int, int]) -> list[str]:
+    shown = {dop: count for dop, count in by_dop.items() if count}
+    most = max(shown.values(), default=1)
+    bars = [
+        f"  DoP {dop:<3} {count:>8} {'#' * max(1, round(count / most * HISTOGRAM_WIDTH))}"
+        for dop, count in shown.items()
+    ]
+    return ["Batches by degree of parallelism:", *(bars or ["  none"])]
+
+
+def _notes(metrics: Metrics, slo: str | None) -> list[str]:
+    notes = []
+    if slo is not None:
+        notes.append(f"SLO: {slo}")
+    if metrics.lateness is not None:
+        notes.append(f"Load generator behind by p99: {metrics.lateness['p99'] * 1e3:.2f} ms")
+    if metrics.num_without_usage:
+        notes.append(
+            f"{metrics.num_without_usage} requests came without usage: their output tokens are the pieces of "
+            "their streams"
+        )
+    return notes
+
+
+def _row(name: str, value: str) -> str:
+    return f"{name:<{BLOCK_WIDTH - 10}}{value:<10}".rstrip()
+
+
+def _spread(values: Sequence[float | None], show: Callable[[float | None], str]) -> str:
+    """The median and, of several, the range."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return show(known[0] if known else None)
+    return f"{show(median(known))} ({show(min(known))}-{show(max(known))})"
+
+
+def _ms(distribution: Distribution | None, statistic: str) -> str:
+    if distribution is None:
+        return UNKNOWN
+    return _number(distribution[statistic] * 1e3)
+
+
+def _number(value: float | None) -> str:
+    """Two decimals as in vLLM's report, two digits where that would leave nothing to read."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2g}" if 0 < value < 0.1 else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value * 100:.1f}"

@@ -1,0 +1,168 @@
+"""A run cut into columns of time: what took most of each on every instance, and the KV that was held.
+
+So a run of any length is a picture of bounded size.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import ceil
+from typing import TypeAlias
+
+from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.placement import InstanceId
+from loong.workloads.plots.style import BLUE, GREEN, VERMILION
+
+NUM_COLUMNS = 1200
+MAX_LABEL_GAP = 8  # columns; steps closer than this share a label
+LONG_SHARE = 0.25  # of the longest prompt, from which prompts are long
+
+
+class Work(Enum):
+    """What a batch does, as far as colors go."""
+
+    LONG = VERMILION
+    SHORT = BLUE
+    DECODE = GREEN
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What an instance does in a column; `decodes` too, in a batch that also prefills."""
+
+    members: frozenset[InstanceId]
+    work: Work
+    decodes: bool
+    longest_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What all panels share: the seconds that are shown, from which length a prompt is long, and the most KV.
+
+    `peak_kv` is a share of an instance's pool.
+    """
+
+    start: float
+    end: float
+    long_prompt: int
+    peak_kv: float
+
+    @staticmethod
+    def of(histories: Collection[ClusterHistory], window: tuple[float, float] | None) -> "Scale":
+        """Of all of them; `window` None shows everything."""
+        start, end = window or (0.0, max((history.end for history in histories), default=0.0) or 1.0)
+        batches = [batch for history in histories for batch in history.batches]
+        scale = Scale(start, end, long_prompt_of(batches), 0.0)
+        held = [
+            max(most_by_column(kv_shares(history, i), scale))
+            for history in histories
+            for i in history.instance_ids
+        ]
+        return replace(scale, peak_kv=max(held, default=0.0))
+
+    @property
+    def column(self) -> float:
+        """Seconds."""
+        return (self.end - self.start) / NUM_COLUMNS
+
+    def time(self, column: int) -> float:
+        """When a column begins."""
+        return self.start + column * self.column
+
+
+Row: TypeAlias = Mapping[int, Cell]
+"""What one instance does, by column; nothing where it is idle."""
+
+
+def long_prompt_of(batches: Iterable[BatchSlice]) -> int:
+    """From which length prompts are long; 0 if nothing was prefilled."""
+    return ceil(LONG_SHARE * max((batch.longest_prompt for batch in batches), default=0))
+
+
+def kv_shares(history: ClusterHistory, instance_id: InstanceId) -> list[tuple[float, float]]:
+    """From when on an instance has which share of its pool in use; nothing where its size is not known."""
+    capacity = history.kv_capacity.get(instance_id)
+    if not capacity:
+        return []
+    return sorted(
+        (time, tokens / capacity)
+        for batch in history.batches
+        for time, counts in ((batch.started_at, batch.kv_reserved), (batch.ended_at, batch.kv_used))
+        for held_by, tokens in counts
+        if held_by == instance_id
+    )
+
+
+def rows_of(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, Row]:
+    """What took most of each column, of every instance."""
+    seconds: dict[tuple[InstanceId, int], dict[Cell, float]] = defaultdict(lambda: defaultdict(float))
+    for batch in history.batches:
+        start, end = max(batch.started_at, scale.start), min(batch.ended_at, scale.end)
+        if start >= end:
+            continue
+        cell = _cell(batch, scale.long_prompt)
+        first, last = (min(int((t - scale.start) / scale.column), NUM_COLUMNS - 1) for t in (start, end))
+        for column in range(first, last + 1):
+            share = min(end, scale.time(column + 1)) - max(start, scale.time(column))
+            for instance_id in cell.members:
+                seconds[instance_id, column][cell] += max(share, 0.0)
+    cells: dict[InstanceId, dict[int, Cell]] = {instance_id: {} for instance_id in history.instance_ids}
+    for (instance_id, column), shares in seconds.items():
+        cells[instance_id][column] = max(shares, key=lambda cell: shares[cell])
+    return cells
+
+
+def _cell(batch: BatchSlice, long_prompt: int) -> Cell:
+    members = frozenset(batch.group.instance_ids)
+    if batch.phase == "decode":
+        return Cell(members, Work.DECODE, decodes=False, longest_prompt=0)
+    work = Work.LONG if 0 < long_prompt <= batch.longest_prompt else Work.SHORT
+    return Cell(members, work, batch.phase == "mixed", batch.longest_prompt)
+
+
+def stretches(row: Row) -> Iterator[tuple[Cell, range]]:
+    """Columns that follow each other and show the same."""
+    start = last = None
+    for column in sorted(row):
+        if start is not None and last is not None and (column > last + 1 or row[column] != row[start]):
+            yield row[start], range(start, last + 1)
+            start = None
+        start, last = column if start is None else start, column
+    if start is not None and last is not None:
+        yield row[start], range(start, last + 1)
+
+
+def group_stretches(row: Row) -> Iterator[tuple[list[Cell], range]]:
+    """Cells of one group doing one kind of work that follow each other closely."""
+    cells: list[Cell] = []
+    start = last = 0
+    for column in sorted(row):
+        cell = row[column]
+        if cells:
+            is_same = (cells[-1].members, cells[-1].work) == (cell.members, cell.work)
+            if not is_same or column - last > MAX_LABEL_GAP:
+                yield cells, range(start, last + 1)
+                cells = []
+        if not cells:
+            start = column
+        cells.append(cell)
+        last = column
+    if cells:
+        yield cells, range(start, last + 1)
+
+
+def most_by_column(samples: Sequence[tuple[float, float]], scale: Scale) -> list[float]:
+    """The most in each column."""
+    most = [0.0] * NUM_COLUMNS
+    column, level = 0, 0.0
+    shown = [sample for sample in samples if sample[0] < scale.end]
+    for time, share in (*shown, (scale.end, 0.0)):
+        if time >= scale.start:
+            now = min(int((time - scale.start) / scale.column), NUM_COLUMNS - 1)
+            for between in range(column, now + 1):
+                most[between] = max(most[between], level)
+            column = now
+        level = share
+    return most
