@@ -187,7 +187,7 @@ def request_of(number: int, sent: WorkloadRequest) -> Request:
         f"r{number}",
         tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY)),
         SamplingParams(max_tokens=sent.num_output_tokens, temperature=0.0),
-        sent.arrival_time,
+        arrival_time=sent.arrival_time,
     )
 
 

@@ -70,7 +70,9 @@ async def measure(num_requests: int, path: Path) -> Timed:
         for i in range(NUM_INSTANCES)
     )
     params, cost_model = SamplingParams(max_tokens=OUTPUT_TOKENS), WorkCostModel()
-    requests = [Request(f"cmpl-{i:032x}", range(PROMPT_TOKENS), params, 0.0) for i in range(num_requests)]
+    requests = [
+        Request(f"cmpl-{i:032x}", range(PROMPT_TOKENS), params, arrival_time=0.0) for i in range(num_requests)
+    ]
     executor = SimulatedExecutor(cost_model, requests)
     policy = make_policy("static-sp", PolicyConfig())
     with decision_log(path, listeners=(RecentLines(), RequestRuns())) as log:

@@ -34,7 +34,7 @@ from result import print_result, script_parser
 from loong.core.cluster_history import ClusterHistory
 from loong.core.events import ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.core.request import FinishReason, Request, RequestId
+from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, Health, PutToken
 from loong.launcher.serve.api_process import ApiProcessConfig
@@ -85,7 +85,7 @@ class ReadyEngine:
         self._part, self._origin = part, origin
         self._streams: dict[RequestId, PutToken] = {}
 
-    def submit(self, request: Request, put: PutToken) -> None:
+    def submit(self, request: NewRequest, put: PutToken) -> None:
         """Tokens that say which turn they are of."""
         max_tokens = request.sampling_params.max_tokens
         if self._part.num_ticks == 0 or max_tokens <= SHORT_TOKENS:

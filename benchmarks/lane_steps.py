@@ -32,9 +32,9 @@ class LaneModel:
         for layer in range(config.num_layers):
             self.pool.layer(layer).normal_()
 
-    def captured(self, step: PromptStep, lane: Lane, most_rows: int | None = None) -> Replay:
+    def captured(self, step: PromptStep, lane: Lane) -> Replay:
         """Return what replays a step in a lane. Chunks have slots of their own, and so has each decode."""
-        device = LaneDevice(self.pool.device.index, self.config.torch_dtype, lane, most_rows)
+        device = LaneDevice(self.pool.device.index, self.config.torch_dtype, lane)
         with torch.cuda.stream(lane.stream), device.capturing():
             return captured(self.call_of(step, device), lane)
 

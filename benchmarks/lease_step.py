@@ -148,7 +148,7 @@ async def step_time(
 
 async def read(engine: Engine, number: int, with_readers: bool) -> None:
     """Ask for a request, and read all its tokens, or only the first."""
-    request = Request(f"chatcmpl-{number:032x}", PROMPT, PARAMS, 0.0)
+    request = Request(f"chatcmpl-{number:032x}", PROMPT, PARAMS, arrival_time=0.0)
     with TokenStream(engine, request) as tokens:
         async for _ in tokens:
             if not with_readers:

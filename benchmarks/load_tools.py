@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from result import print_result, script_parser
 
 from loong.core.events import ProducedToken
-from loong.core.request import Request, TokenId
+from loong.core.request import NewRequest, TokenId
 from loong.engine.client import EngineLimits, PutToken
 from loong.launcher.bench.spawned_server import ENTRY
 from loong.model.tiny import CONFIG, tiny_model
@@ -52,7 +52,7 @@ Tool: TypeAlias = Callable[[str, Path, Path], Latencies]  # of an address, the t
 class PacedEngine(ScriptedEngine):
     """Answers every request as if it were alone, at times that follow from it."""
 
-    async def _produce(self, open_choices: dict[str, Request], _replies: object, put: PutToken) -> None:
+    async def _produce(self, open_choices: dict[str, NewRequest], _replies: object, put: PutToken) -> None:
         now = asyncio.get_running_loop().time
         (request,) = open_choices.values()
         due = now() + first_seconds(len(request.prompt_token_ids))

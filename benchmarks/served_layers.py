@@ -11,6 +11,7 @@ from sm_lanes import Lane, Replay, captured, cuts_of
 from torch import Tensor
 
 from loong.kernels import Partial, gpu
+from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.exchange.signals import now
 from loong.kernels.reference import attend_slots
 from loong.kernels.slots import SlotLists
@@ -112,13 +113,13 @@ class ServedKV:
             for layer in range(NUM_LAYERS):
                 kv, times = self._layers[layer % NUM_BUFFERS], (self._num_steps, self._times, layer)
                 if gap:
-                    _await_queries[(1,)](*times, gap, NUM_LAYERS, MAX_STEPS, num_warps=1)
+                    _await_queries[(1,)](*times, gap, NUM_LAYERS, MAX_STEPS, num_warps=1, **chain_options())
                 gpu.attend_slots(
                     step.q[layer], kv, step.lists, scale=scale, workspace=step.workspace, out=step.part
                 )
                 if gap:
                     sizes = num_rows, self.config.head_dim, NUM_LAYERS, MAX_STEPS, _ROWS_AT_ONCE
-                    _put[(step.num_programs,)](*step.part, *step.mailbox, *times, *sizes)
+                    _put[(step.num_programs,)](*step.part, *step.mailbox, *times, *sizes, **chain_options())
 
         return call
 
@@ -156,8 +157,10 @@ def _await_queries(
     gap: tl.tensor,
     num_layers: tl.constexpr,
     max_steps: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
     """Wait, as for a flag, and note the time; the first layer of a step counts it."""
+    follow(is_chained)
     polls = tl.full((), 0, tl.int64)
     step = tl.load(num_steps) + (layer == 0)
     begin = now(polls)
@@ -184,8 +187,11 @@ def _put(
     num_layers: tl.constexpr,
     max_steps: tl.constexpr,
     at_once: tl.constexpr,
+    is_chained: tl.constexpr,
 ) -> None:
     """Copy partials, rows of a token and a head, in the dtype in which they travel, and note the time."""
+    let_next_start(is_chained)
+    follow(is_chained)
     dim = tl.arange(0, head_dim)
     for first in tl.range(tl.program_id(0) * at_once, num_rows, tl.num_programs(0) * at_once):
         row = first + tl.arange(0, at_once)

@@ -6,11 +6,11 @@ with 100 us between layers, as other GPUs take them. Beside it run chunks of 8,1
 worker computes them, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 
 plain     a second stream
-high      a second stream of high priority
-rows-N    the same, and matrix products take N rows at a time
-cap-N     the same, and matrix products leave N multiprocessors free
+high      a second stream of high priority; likewise, joined by "+":
+rows-N    matrix products of chunks take N rows at a time
+left-N    they leave N multiprocessors free
+blocks    chunks attend by a kernel of short programs
 lane-N    green contexts: N multiprocessors for served layers, the others for chunks
-open-N    the same, but nobody tells the library of matrix products
 
 Floor of a layer: its KV over the rate of a large copy. First, the rate at which attention reads KV with so
 many multiprocessors and nothing beside it.
@@ -33,7 +33,10 @@ from sm_lanes import Lane, LaneDevice, Replay, Stamps, processors_seen, seconds_
 from loong.model.shapes import find_config
 
 LOADS = ("1x1024", "1x65536", "16x1024", "16x8192", "64x1024", "64x8192")
-WAYS = ("plain", "high", "lane-32", "lane-16", "lane-48", "cap-32", "cap-16", "rows-1024", "open-32")
+WAYS = (
+    *("plain", "high", "lane-16", "lane-32", "lane-48"),
+    *("rows-1024", "rows-1024+blocks", "rows-512+blocks", "left-16+rows-1024+blocks", "left-16"),
+)
 SIZES = (8, 16, 24, 32, 40, 48, 64, 96, 132)
 READS = ("16x8192", "128x1024")
 HIGH = -1
@@ -49,30 +52,26 @@ class Way:
     name: str
     chunks: Lane
     served: Lane
-    most_rows: int | None = None
 
 
 def way_of(name: str, index: int) -> Way:
     """Return what the command line names."""
-    kind, _, number = name.partition("-")
-    count = int(number or 0)
-    all_of_it = whole(index)
-    match kind:
-        case "plain":
-            return Way(name, all_of_it, whole(index))
-        case "high":
-            return Way(name, all_of_it, whole(index, HIGH))
-        case "rows":
-            return Way(name, all_of_it, whole(index, HIGH), count)
-        case "cap":
-            told = all_of_it.num_processors - count
-            return Way(
-                name, replace(all_of_it, num_told=told), replace(whole(index, HIGH), num_processors=count)
-            )
-        case "lane" | "open":
-            served, rest = split(index, count)
-            return Way(name, rest if kind == "lane" else replace(rest, num_told=0), served)
-    raise ValueError(f"{name!r} is none of the ways to share a GPU")
+    chunks, served = whole(index), whole(index, HIGH)
+    for part in name.split("+"):
+        kind, _, number = part.partition("-")
+        if kind == "plain":
+            served = whole(index)
+        elif kind == "rows":
+            chunks = replace(chunks, most_rows=int(number))
+        elif kind == "left":
+            chunks = replace(chunks, num_left=int(number))
+        elif kind == "blocks":
+            chunks = replace(chunks, by_blocks=True)
+        elif kind == "lane":
+            served, chunks = split(index, int(number))
+        elif kind != "high":
+            raise ValueError(f"{name!r} is none of the ways to share a GPU")
+    return Way(name, chunks, served)
 
 
 def copy_rate(device: torch.device) -> float:
@@ -125,7 +124,7 @@ class Bench:
 
     def rows(self, way: Way, loads: Sequence[Load]) -> Iterator[dict[str, object]]:
         """All loads, in one way."""
-        replay = self._model.captured(self._chunk, way.chunks, way.most_rows)
+        replay = self._model.captured(self._chunk, way.chunks)
         alone = median(seconds_of(replay, way.chunks, self._stamps, NUM_CHUNKS))
         seen = processors_seen(way.served, self._device), processors_seen(way.chunks, self._device)
         error = self._kv.error(loads[0], way.served)
@@ -194,7 +193,7 @@ def print_rows(rows: Iterable[dict[str, Any]], chunk_seconds: float, rate: float
         )
         busy = row["bytes"] / rate / (beside["mean"] + GAP * 1e-9) if beside["number"] else 0.0
         longer = (row[name] / chunk_seconds - 1 for name in ("chunk_alone", "chunk_beside"))
-        shown = "".join(f"{value:>10}" for value in (row["way"], row["requests"], row["context"]))
+        shown = "".join(f"{value:>10}" for value in ("", row["requests"], row["context"]))
         shown += "".join(f"{time * 1e6:>10.1f}" for time in times)
         print(shown + "".join(f"{share:>10.1%}" for share in (busy, *longer)), flush=True)
         table.append(row)

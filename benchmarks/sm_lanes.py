@@ -29,14 +29,17 @@ Replay: TypeAlias = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A stream, how many multiprocessors its kernels reach, and how many matrix products are told to fill.
+    """A stream, how many multiprocessors its kernels reach, and how its steps are cut for those beside them.
 
-    0 told: as many as the library finds.
+    Matrix products leave `num_left` multiprocessors idle and take up to `most_rows` rows at a time. Chunks
+    attend `by_blocks`: by a kernel whose programs are short, where there is a quicker one.
     """
 
     stream: torch.cuda.Stream
     num_processors: int
-    num_told: int = 0
+    num_left: int = 0
+    most_rows: int | None = None
+    by_blocks: bool = False
 
 
 def whole(index: int, priority: int = 0) -> Lane:
@@ -62,18 +65,19 @@ def split(index: int, num_processors: int) -> tuple[Lane, Lane]:
         context = _checked(driver.cuGreenCtxCreate(description, device, flags))
         no_waits = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         stream = int(_checked(driver.cuGreenCtxStreamCreate(context, no_waits, 0)))
-        count = int(resource.sm.smCount)
-        return Lane(torch.cuda.get_stream_from_external(stream, index), count, count)
+        return Lane(torch.cuda.get_stream_from_external(stream, index), int(resource.sm.smCount))
 
     return lane(parts[0]), lane(rest)
 
 
 class LaneDevice(CudaDevice):
-    """A GPU as far as a lane reaches; matrix products take up to `most_rows` at a time, if given."""
+    """A GPU as far as a lane reaches."""
 
-    def __init__(self, index: int, dtype: torch.dtype, lane: Lane, most_rows: int | None = None) -> None:
+    def __init__(self, index: int, dtype: torch.dtype, lane: Lane) -> None:
         super().__init__(index, dtype)
-        self.lane, self._most_rows = lane, most_rows
+        self._lane, self._most_rows = lane, lane.most_rows
+        if lane.by_blocks:
+            self._sizes = None
         self._num_processors = lane.num_processors
         self._linear_workspace = gpu.LinearWorkspace.empty(lane.num_processors, self.torch_device)
 
@@ -90,7 +94,7 @@ class LaneDevice(CudaDevice):
 
     def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
         if len(q) not in self._workspaces:
-            num_cuts = cuts_of(self.lane, num_kv_heads)
+            num_cuts = cuts_of(self._lane, num_kv_heads)
             _, num_heads, head_dim = q.shape
             self._workspaces[len(q)] = gpu.SplitWorkspace.empty(
                 num_cuts, len(q), num_heads, head_dim, q.device
@@ -106,14 +110,14 @@ def cuts_of(lane: Lane, num_kv_heads: int) -> int:
 def captured(call: Callable[[], None], lane: Lane) -> Replay:
     """Return what replays `call` in a lane, as one graph; it is run once before."""
     torch.cuda.synchronize()  # what it reads has been made on other streams
-    with torch.cuda.stream(lane.stream), gemm_processors(lane.num_told):
+    with torch.cuda.stream(lane.stream), gemm_processors(lane):
         call()
         lane.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=lane.stream):
             call()
 
-    def replay() -> None:
+    def replay(_memory: Callable[[], None] = call) -> None:  # which the graph reads, too
         with torch.cuda.stream(lane.stream):
             graph.replay()
 
@@ -121,10 +125,10 @@ def captured(call: Callable[[], None], lane: Lane) -> Replay:
 
 
 @contextmanager
-def gemm_processors(number: int) -> Iterator[None]:
-    """Let the library's matrix products of this thread be made for so many multiprocessors; 0: for all."""
+def gemm_processors(lane: Lane) -> Iterator[None]:
+    """Let the library's matrix products of this thread fill what the lane lets them."""
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]  # torch's own
-    _tell(handle, number)
+    _tell(handle, lane.num_processors - lane.num_left if lane.num_left else 0)
     try:
         yield
     finally:

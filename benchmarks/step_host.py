@@ -56,7 +56,12 @@ class NobodyThere(SocketFabric):
     """Of a group in which the others say and hear nothing."""
 
     @contextmanager
-    def batch(self, batch_id: int, group: tuple[InstanceId, ...]) -> Iterator[None]:  # noqa: ARG002 - see Fabric
+    def batch(
+        self,
+        batch_id: int,  # noqa: ARG002 - see Fabric
+        group: tuple[InstanceId, ...],  # noqa: ARG002 - see Fabric
+        holders: tuple[InstanceId, ...] = (),  # noqa: ARG002 - see Fabric
+    ) -> Iterator[None]:
         """See Fabric."""
         yield
 

@@ -21,7 +21,7 @@ from serving_lane import Way, copy_rate, way_of
 from sm_lanes import LaneDevice, Stamps, seconds_of, whole
 
 CHATS, CONTEXT = (32, 128), 1024
-WAYS = ("high", "lane-16", "lane-24", "lane-32", "lane-48", "lane-64")
+WAYS = ("high", "rows-512+blocks", "lane-16", "lane-24", "lane-32", "lane-48", "lane-64")
 SIZES = (
     16,
     64,
@@ -124,7 +124,7 @@ def print_ways(bench: Bench, ways: Sequence[str], num_chats: int, index: int) ->
     for name in ways:
         row = bench.beside(way_of(name, index), num_chats)
         times = (row[key] for key in ("step_alone", "step", "worst_step", "chunk_alone", "chunk"))
-        shown = f"{num_chats:>12}{name:>12}" + "".join(f"{time * 1e3:>12.2f}" for time in times)
+        shown = f"{num_chats:>12}{name:>16}" + "".join(f"{time * 1e3:>12.2f}" for time in times)
         print(f"{shown}{row['chunk_tokens_per_second']:>12,.0f}", flush=True)
         yield row
 

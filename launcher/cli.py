@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LoongError as error:
         print(f"loong: error: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # whoever reads has seen enough, as `head` may have
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         give_up_lost_streams()
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -81,7 +81,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def build_parser(names: Iterable[str]) -> tuple[CommandParser, dict[str, CommandParser]]:
-    """The parser of these commands, and each one's own; to import them all takes a while."""
+    """Return the parser of these commands, and each one's own; importing all of them takes a while."""
     parser = CommandParser(prog="loong", description=loong.__doc__, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"loong {loong.__version__}")
     subparsers = parser.add_subparsers(
@@ -96,7 +96,10 @@ def build_parser(names: Iterable[str]) -> tuple[CommandParser, dict[str, Command
 
 
 def _with_help(words: list[str]) -> list[str]:
-    """The words that show help, if these are none or `help` and perhaps a command."""
+    """Return the words that show help if `words` are empty or `help`, perhaps with a command.
+
+    Else `words`.
+    """
     if not words:
         return ["--help"]
     return [*words[1:2], "--help"] if words[0] == "help" else words

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChosenCluster:
-    """What the flags say. The tokenizer of a built-in shape is the tiny model's: it brings none."""
+    """The model and cluster that the flags name.
+
+    A built-in shape has no tokenizer and uses the tiny model's.
+    """
 
     name: str
     model: "ModelConfig"
@@ -43,7 +46,7 @@ class _OnlyModel(argparse.Action):
 
 
 def add_model_flags(group: argparse._ArgumentGroup) -> None:
-    """MODEL, and how to make one of it."""
+    """Add MODEL and the flags for its weights."""
     group.add_argument(
         "model",
         nargs="?",
@@ -70,16 +73,16 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         default="auto",
         help="data type of weights and KV (the model's; of a GGUF file float32, on GPUs bfloat16)",
     )
-    group.add_argument("--seed", type=int, default=0, help="seed of dummy weights (%(default)s)")
+    group.add_argument("--seed", type=int, default=0, help="seed of random dummy weights (%(default)s)")
 
 
 def add_instance_flags(group: argparse._ArgumentGroup) -> None:
-    """How many instances, on what, and how large."""
+    """Add the flags for the number, device and size of the instances."""
     group.add_argument(
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="device of each rank of each instance; cuda: a GPU each (%(default)s)",
+        help="device of each rank of each instance; cuda: one GPU for each rank (%(default)s)",
     )
     group.add_argument(
         "--fabric",
@@ -106,7 +109,7 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         "--kv-cache-tokens",
         type=or_auto(token_count),
         metavar="N",
-        help="tokens of KV on each instance (auto: what fits into memory, on CPUs at most 65536)",
+        help="tokens of KV on each instance (auto: as many as fit into memory, on CPUs at most 65536)",
     )
     group.add_argument(
         "--gpu-memory-utilization",
@@ -154,7 +157,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
 
 
 def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
-    """What instances run on, as cost models name it, and the tokens that each has room for."""
+    """Return the instances' device, as cost models name it, and the KV tokens each has room for."""
     from loong.launcher.hardware.devices import DEVICES
     from loong.launcher.serve.gpus import check_torch, cost_device, host_gpus
     from loong.launcher.serve.memory import fit_gpu_kv_capacity, fit_kv_capacity

@@ -1,4 +1,4 @@
-"""`loong collect-env`: what a report of a problem should say of the machine."""
+"""`loong collect-env`: facts about this machine for a problem report."""
 
 import argparse
 import json
@@ -23,8 +23,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     """Add the command `collect-env`."""
     parser = subparsers.add_parser(
         "collect-env",
-        help="tell what a report of a problem should say of this machine",
-        description="Tell versions, hardware and settings; the last line is JSON. Secrets are left out.",
+        help="print what a problem report should say about this machine",
+        description="Print versions, hardware and settings; the last line is JSON. Secrets are left out.",
         epilog="examples:\n  loong collect-env > environment.txt\n",
     )
     parser.set_defaults(run=run)
@@ -42,7 +42,7 @@ def run(_args: argparse.Namespace) -> int:
 
 
 def environment() -> dict[str, dict[str, str]]:
-    """Facts by what they are about; what is not there is left out."""
+    """Return the facts by topic; a fact that is not known is left out."""
     machine = machine_facts()
     if topology := output_of("nvidia-smi", "topo", "-m"):
         machine["gpu_topology"] = topology
@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 def _torch_facts() -> dict[str, str]:
     try:
         import torch
-    except ImportError as error:  # that is what one wants to know
+    except ImportError as error:  # the error itself is the fact
         return {"import": f"failed: {error}"}
     cuda = torch.version.cuda or "none, this torch is for processors"
     return {
@@ -76,7 +76,7 @@ def _torch_facts() -> dict[str, str]:
 
 
 def _variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that change how we run."""
+    """Return the variables that change how loong runs."""
     return {
         name: "***" if any(word in name for word in SECRETS) else value
         for name, value in sorted(variables.items())

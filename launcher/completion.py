@@ -11,7 +11,7 @@ examples:
   source <(loong completion bash)   # in this shell; in ~/.bashrc for all
   source <(loong completion zsh)    # in ~/.zshrc, after compinit
 """
-_FILES = ("FILE", "DIR", "MODEL", "LOG")  # metavars of what lies on the disk
+_FILES = ("FILE", "DIR", "MODEL", "LOG")  # metavars of files and folders
 _BASH = """\
 _loong() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
@@ -40,8 +40,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     """Add the command `completion`."""
     parser = subparsers.add_parser(
         "completion",
-        help="print what lets bash or zsh complete loong's commands and flags",
-        description="Print what lets a shell complete commands, flags and their values.",
+        help="print a script that lets bash or zsh complete loong's commands and flags",
+        description="Print a script that lets a shell complete commands, flags and their values.",
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def script(commands: dict[str, CommandParser]) -> str:
-    """A function of bash that completes these commands."""
+    """Return a bash function that completes these commands."""
     flags = (
         f"            {name}) words={shlex.quote(' '.join(parser.flags))} ;;"
         for name, parser in commands.items()
@@ -69,7 +69,7 @@ def script(commands: dict[str, CommandParser]) -> str:
 
 
 def _values(name: str, parser: CommandParser) -> Iterator[str]:
-    """For each flag that takes a value, what that may be."""
+    """Yield the completion of the value of each flag that takes one."""
     for action in parser.actions:
         if action.nargs == 0 or not action.option_strings:
             continue

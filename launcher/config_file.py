@@ -13,7 +13,7 @@ FLAG = "--config"
 
 
 def add_config_flag(parser: CommandParser) -> None:
-    """Let a command be given its flags in a file."""
+    """Add `--config FILE` to a command."""
     parser.add_argument(
         FLAG,
         type=Path,
@@ -23,9 +23,9 @@ def add_config_flag(parser: CommandParser) -> None:
 
 
 def apply_config_file(parser: CommandParser, arguments: Sequence[str]) -> None:
-    """Make what the file says that `arguments` name, if any, the defaults of a command.
+    """Use the values of the file that `arguments` name, if any, as the defaults of a command.
 
-    Raises `ConfigError`, which names the file, and the key that is not known or has a value that cannot be.
+    Raises `ConfigError`, which names the file and the unknown key or wrong value.
     """
     path = _named(arguments)
     if path is None:
@@ -62,7 +62,7 @@ def _read(path: Path) -> Mapping[str, object]:
 
 
 def _parsed(path: Path, parser: CommandParser, action: argparse.Action, value: object) -> object:
-    """The value as the flag takes it: parsed as if it had been typed."""
+    """Return the value as the flag parses it."""
     if value is None:
         raise ConfigError(f"{path}: {_name(action)} has no value")
     try:
@@ -72,7 +72,7 @@ def _parsed(path: Path, parser: CommandParser, action: argparse.Action, value: o
 
 
 def _typed(action: argparse.Action, value: object) -> Iterator[str]:
-    """The words that say so on the command line."""
+    """Yield the words that give this value on the command line."""
     values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
     if not action.option_strings:
         yield ",".join(values)

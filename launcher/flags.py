@@ -1,4 +1,4 @@
-"""How values are written on the command line."""
+"""Parsers of values on the command line, and flags that several commands share."""
 
 import argparse
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _FACTORS = {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 
 
 def token_count(text: str) -> int:
-    """A number of tokens above 0: 25600, 25.6k (thousands) or 25K (1,024s); m and M likewise."""
+    """Parse a number of tokens above 0: 25600, 25.6k (thousands) or 25K (1,024s), also m and M."""
     number, factor = text, 1
     if text[-1:] in _FACTORS:
         number, factor = text[:-1], _FACTORS[text[-1]]
@@ -33,21 +33,21 @@ def token_count(text: str) -> int:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return int(text)
 
 
 def port(text: str) -> int:
-    """A TCP port, or 0 for any that is free."""
+    """Parse a TCP port, or 0 for any that is free."""
     if not text.isascii() or not text.isdigit() or int(text) > MAX_PORT:
         raise argparse.ArgumentTypeError(f"{text!r} is no port from 0 to {MAX_PORT}")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A time above 0."""
+    """Parse a time above 0, in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -58,7 +58,7 @@ def seconds(text: str) -> float:
 
 
 def wait_seconds(text: str) -> float:
-    """Return a time of 0 or more."""
+    """Parse a time of 0 or more, in seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -69,7 +69,7 @@ def wait_seconds(text: str) -> float:
 
 
 def ratio(text: str) -> float:
-    """A number above 0, such as 0.5 or 1/64."""
+    """Parse a number above 0, such as 0.5 or 1/64."""
     numerator, slash, denominator = text.partition("/")
     try:
         value = float(numerator) / (float(denominator) if slash else 1.0)
@@ -81,7 +81,7 @@ def ratio(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A number above 0 and at most 1."""
+    """Parse a number above 0 and at most 1."""
     value = ratio(text)
     if value > 1:
         raise argparse.ArgumentTypeError(f"{text!r} is above 1")
@@ -89,7 +89,7 @@ def share(text: str) -> float:
 
 
 def part(text: str) -> float:
-    """A number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -100,7 +100,7 @@ def part(text: str) -> float:
 
 
 def add_workload_flags(group: argparse._ArgumentGroup, *, is_scale_chosen: bool = False) -> None:
-    """Add flags for which requests are sent, which all commands share; see `add_drawing_flags`."""
+    """Add the flags for the workload; see `add_drawing_flags` for the rest."""
     group.add_argument(
         "--workload",
         default="mixed",
@@ -112,7 +112,10 @@ def add_workload_flags(group: argparse._ArgumentGroup, *, is_scale_chosen: bool 
 
 
 def add_drawing_flags(group: argparse._ActionsContainer, *, is_scale_chosen: bool = False) -> None:
-    """Add flags for how requests are drawn; `is_scale_chosen` makes the default length scale `auto`, None."""
+    """Add the flags for how requests are drawn.
+
+    `is_scale_chosen` makes the default length scale `auto`, None.
+    """
     group.add_argument(
         "--burstiness",
         type=float,
@@ -124,7 +127,7 @@ def add_drawing_flags(group: argparse._ActionsContainer, *, is_scale_chosen: boo
         default=0,
         help="seed of the requests: the same seed gives the same requests (%(default)s)",
     )
-    scaled = "multiply lengths, such as 1/64"
+    scaled = "factor that multiplies prompt and output lengths, such as 1/64"
     if is_scale_chosen:
         group.add_argument(
             "--length-scale",
@@ -138,14 +141,18 @@ def add_drawing_flags(group: argparse._ActionsContainer, *, is_scale_chosen: boo
         "--output-scale",
         type=ratio,
         metavar="X",
-        help="factor of output lengths (--length-scale, but at least 16 tokens)",
+        help="factor that multiplies output lengths (--length-scale, but at least 16 tokens)",
     )
 
 
 def add_goal_flags(group: argparse._ActionsContainer) -> None:
-    """How much of an SLO rule is asked for."""
+    """Add the flags for how many requests must meet their SLO."""
     group.add_argument(
-        "--slo-scale", type=ratio, default=1.0, metavar="X", help="factor of every bound of the SLO (1)"
+        "--slo-scale",
+        type=ratio,
+        default=1.0,
+        metavar="X",
+        help="factor that multiplies every bound of the SLO (1)",
     )
     group.add_argument(
         "--attainment",
@@ -167,7 +174,7 @@ def add_class_flag(group: argparse._ActionsContainer) -> None:
 
 
 def add_output_flags(group: argparse._ActionsContainer) -> None:
-    """Where results go, and in which form."""
+    """Add the flags for the output folder and its format."""
     group.add_argument(
         "--output-dir",
         type=Path,

@@ -1,4 +1,4 @@
-"""Where a command is to write, tried before the work whose result would be lost."""
+"""Checks where a command is to write, before the work whose result would be lost."""
 
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -7,14 +7,14 @@ from loong.core.errors import ConfigError
 
 
 def check_file(flag: str, path: Path) -> None:
-    """Raise `ConfigError`, which names the flag, unless a file can be made or replaced there."""
+    """Raise `ConfigError`, which names the flag, unless the file can be created or replaced."""
     if path.is_dir():
         raise ConfigError(f"{flag} {path} is a folder; name a file")
     _check_folder(flag, path, path.parent)
 
 
 def make_folder(flag: str, folder: Path) -> None:
-    """Make a folder that takes files. Raises `ConfigError`, which names the flag, if there can be none."""
+    """Make a folder that takes files. Raises `ConfigError`, which names the flag, if that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The command line's parser: one line for what is wrong, with what would work."""
+"""The command line's parser: an error is one line, with the likely correction."""
 
 import argparse
 import sys
@@ -14,9 +14,9 @@ LEAST_SIMILARITY = 0.65  # of words that are mistaken for each other
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Takes `_` for `-` in flags, no abbreviations, and tells which flag or word was meant.
+    """A parser that takes `_` for `-` in flags and no abbreviations, and suggests corrections.
 
-    `elsewhere` says of a flag that it does not have where that belongs; nothing where it does not know.
+    `elsewhere` returns where a flag that this parser lacks belongs, or None.
     """
 
     elsewhere: Callable[[str], str | None] | None = None
@@ -28,17 +28,17 @@ class CommandParser(argparse.ArgumentParser):
 
     @property
     def actions(self) -> Sequence[argparse.Action]:
-        """All flags and positional arguments, in the order of the help."""
+        """Return all flags and positional arguments, in the order of the help."""
         return self._actions
 
     @property
     def flags(self) -> Sequence[str]:
-        """All flags as they are written."""
+        """Return all flags as they are written."""
         return [flag for action in self._actions for flag in action.option_strings]
 
     @property
     def groups(self) -> dict[str, list[argparse.Action]]:
-        """The actions that do something, by the headings of the help."""
+        """Return the actions that do something, by the headings of the help."""
         shown = {
             str(group.title): [
                 action
@@ -51,29 +51,32 @@ class CommandParser(argparse.ArgumentParser):
 
     @property
     def commands(self) -> "list[CommandParser]":
-        """The parsers of its own commands, if it has any."""
+        """Return the parsers of its own commands, if it has any."""
         nested = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return [parser for action in nested for parser in action.choices.values()]
 
     def value_of(self, action: argparse.Action, words: Sequence[str]) -> object:
-        """What these words give one of the actions. Raises `argparse.ArgumentError` if they cannot."""
+        """Return the value that these words give an action.
+
+        Raises `argparse.ArgumentError` if they are invalid.
+        """
         alone = CommandParser(prog=self.prog, add_help=False, exit_on_error=False)
         alone._add_action(action)
         return getattr(alone.parse_args(words), action.dest)
 
     def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
-        """Print, and raise what goes wrong, which argparse passes over."""
+        """Print, and raise the write errors that argparse ignores."""
         (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
-        """Say in one line what is wrong, and end."""
-        print(f"{self.prog}: error: {message} (`{self.prog} --help` tells all)", file=sys.stderr)
+        """Print the error in one line, and exit."""
+        print(f"{self.prog}: error: {message} (see `{self.prog} --help`)", file=sys.stderr)
         raise SystemExit(USAGE_ERROR)
 
     def parse_known_args(  # type: ignore[override]  # its overloads differ in the namespace's type alone
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Leave nothing unknown: a parser of one command refuses it by name."""
+        """Parse, and refuse unknown arguments: a parser of one command refuses each by name."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._unknown(unknown))
@@ -95,6 +98,6 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """A question about the likeliest of the known words; nothing if none is like it."""
+    """Return a question about the most similar known word, empty if none is similar."""
     likely = get_close_matches(word, known, n=1, cutoff=LEAST_SIMILARITY)
     return f"; did you mean {likely[0]}?" if likely else ""

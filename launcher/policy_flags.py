@@ -1,4 +1,4 @@
-"""Names of policies, and flags for what an operator may choose about planning: the same everywhere."""
+"""Names of policies, and flags for planning, which are the same in every command."""
 
 import argparse
 from collections.abc import Callable
@@ -16,18 +16,18 @@ _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
     ("target_ttft", seconds, "S", "TTFT target of a request without an SLO"),
     ("target_tpot", seconds, "S", "TPOT target of a request without an SLO"),
     ("ttft_factor", ratio, "X", "TTFT target of a long prompt, as a multiple of its fastest prefill"),
-    ("deferred_share", part, "X", "share of the time for the oldest deferred prompt"),
+    ("deferred_share", part, "X", "guaranteed share of computing time for the oldest deferred prompt"),
     (
         "decode_instances",
         positive,
         "N",
-        "number of instances that only decode, the last ones (disaggregated policies)",
+        "number of instances that only decode, for disaggregated policies; the last instances do",
     ),
 )
 
 
 class PolicyNames(tuple[str, ...]):
-    """Names of policies as choices of a flag. Those with a number for N are among them."""
+    """The names of policies as choices of a flag, with every name of the form `esp-fixed-N`."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ def named_kind(policy: str) -> PolicyKind:
 
 
 def add_policy_flags(group: argparse._ArgumentGroup) -> None:
-    """A flag for each field of `PolicyConfig`."""
+    """Add a flag for each field of `PolicyConfig`."""
     defaults = PolicyConfig()
     for name, parse, unit, text in _FLAGS:
         group.add_argument(
@@ -68,11 +68,11 @@ def add_policy_flags(group: argparse._ArgumentGroup) -> None:
         "--fairness",
         choices=tuple(kind.value for kind in Fairness),
         default=defaults.fairness.value,
-        help="among whom to share the cluster equally when not all can be in time (%(default)s)",
+        help="who gets equal shares of the cluster when not all can be in time (%(default)s)",
     )
 
 
 def policy_config(args: argparse.Namespace) -> PolicyConfig:
-    """What the flags say."""
+    """Return the policy's configuration that the flags give."""
     numbers = {name: getattr(args, name) for name, *_ in _FLAGS}
     return PolicyConfig(fairness=Fairness(args.fairness), **numbers)

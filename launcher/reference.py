@@ -11,9 +11,9 @@ _INTRODUCTION = """\
 # The command line
 
 Written by `loong reference > docs/command-line.md`; `loong COMMAND --help` has more examples.
-In flags, `_` does for `-`. A `--config FILE` is YAML with the names of flags as keys
-(`num-instances: 2`; `model` for MODEL; lists where a flag may be repeated; quotes around what has colons).
-What is typed wins over the file, the file over defaults, and a key that is no flag is an error.
+In flags, `_` may replace `-`. A `--config FILE` is YAML with the names of flags as keys
+(`num-instances: 2`; `model` for MODEL; lists where a flag may be repeated; quotes around values with colons).
+The command line takes precedence over the file, and the file over defaults. An unknown key is an error.
 """
 
 
@@ -22,15 +22,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     parser = subparsers.add_parser(
         "reference",
         help="print every command and flag, or the API, as Markdown",
-        description="Print every command and flag as Markdown, or the API.",
+        description="Print every command and flag, or the HTTP API, as Markdown.",
         epilog="examples:\n  loong reference > docs/command-line.md\n  loong reference --api > docs/api.md\n",
     )
-    parser.add_argument("--api", action="store_true", help="the endpoints and fields of the HTTP API")
+    parser.add_argument(
+        "--api", action="store_true", help="print the endpoints and fields of the HTTP API instead"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it and return 0."""
+    """Print the reference and return 0."""
     if args.api:
         from loong.server.reference.api_reference import api_reference  # slow to import
 

@@ -1,4 +1,4 @@
-"""Standard input, output and error, of which a process may be given none that works."""
+"""Standard input, output and error, which may be closed or broken."""
 
 import os
 import sys
@@ -18,7 +18,10 @@ def open_missing_streams() -> None:
 
 
 def give_up_lost_streams() -> None:
-    """Let what cannot be written to output and error go nowhere, instead of failing again at exit."""
+    """Redirect output and error to the null device if they cannot be written.
+
+    Otherwise the flush at exit would fail again.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -13,7 +13,7 @@ from wire_samples import COMMANDS, INPUT, PLAN, REPORTS
 from loong.core.errors import InvalidRequestError
 from loong.core.instructions import RunBatch, RunScoredBatch
 from loong.core.prompt_logprobs import ScoredChunk
-from loong.core.request import LIMITS, SLO, Request, SamplingParams
+from loong.core.request import LIMITS, SLO, NewRequest, SamplingParams
 from loong.server.remote.messages import Submit, decode_call
 from loong.wire import (
     Command,
@@ -111,7 +111,7 @@ def test_a_damaged_command_is_refused_or_read_as_some_command(data: st.DataObjec
 def test_a_plan_that_breaks_its_own_types_is_refused() -> None:
     body = msgspec.to_builtins(Shutdown())
     frame = msgspec.msgpack.encode(("MoveKV", {**body, "migration_id": "two"}))
-    with pytest.raises(WireError, match="no message"):
+    with pytest.raises(WireError, match="not a message"):
         decode_command(frame)
 
 
@@ -127,7 +127,7 @@ OF_SAMPLING: dict[str, Callable[[float], dict[str, object]]] = {
 }
 
 
-def request_with(name: str, number: float) -> Request:
+def request_with(name: str, number: float) -> NewRequest:
     """A request of which one number is chosen."""
     params: dict[str, Any] = {}
     of_request: dict[str, Any] = {}
@@ -137,7 +137,7 @@ def request_with(name: str, number: float) -> Request:
         of_request[OF_REQUEST[name]] = number
     else:
         params = OF_SAMPLING[name](number) if name in OF_SAMPLING else {name: number}
-    return Request("r", [1], SamplingParams(**params), 0.0, **of_request)
+    return NewRequest("r", [1], SamplingParams(**params), **of_request)
 
 
 @pytest.mark.parametrize("name", [*LIMITS, "stop_token_ids", "biased token"])

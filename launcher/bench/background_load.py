@@ -1,4 +1,4 @@
-"""What else a machine did while something was measured on it."""
+"""Measures the processor time that other processes took during a measurement."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class ProcessorTime:
 
 
 def processor_time() -> ProcessorTime | None:
-    """The time so far; None where the system does not tell it."""
+    """Return the processor time so far, or None where the system does not report it."""
     if not (PROC / "stat").is_file():
         return None
     total = busy = 0
@@ -34,9 +34,9 @@ def processor_time() -> ProcessorTime | None:
 
 
 def share_of_others(before: ProcessorTime | None, after: ProcessorTime | None) -> float | None:
-    """The share of all processors' time in between that went neither to us nor to what we started.
+    """Return the share of all processors' time in between that other processes took.
 
-    None where it is not known, or was too short to tell.
+    Returns None if it is not known, or if the interval was too short.
     """
     if before is None or after is None or after.total - before.total < MIN_TICKS:
         return None
@@ -45,7 +45,10 @@ def share_of_others(before: ProcessorTime | None, after: ProcessorTime | None) -
 
 
 def background_load_note(shares: Mapping[str, Sequence[float | None]]) -> str | None:
-    """What the shares of others while policies ran mean for their numbers; None if all were small."""
+    """Return a sentence on how the other processes' shares affect the policies' numbers.
+
+    None if all were small.
+    """
     known = {policy: [share for share in found if share is not None] for policy, found in shares.items()}
     means = {policy: fmean(found) for policy, found in known.items() if found}
     everything = [share for found in known.values() for share in found]

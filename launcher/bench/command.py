@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _flag_of_serve(flag: str) -> str | None:
-    """How to give a flag to the servers that are started here, or what stands in its place."""
+    """Return the hint for a flag that `bench` does not have: `--extra-server-args`, or its replacement."""
     from loong.launcher.cli import build_parser  # which imports this
 
     if (words := instead_of(flag, BENCH)) is not None:
@@ -84,9 +84,9 @@ def _flag_of_serve(flag: str) -> str | None:
 
 
 def _with_chosen_load(config: BenchConfig, auto: Auto) -> BenchConfig:
-    """The same with what is `auto` chosen; the lengths of its requests are checked.
+    """Return the configuration with every `auto` value chosen; the lengths of its requests are checked.
 
-    Raises `ConfigError` or `ServerUnusableError` for what could not be measured.
+    Raises `ConfigError` or `ServerUnusableError` if the load cannot be measured.
     """
     from loong.launcher.bench.served import served_by  # imports what `--help` can do without
 
@@ -100,7 +100,10 @@ def _with_chosen_load(config: BenchConfig, auto: Auto) -> BenchConfig:
 
 
 def _config(args: argparse.Namespace) -> tuple[BenchConfig, Auto]:
-    """What the flags say, and what of it is to be chosen: that is any value that works."""
+    """Return the configuration that the flags give, and which of its values are still to be chosen.
+
+    A value that is still to be chosen holds a placeholder.
+    """
     rule = _slo(args)
     load, auto = _load_config(args)
     config = BenchConfig(
@@ -159,7 +162,7 @@ def _own_arguments(args: argparse.Namespace) -> list[str]:
 
 
 def _targets(rule: SLORule) -> list[str]:
-    """What a server of ours is to plan for: what its requests will be held to."""
+    """Return the flags that make a server of ours plan for the SLO of its requests."""
     limits = rule.limits(0, lambda _: 0.0)
     given = [("--target-ttft", limits.ttft), ("--target-tpot", limits.tpot)]
     if rule.needs_prefill_time:

@@ -1,4 +1,4 @@
-"""What `loong bench` was asked to do, checked."""
+"""The checked configuration of `loong bench`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +18,10 @@ from loong.workloads.workload import endless_workload, make_workload
 
 @dataclass(frozen=True, slots=True)
 class BenchLoadConfig:
-    """What is sent at each of `rates` (requests a second): so many requests, or what arrives in `duration` s.
+    """The load at each of `rates` (requests a second): a number of requests, or the arrivals of `duration` s.
 
     `burstiness` is None where a trace is replayed, at this mean rate; `request_timeout` is in seconds;
-    `extra_body` is what else each request asks for.
+    `extra_body` holds further fields of each request.
     """
 
     workload: str
@@ -86,7 +86,7 @@ def longest_of(requests: Sequence[WorkloadRequest]) -> int:
 
 
 def check_lengths(requests: Sequence[WorkloadRequest], max_tokens: int | None) -> None:
-    """Raise `ConfigError`, which names a scale that fits, if a request is longer than what is served."""
+    """Raise `ConfigError`, with a scale that fits, if a request is longer than the servers take."""
     longest = longest_of(requests)
     if max_tokens is None or longest <= max_tokens:
         return
@@ -115,10 +115,10 @@ Server: TypeAlias = ServerConfig | ExternalServer
 class BenchConfig:
     """One `loong bench`: each of `servers`, which are named by policy, or by URL or name if not ours.
 
-    A run attains if the share `goal` of its requests meet the rule; or, `is_per_class`, of those of every
-    length class, and its backlog is stable. It is made `num_repeats` times at every
-    rate; or, if there is a `precision`, at those that a search for the goodput tries, from the highest on.
-    `work_of` and `num_devices` are None where servers are not ours.
+    A run attains if the share `goal` of its requests meet the rule. If `is_per_class`, this must hold for
+    every length class, and the backlog must be stable. It is repeated `num_repeats` times at every rate. If
+    there is a `precision`, a search for the goodput chooses the rates, starting with the highest. `work_of`
+    and `num_devices` are None where servers are not ours.
     """
 
     servers: Mapping[str, Server]
@@ -145,5 +145,5 @@ class BenchConfig:
 
     @property
     def is_single(self) -> bool:
-        """Whether each server is measured at one rate."""
+        """Return whether each server is measured at one rate."""
         return self.precision is None and len(self.load.rates) == 1

@@ -22,7 +22,7 @@ from loong.workloads.plots.style import NO_PICTURES, is_available
 
 
 def write_files(folder: Path, found: BenchFindings, config: BenchConfig, command: str) -> None:
-    """Write the document, traces, pictures and report beside the servers' logs, and say so."""
+    """Write the document, traces, pictures and report into the folder, and print their paths."""
     traces = _write_traces(folder, found.runs)
     document: dict[str, JSON] = {
         **document_head("bench", command, _configuration(config), [config.slo], config.goal),
@@ -91,7 +91,7 @@ def _configuration(config: BenchConfig) -> dict[str, JSON]:
 
 
 def _model(config: BenchConfig) -> str | None:
-    """Return what the servers of our own serve, as far as the flags say; None if there are none."""
+    """Return the model that the servers started here serve, if the flags name it; None if there are none."""
     served = {
         server.model or TINY
         for server in config.servers.values()

@@ -31,7 +31,7 @@ DEFAULT_PRECISION = 0.1
 
 
 def add_server_flags(group: argparse._ArgumentGroup) -> None:
-    """Whom to measure."""
+    """Add the flags for the servers to measure."""
     group.add_argument(
         "--base-url",
         action="append",
@@ -50,9 +50,15 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         help=f"policies to measure, each on a server started here ({DEFAULT_POLICY})",
     )
     group.add_argument("--model", help="model to serve here, or to ask for at --base-url (the first)")
-    group.add_argument("--num-instances", type=int, default=4, help="instances of a server started here (4)")
     group.add_argument(
-        "--tensor-parallel-size", "-tp", type=int, default=1, help="ranks of each instance started here (1)"
+        "--num-instances", type=int, default=4, help="number of instances of each server started here (4)"
+    )
+    group.add_argument(
+        "--tensor-parallel-size",
+        "-tp",
+        type=int,
+        default=1,
+        help="ranks of each instance of servers started here (1)",
     )
     group.add_argument("--device", help="device of servers started here: cpu or cuda (as `loong serve`)")
     group.add_argument(
@@ -75,7 +81,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def add_load_flags(group: argparse._ArgumentGroup) -> None:
-    """What is sent."""
+    """Add the flags for the load."""
     add_workload_flags(group, is_scale_chosen=True)
     lengths = group.add_mutually_exclusive_group()
     lengths.add_argument(
@@ -89,7 +95,7 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--duration",
         type=seconds,
         metavar="S",
-        help="time of arrivals at each rate, instead of --num-requests",
+        help="time in which requests arrive at each rate, instead of --num-requests",
     )
     group.add_argument(
         "--request-rate",
@@ -113,7 +119,7 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--vocab-size",
         type=int,
         default=SMALLEST_VOCABULARY,
-        help=f"bound on token ids of prompts ({SMALLEST_VOCABULARY}, which every model has)",
+        help=f"upper bound on the token ids of random prompts ({SMALLEST_VOCABULARY}, which every model has)",
     )
     group.add_argument(
         "--request-timeout", type=float, default=3600.0, metavar="S", help="time limit of one request (3600)"
@@ -128,7 +134,7 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def add_report_flags(group: argparse._ArgumentGroup) -> None:
-    """What is asked of the runs, and where it goes."""
+    """Add the flags for the SLO and the output."""
     rules = group.add_mutually_exclusive_group()
     rules.add_argument(
         "--slo",
@@ -157,7 +163,7 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _flag(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Let argparse show what a parser says; it would replace the words of a ValueError by its own."""
+    """Return `parse` with its ValueErrors as argparse errors; argparse would replace their messages."""
 
     def parse_flag(text: str) -> T:
         try:

@@ -1,4 +1,4 @@
-"""What a benchmark has found so far."""
+"""The findings of a benchmark so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +12,10 @@ from loong.launcher.runs.run import PolicyRun
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun(PolicyRun):
-    """A run, what it ran on, and what that did, if it told and the run is to be drawn.
+    """A run, its server, and the server's history if the server reported it and the run is to be drawn.
 
-    `share_of_others` is of this machine's processors, None if the server is not ours: it is among the others.
+    `share_of_others` is of this machine's processors. It is None if the server is not ours, since then the
+    server is among the others.
     """
 
     server: Server
@@ -24,7 +25,7 @@ class MeasuredRun(PolicyRun):
 
     @property
     def attains(self) -> bool:
-        """Whether the run met its rule, and went to its end."""
+        """Return whether the run met its rule and was not interrupted."""
         return not self.num_unfinished and PolicyRun.attains.__get__(self)
 
 
@@ -37,13 +38,13 @@ class Repeats:
 
     @property
     def attains(self) -> bool:
-        """Whether more than half of the runs attain."""
+        """Return whether more than half of the runs attain."""
         return 2 * sum(run.attains for run in self.runs) > len(self.runs)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchFindings:
-    """What a benchmark found in so many seconds."""
+    """The findings of a benchmark that took `wall_seconds`."""
 
     runs: Sequence[MeasuredRun]
     goodputs: Sequence[Goodput[Repeats]]

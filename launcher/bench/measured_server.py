@@ -1,4 +1,4 @@
-"""Measurements of one server: warm it, probe it, load it, and ask it what it did."""
+"""Measurements of one server: warm-up, prefill probe, load, and the server's own counters and history."""
 
 import contextlib
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class PrefillProbe:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run gave. `history` is None if the server keeps none."""
+    """The result of one run. `history` is None if the server keeps none."""
 
     records: list[RequestRecord]
     counters: ServerCounters
@@ -46,7 +46,7 @@ class Measurement:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether it was ended once it was sure to miss."""
+        """Return whether the run was stopped once it was sure to miss."""
         return any(record.error == CUT_OFF for record in self.records)
 
 
@@ -133,7 +133,7 @@ class MeasuredServer:
                 in_flight=progress.in_flight,
             )
         counters, history = ServerCounters(), None
-        with contextlib.suppress(ServerUnusableError):  # it died under load: the records tell
+        with contextlib.suppress(ServerUnusableError):  # it died under load: the records show it
             counters = (await self._scraper.counters()).since(counters_before)
             history = await self._scraper.history()
         if history is not None and history_before is not None:
@@ -143,7 +143,7 @@ class MeasuredServer:
     async def _send(
         self, what: str, requests: Sequence[WorkloadRequest], max_concurrency: int | None
     ) -> list[RequestRecord]:
-        """Send what is not measured, under a progress bar, and check that all of it is answered."""
+        """Send requests that are not measured, under a progress bar, and check that all are answered."""
         with short_bar(what, len(requests)) as count_one:
             records = await run_load(
                 self._target, requests, max_concurrency=max_concurrency, on_record=count_one

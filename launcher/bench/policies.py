@@ -13,7 +13,7 @@ from loong.scheduler.policy import admissible_tokens
 
 
 def servers_by_policy(policies: Sequence[str], server: ServerConfig) -> dict[str, ServerConfig]:
-    """Return what to start for each policy: `server`, or all of it as one instance where one is all it runs.
+    """Return the server of each policy: `server`, or one instance of all its devices.
 
     Raises:
         ConfigError: a name is unknown or given twice, or a policy cannot run on such a server.

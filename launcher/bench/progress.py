@@ -1,4 +1,4 @@
-"""Progress bars of a benchmark on the terminal: what is sent, answered and in time so far."""
+"""Progress bars of a benchmark on the terminal: requests sent, answered and in time so far."""
 
 import asyncio
 import contextlib
@@ -88,7 +88,10 @@ async def run_bar(
 
 @contextmanager
 def short_bar(what: str, num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
-    """Show a bar of requests that are not measured, gone when they have ended; yield what counts them."""
+    """Show a bar of requests that are not measured, which disappears at the end.
+
+    Yield the function that counts them.
+    """
     with tqdm(total=num_requests, unit="req", desc=what, disable=None, leave=False) as bar:
 
         def count_one(_record: RequestRecord) -> None:

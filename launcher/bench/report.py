@@ -1,4 +1,4 @@
-"""What a benchmark tells people: blocks and tables on the way, and a line of JSON for programs at the end."""
+"""The output of a benchmark: blocks and tables while it runs, and a line of JSON for programs at the end."""
 
 import math
 import sys
@@ -34,7 +34,7 @@ SUMMARY_KEYS = (
 
 
 def print_workload(config: BenchConfig) -> None:
-    """Print what is sent, whether lengths are drawn or read from a file, and what was chosen."""
+    """Print the load, the origin of its lengths, and the values that were chosen."""
     load = config.load
     pace = "all at once"
     if load.rates[0] < math.inf:

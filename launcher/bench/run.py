@@ -34,7 +34,8 @@ from loong.workloads.request import WorkloadRequest
 def run_bench(config: BenchConfig, command: str) -> int:
     """Measure every server and report; return 1 if any request failed, else 0.
 
-    If a later one cannot be measured, or we are told to stop, what was measured is reported all the same.
+    If a later server cannot be measured, or the benchmark is interrupted, the earlier measurements are still
+    reported.
 
     Raises:
         ConfigError, ServerUnusableError: see `MeasuredServer` and `spawn_server`.
@@ -53,7 +54,7 @@ def run_bench(config: BenchConfig, command: str) -> int:
 
 
 class _Bench:
-    """What is found, server after server; the first one's probe serves for all."""
+    """The findings, server after server; the first server's probe serves for all."""
 
     def __init__(self, config: BenchConfig) -> None:
         self.runs: list[MeasuredRun] = []
@@ -76,7 +77,7 @@ class _Bench:
                     self._measure(name, server, measured)
 
     def _logging(self, name: str, server: Server, folder: Path) -> Server:
-        """Return the server, which writes its decisions down where a report will tell them."""
+        """Return the server, made to write its decision log where a report will read it."""
         if isinstance(server, ExternalServer) or not self._config.is_single:
             return server
         flag = ("--decision-log", str(folder / decision_log_name(name)))
@@ -106,7 +107,7 @@ class _Bench:
     def _run(
         self, name: str, server: Server, measured: MeasuredServer, rate: float, repeat: int
     ) -> MeasuredRun:
-        """Measure once, and print what came of it: what had ended, if that is interrupted."""
+        """Measure once and print the result; if that is interrupted, print the requests that had ended."""
         config = self._config
         seed = config.load.seed + repeat
         asked = RunKey(name, config.slo, rate, config.goal, seed, repeat, config.is_per_class)

@@ -1,4 +1,4 @@
-"""What the servers of a benchmark take and complete, found before the first is started or measured."""
+"""The longest request and the capacity of a benchmark's servers, found before any measurement."""
 
 import asyncio
 import sys
@@ -29,7 +29,7 @@ NUM_FOR_RATE = 48  # the same at the chosen scale, where one measurement decides
 
 
 def served_by(config: BenchConfig) -> Served:
-    """Return what all servers take, and what the first completes.
+    """Return the longest request that all servers take, and the capacity of the first.
 
     Raises:
         ConfigError: a server of ours could not start.
@@ -40,7 +40,7 @@ def served_by(config: BenchConfig) -> Served:
 
 
 def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> Served:
-    """Return what servers take that would be started, and what the first is expected to complete.
+    """Return the longest request of the servers to be started, and the expected capacity of the first.
 
     No cost model knows how fast this machine's processors are, so there the rate's capacity is measured.
     """

@@ -28,7 +28,7 @@ ENTRY = "from loong.launcher.entry import main; raise SystemExit(main())"
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What `loong serve` is started with. `start_timeout` is in seconds, until `/health` answers 200."""
+    """The arguments of `loong serve`. `start_timeout` is in seconds, until `/health` answers 200."""
 
     model: str | None
     num_instances: int
@@ -139,7 +139,7 @@ def _health_status(port: int) -> int | None:
 
 
 def _free_port() -> int:
-    """Return a port that is free now; whoever takes it first afterwards has it."""
+    """Return a port that is free now; another process may take it before the server does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -147,6 +147,6 @@ def _free_port() -> int:
 
 
 def last_lines(log_path: Path) -> str:
-    """Return the end of what a server printed."""
+    """Return the last lines of a server's log."""
     with log_path.open(errors="replace") as log:
         return "".join(deque(log, maxlen=NUM_LOG_LINES)).rstrip() or "(it printed nothing)"

@@ -31,24 +31,27 @@ class ChatServer:
 
     def __post_init__(self) -> None:
         if not _is_http(self.base_url):
-            raise ConfigError(f"--base-url {self.base_url!r} is no URL such as http://localhost:8000")
+            raise ConfigError(f"--base-url {self.base_url!r} is not a URL such as http://localhost:8000")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError("--api-key has characters that no header can hold")
 
     def model(self) -> str:
-        """The first model that is served. Raises `ChatError`."""
+        """Return the first model that is served. Raises `ChatError`."""
         with closing(self._connection()) as connection:
             response = self._ask(connection, "GET", "/v1/models")
             try:
                 name: str = json.loads(response.read())["data"][0]["id"]
             except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
-                raise ChatError(f"{self.base_url} does not tell which models it serves") from None
+                raise ChatError(f"{self.base_url} does not say which models it serves") from None
         return name
 
     def answer(
         self, messages: Sequence[Message], options: Mapping[str, object]
     ) -> Generator[str, None, None]:
-        """The next message, piece by piece; closing the iterator stops it. Raises `ChatError`."""
+        """Yield the next message piece by piece; closing the iterator stops the answer.
+
+        Raises `ChatError`.
+        """
         body = json.dumps({**options, "messages": list(messages), "stream": True}).encode()
         with closing(self._connection()) as connection:
             response = self._ask(connection, "POST", "/v1/chat/completions", body)
@@ -59,7 +62,7 @@ class ChatServer:
                             return
                         yield _text(json.loads(data))
             except ConnectionResetError:
-                pass  # told below: a server that goes away ends its answer so, or cleanly and too early
+                pass  # reported below: a server that goes away ends its answer so, or cleanly and too early
             except (ValueError, OSError, http.client.HTTPException) as error:
                 raise ChatError(f"the answer broke off: {error}") from None
             raise ChatError("the answer broke off: the server hung up")
@@ -70,7 +73,7 @@ class ChatServer:
         return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
 
     def _start_hint(self) -> str:
-        """How to start a server there, if that is on this machine."""
+        """Return how to start a server there, if that is on this machine."""
         parts = urlsplit(self.base_url)
         if parts.hostname not in LOCAL_HOSTS:
             return ""

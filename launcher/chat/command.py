@@ -41,7 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     )
     parser.add_argument("--model", metavar="NAME", help="one of the server's models (the first)")
     parser.add_argument("--api-key", metavar="KEY", help="API key to send ($OPENAI_API_KEY)")
-    parser.add_argument("--system", metavar="TEXT", help="system message that starts the chat")
+    parser.add_argument("--system", metavar="TEXT", help="system message at the start of the chat")
     parser.add_argument(
         "--max-tokens",
         type=positive,
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.serve is None:
         return _talk(args, args.base_url or _DEFAULT_URL)
     if args.base_url is not None:
-        raise ConfigError("--serve starts a server of its own, so --base-url cannot be given, too")
+        raise ConfigError("--serve starts a server of its own, so --base-url cannot be given as well")
     from loong.launcher.chat.own_server import own_server  # these import what a chat alone does without
 
     with own_server(args.serve) as url:
@@ -89,7 +89,7 @@ def _talk(args: argparse.Namespace, url: str) -> int:
 
 
 def _line(prompt: str) -> str | None:
-    """What is typed next; nothing if it is broken off, None at the end."""
+    """Return the next typed line: empty if it is interrupted, None at the end of the input."""
     try:
         return input(prompt)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""A conversation: what was said, and what the user may type besides."""
+"""A conversation: its messages, and the commands that the user may type."""
 
 import sys
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from loong.launcher.chat.client import ChatError, ChatServer, Message
 
 HELP = """\
 /reset          forget what was said
-/system TEXT    forget it, and tell the model first how to be
+/system TEXT    forget it, and start with this system message
 /exit, Ctrl-D   end; Ctrl-C stops an answer"""
 
 
 @dataclass
 class Session:
-    """One conversation, printed to `out`; whether it goes on is what `take` tells."""
+    """One conversation, printed to `out`; `take` returns whether it goes on."""
 
     server: ChatServer
     options: Mapping[str, object]
@@ -33,7 +33,7 @@ class Session:
         self.messages[:] = [] if system is None else [{"role": "system", "content": system}]
 
     def take(self, line: str) -> bool:
-        """Do what a line says, or send it; False if it ends the conversation."""
+        """Carry out a command, or send the line; return False if it ends the conversation."""
         command, _, rest = line.partition(" ")
         match command:
             case "":
@@ -45,7 +45,7 @@ class Session:
                 self._say("(forgotten)")
             case "/system":
                 self.reset(rest.strip() or None)
-                self._say("(forgotten; the model is told so first)" if self.system else "(forgotten)")
+                self._say("(forgotten; this is the system message now)" if self.system else "(forgotten)")
             case _ if command.startswith("/"):
                 self._say(HELP if command == "/help" else f"there is no {command}\n{HELP}")
             case _:

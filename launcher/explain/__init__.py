@@ -1,4 +1,4 @@
-"""`loong explain`: what a decision log tells of one request, or of all (`listing`)."""
+"""`loong explain`: the decision log's account of one request, or of all (`listing`)."""
 
 from loong.launcher.explain.command import add_parser, run
 

@@ -1,4 +1,4 @@
-"""`loong explain`: flags, and what is printed."""
+"""`loong explain`: flags and output."""
 
 import argparse
 import sys
@@ -30,8 +30,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the command `explain` and its flags."""
     parser = subparsers.add_parser(
         "explain",
-        help="tell from a decision log why requests waited, where they ran, and how long it took",
-        description="Tell what a decision log says of its last run: of all requests, or of one.",
+        help="explain from a decision log why requests waited, where they ran, and how long it took",
+        description="Explain the last run of a decision log: all requests, or one.",
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)
@@ -43,19 +43,19 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="decision log, as written by --decision-log or `loong bench` (the newest in this folder)",
     )
     parser.add_argument(
-        "--request", metavar="ID", help="explain one request, named by its API id or how the id begins"
+        "--request", metavar="ID", help="explain one request, named by its API id or the beginning of the id"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list, or the story, and return 0. Raises `ConfigError` if there is nothing to tell."""
+    """Print the list, or the story, and return 0. Raises `ConfigError` if the log has no request."""
     log = args.log or newest_decision_log()
     if args.log is None:
         print(f"Of {log}:", file=sys.stderr)
     index = indexed(read_log(log))
     if not index.arrivals:
-        raise ConfigError(f"{log} tells of no request: none has come")
+        raise ConfigError(f"{log} has no request: none has arrived")
     print(_list(index, as_json=args.json) if args.request is None else _story(index, log, args))
     return 0
 
@@ -73,14 +73,13 @@ def _story(index: LogIndex, log: Path, args: argparse.Namespace) -> str:
 
 
 def _request_id(index: LogIndex, log: Path, text: str) -> RequestId:
-    """The request that has this id, or the only one whose id begins so."""
+    """Return the request that has this id, or the only one whose id begins with it."""
     if text in index.arrivals:
         return text
     matching = [request_id for request_id in index.arrivals if request_id.startswith(text)]
     if not matching:
         raise ConfigError(
-            f"{log} tells of {len(index.arrivals):,} requests, but not of {text!r}; "
-            f"without --request it lists them"
+            f"{log} has {len(index.arrivals):,} requests, but not {text!r}; without --request it lists them"
         )
     if len(matching) > 1:
         some = ", ".join(matching[:MAX_NAMED]) + (", ..." if len(matching) > MAX_NAMED else "")

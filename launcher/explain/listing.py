@@ -1,4 +1,4 @@
-"""All requests of a log, one line each."""
+"""A list of all requests of a log, one line each."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,10 @@ _LEFT = (0, 8)  # columns of words
 
 
 def most_delayed_first(summaries: Sequence[Summary]) -> list[Summary]:
-    """Those that waited longest, then those whose first token took longest; none is as long as it gets."""
+    """Return the summaries in order of waiting time, then of time to first token.
+
+    None sorts as the longest.
+    """
     never = float("inf")
     return sorted(
         summaries,
@@ -23,7 +26,7 @@ def most_delayed_first(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def listing(summaries: Sequence[Summary]) -> str:
-    """A heading and a table, in the order given."""
+    """Return a heading and a table, in the order given."""
     rows = [_HEADINGS, *map(_row, summaries)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows]
@@ -68,7 +71,7 @@ def _latency(latency: Latency) -> str:
 
 
 def _incidents(summary: Summary) -> list[str]:
-    """What is out of the ordinary."""
+    """Return the unusual events of a request: preemptions, migrations, lost KV, an early end."""
     incidents = []
     if summary.num_preemptions:
         incidents.append(f"preempted {times(summary.num_preemptions)}")

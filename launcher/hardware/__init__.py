@@ -1,1 +1,1 @@
-"""The machine and the cost model that belongs to it."""
+"""Facts about the machine, and the cost model that belongs to it."""

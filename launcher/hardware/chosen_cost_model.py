@@ -1,4 +1,4 @@
-"""Where the cost model of a command comes from: a file, or the roofline of what it runs on."""
+"""Chooses the cost model of a command: a file, or the roofline of its device."""
 
 import logging
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ def chosen_cost_model(
     tp_size: int,
     greatest: Mapping[str, float],
 ) -> WorkCostModel:
-    """The model in a file, or (None) the roofline of `device`.
+    """Return the model in a file, or (None) the roofline of `device`.
 
-    Logs where it will extrapolate if an instance's work reaches the `greatest` counts named. Raises
+    Logs which counts it will extrapolate if an instance's work reaches the `greatest` counts. Raises
     `ConfigError` if the file cannot be read, or is of another model, device or number of devices.
     """
     if path is None:
@@ -41,6 +41,6 @@ def chosen_cost_model(
 
 
 def chosen_tiles(path: Path | None) -> tuple[int, ...] | None:
-    """The tiles of attention that were found best when the file was measured, if any were."""
+    """Return the attention tiles that were best when the file was measured, if any were."""
     tiles = None if path is None else read_cost_model(path).attention_tiles
     return None if tiles is None else msgspec.structs.astuple(tiles)

@@ -20,13 +20,13 @@ T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLa
 
 
 class _Format(msgspec.Struct, frozen=True):
-    """Of a file of any version."""
+    """The part that files of every version have."""
 
     format: int
 
 
 class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Relative errors of predictions of samples that the fit has not seen."""
+    """Relative errors of predictions for samples that the fit has not seen."""
 
     num_samples: int
     mean: float
@@ -35,7 +35,7 @@ class Errors(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AttentionTiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tiles of attention a library is to compute: the fields of TileSizes."""
+    """The tiles of attention that a library is to compute: the fields of TileSizes."""
 
     square: int
     largest_square: int
@@ -55,8 +55,8 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     `undetermined` coefficients are a roofline's, since no sample determines them. `graph_limits` (the fields
     of `CudaGraphLimits`, for any shape), `host` (of `HostTimes`) and `lane` (of `ServiceLane`) are the
     device's, not measured. `ranges` is the least and the greatest measured of each count of work; beyond it
-    the model extrapolates. `repeat_spread` tells how quiet the machine was: how much longer, relative, the
-    median of a plan's times was than the quickest. `attention_tiles` were in use, and are to be, where the
+    the model extrapolates. `repeat_spread` says how quiet the machine was: how much longer, relative, the
+    median of a plan's times was than the fastest. `attention_tiles` were in use, and are to be, where the
     device has any.
     """
 
@@ -92,7 +92,7 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 )
 
     def cost_model(self, num_instances: int) -> WorkCostModel:
-        """The cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
+        """Return the cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
         limits = cuda_graph_limits(ModelShape(**self.shape), CudaGraphLimits(**self.graph_limits))
         return WorkCostModel(
             Coefficients(**self.coefficients),
@@ -104,7 +104,7 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         )
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
-        """What of these greatest counts to come is beyond what was measured, in words."""
+        """Return a phrase for each of these greatest counts that exceeds the measured range."""
         return [
             f"{name} may reach {value:,.0f}, but at most {self.ranges[name][1]:,.0f} was measured"
             for name, value in greatest.items()
@@ -162,7 +162,7 @@ def _check_names(path: Path, where: str, values: Mapping[str, object], kind: typ
 
 
 def _fit(tiles: AttentionTiles) -> bool:
-    """Whether the sizes are multiples of one another as TileSizes has them."""
+    """Return whether the sizes are multiples of one another, as TileSizes requires."""
     if min(msgspec.structs.astuple(tiles)) < 1:
         return False
     pairs = (

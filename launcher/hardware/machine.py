@@ -1,4 +1,4 @@
-"""The machine and the commit that stand beside every number."""
+"""Facts about the machine and the commit, reported with every number."""
 
 import os
 import platform

@@ -5,7 +5,10 @@ from loong.scheduler.cost.roofline import ModelShape
 
 
 def shape_of(config: ModelConfig) -> ModelShape:
-    """Parameters of a layer are those of its four attention projections and three of its MLP."""
+    """Return the sizes of a model.
+
+    A layer's parameters are those of four attention projections and three of its MLP.
+    """
     num_heads = 2 * config.num_heads + 2 * config.num_kv_heads  # queries, outputs, keys and values
     in_layer = config.hidden_size * (num_heads * config.head_dim + 3 * config.intermediate_size)
     return ModelShape(

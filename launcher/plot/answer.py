@@ -1,4 +1,4 @@
-"""What runs say, in words: which policy met the SLO for how many, what it gains and what it loses."""
+"""Summarizes runs in sentences: which policy met the SLO most often, its gains and its losses."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ BUCKET_TIMES = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms"
 
 @dataclass(frozen=True, slots=True)
 class AttainmentDifference:
-    """A number of the winner beside the best of the other policies, in words and as a ratio."""
+    """A number of the winner and the best of the other policies, as text and as a ratio."""
 
     what: str
     own: str
     other: str
     policy: str
-    ratio: float  # own over other's; of what is to be high, other's over own
+    ratio: float  # own over other's; for numbers that should be high, other's over own
 
     def __str__(self) -> str:
         return f"{self.what}: {self.own} against {self.other} of {self.policy}"
@@ -63,7 +63,7 @@ class ReportAnswer:
 
 
 def answer(runs: RuleRuns) -> ReportAnswer:
-    """What runs under one rule say."""
+    """Return the summary of runs under one rule."""
     ranked = sorted(runs.policies, key=lambda policy: _rank(runs, policy), reverse=True)
     winner, others = ranked[0], ranked[1:]
     losses = tuple(sorted(_losses(runs, winner, others), key=lambda loss: -loss.ratio))
@@ -74,12 +74,12 @@ def answer(runs: RuleRuns) -> ReportAnswer:
 
 
 def share(value: float | None) -> str:
-    """A share in percent."""
+    """Format a share in percent."""
     return "n/a" if value is None else f"{value * 100:.3g} %"
 
 
 def milliseconds(value: float | None) -> str:
-    """A time with as many digits as matter, from a second on in seconds."""
+    """Format a time with three significant digits, in seconds from one second on."""
     if value is None:
         return "n/a"
     if value >= 1e3:
@@ -88,13 +88,13 @@ def milliseconds(value: float | None) -> str:
 
 
 def attainment(runs: RuleRuns, policy: str, rate: float) -> float | None:
-    """The median of the repetitions; None if none went to its end."""
+    """Return the median of the repetitions; None if none was completed."""
     spread = runs.spread(policy, rate, "slo_attainment")
     return None if spread is None else spread[0]
 
 
 def _rank(runs: RuleRuns, policy: str) -> tuple[float, float, float]:
-    """By goodput, then by attainment, then by speed."""
+    """Return the sort key of a policy: goodput, then attainment, then speed."""
     goodput = max((found.request_rate for found in runs.goodput if found.policy == policy), default=0.0)
     attained = attainment(runs, policy, runs.shown_rate)
     ttft = runs.spread(policy, runs.shown_rate, "mean_ttft_ms")
@@ -201,7 +201,7 @@ def _beyond_noise(runs: RuleRuns, winner: str) -> str:
 
 
 def _losses(runs: RuleRuns, winner: str, others: Sequence[str]) -> Iterator[AttainmentDifference]:
-    """Where another policy is better, in all and in each range of prompt lengths."""
+    """Yield the numbers in which another policy is better, overall and in each range of prompt lengths."""
     for key in TIMES:
         found = _difference(runs, winner, others, key)
         if found is not None and found.ratio > 1 + NOTABLE:
@@ -218,7 +218,7 @@ def _losses(runs: RuleRuns, winner: str, others: Sequence[str]) -> Iterator[Atta
 
 
 def buckets_of(runs: RuleRuns) -> list[str]:
-    """The ranges of prompt lengths of which something was sent."""
+    """Return the ranges of prompt lengths that requests were sent in."""
     names = (
         str(bucket["bucket"]) for run in runs.runs for bucket in run.by_prompt_length if bucket.get("sent")
     )
@@ -226,13 +226,13 @@ def buckets_of(runs: RuleRuns) -> list[str]:
 
 
 def value_of(runs: RuleRuns, policy: str, key: str, bucket: str | None = None) -> float | None:
-    """The median of a policy's repetitions at the rate that is shown, of all prompts or of a range."""
+    """Return the median of a policy's repetitions at the rate that is shown, of all prompts or of a range."""
     spread = spread_of(values_of(runs, policy, key, bucket))
     return None if spread is None else spread[0]
 
 
 def values_of(runs: RuleRuns, policy: str, key: str, bucket: str | None = None) -> list[float | None]:
-    """The same of each repetition."""
+    """Return the same number of each repetition."""
     return [_of_run(run, key, bucket) for run in runs.at(policy, runs.shown_rate)]
 
 
@@ -245,7 +245,7 @@ def _of_run(run: RunRow, key: str, bucket: str | None) -> float | None:
 def _difference(
     runs: RuleRuns, winner: str, others: Sequence[str], key: str, bucket: str | None = None
 ) -> AttainmentDifference | None:
-    """A time of the winner beside the lowest of the others."""
+    """Return a time of the winner and the lowest of the others; None if either is missing or is noise."""
     own = value_of(runs, winner, key, bucket)
     known = {policy: value_of(runs, policy, key, bucket) for policy in others}
     there = {
@@ -268,7 +268,7 @@ def _difference(
 def _shortfall(
     runs: RuleRuns, winner: str, others: Sequence[str], key: str, bucket: str | None = None
 ) -> AttainmentDifference | None:
-    """What of the winner is to be high, if it is less than another policy's."""
+    """Return the number that should be high if it is notably lower than another policy's, else None."""
     own = value_of(runs, winner, key, bucket)
     known = {policy: value_of(runs, policy, key, bucket) for policy in others}
     there = {

@@ -1,4 +1,4 @@
-"""`loong plot`: flags, and what is written."""
+"""`loong plot`: flags and the files that are written."""
 
 import argparse
 import sys
@@ -26,8 +26,8 @@ def add_parser(subparsers: "Subparsers") -> None:
     """Add the command `plot` and its flags."""
     parser = subparsers.add_parser(
         "plot",
-        help="draw runs of bench and simulate, and write a report that opens in a browser",
-        description="Draw all that runs have to show, as PNG, SVG and one HTML page that needs nothing else.",
+        help="plot runs of bench and simulate, and write a report for a browser",
+        description="Draw all pictures of runs, as PNG, SVG and one self-contained HTML page.",
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)
@@ -40,14 +40,17 @@ def add_parser(subparsers: "Subparsers") -> None:
         "(the newest run in this folder)",
     )
     parser.add_argument(
-        "--output-dir", type=Path, metavar="DIR", help="folder for pictures and report (that of the only RUN)"
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for pictures and report (the folder of RUN, if only one is given)",
     )
     parser.add_argument(
         "--slo",
         nargs="+",
         default=[],
         metavar="RULE",
-        help="judge what was measured under these rules, too: tight, interactive, tight,tpot:10 or "
+        help="judge the measured runs under these rules as well: tight, interactive, tight,tpot:10 or "
         "'ttft:2000 tpot:50'",
     )
     parser.add_argument(
@@ -59,7 +62,7 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw everything and say what was written; returns 0."""
+    """Draw everything, print what was written, and return 0."""
     from loong.launcher.outputs import make_folder  # these import what `--help` can do without
     from loong.launcher.plot.report import write_pictures_and_report
     from loong.launcher.plot.run_files import read_run_files

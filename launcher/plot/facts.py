@@ -1,4 +1,4 @@
-"""What stands beside the numbers of a report, so that others can have them too."""
+"""The facts that accompany the numbers of a report, so that others can reproduce them."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from loong.workloads.report.run_document import RunDocument
 
 
 def facts_of(document: RunDocument) -> Iterator[tuple[str, str]]:
-    """What stands beside the numbers so that others can have them too."""
+    """Yield the name and value of each fact that is needed to reproduce a run."""
     yield "command", document.command
     yield "date", document.date
     commit = document.machine.get("git_commit")
@@ -26,7 +26,7 @@ def facts_of(document: RunDocument) -> Iterator[tuple[str, str]]:
 
 
 def _flat(value: object) -> str:
-    """A value of the configuration in one line."""
+    """Return a value of the configuration in one line."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_flat(part)}" for name, part in value.items() if part is not None)
     if isinstance(value, list):

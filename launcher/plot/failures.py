@@ -1,4 +1,4 @@
-"""Which requests failed, and why, in words."""
+"""Sentences on failed requests and their reasons."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class _Answer(msgspec.Struct):
 
 
 def _short(reason: str) -> str:
-    """The message alone where a server answered with an error of the OpenAI API."""
+    """Return the message alone where a server answered with an error of the OpenAI API."""
     status, brace, rest = reason.partition("{")
     with suppress(msgspec.MsgspecError):
         reason = status + msgspec.json.decode((brace + rest).encode(), type=_Answer).error.message

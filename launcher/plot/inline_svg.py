@@ -1,4 +1,4 @@
-"""Pictures as a part of a page: no frame of a file, names of their own, and the page's paper and ink."""
+"""SVG pictures as elements of a page: no file header, unique ids, and the page's colors."""
 
 import re
 
@@ -10,7 +10,7 @@ _NAME = re.compile(r'(\bid="|url\(#|href="#)')
 
 
 def inline_svg(svg: str, name: str, words: str) -> str:
-    """Return the element, `name` before all its ids; `words` say to those who do not see it what it shows."""
+    """Return the element, with `name` before all its ids; `words` describe it for screen readers."""
     element = svg[svg.index("<svg") :]
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
     element = re.sub(r"<!--.*?-->", "", element, flags=re.DOTALL)

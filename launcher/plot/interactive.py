@@ -1,4 +1,4 @@
-"""The runs that are looked at closely as one HTML file to point at, zoom and click in; it asks no network."""
+"""One self-contained HTML file of the watched runs, to point at, zoom and click in."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from loong.workloads.report.waiting import waits_of
 
 FILE_NAME = "interactive.html"
 NOT_INTERACTIVE = f"No {FILE_NAME}: it needs plotly; pip install plotly"
-MAX_BARS = 12_000  # of a policy: browsers take a second for so many
+MAX_BARS = 12_000  # of a policy: browsers take a second to draw this number
 MAX_STORIES = 300  # of a policy that has more requests, the latest alone
 DIGITS = 6  # of seconds
 _PAGE = Path(__file__).parent / "page"

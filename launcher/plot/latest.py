@@ -1,4 +1,4 @@
-"""The requests of a run that came latest, with their stories."""
+"""The latest requests of a run, with their stories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ UNKNOWN_REASON = "No decision log says why."
 
 @dataclass(frozen=True, slots=True)
 class RequestStory:
-    """A request's story as `loong explain` tells it: sentences ahead, and more by time since it came."""
+    """A request's story, as in `loong explain`: sentences at the top, and more by time since arrival."""
 
     request_id: str
     heading: Sequence[str]
@@ -30,7 +30,9 @@ class RequestStory:
 def latest_requests(
     history: ClusterHistory, run: RunRow | None = None, index: LogIndex | None = None
 ) -> list[LateRequest]:
-    """Return the ten that exceed their SLO most, the latest first; without a run those slowest to a token.
+    """Return the ten that exceed their SLO most, the latest first.
+
+    Without a run, return those slowest to a token.
 
     Requests that failed come first.
     """

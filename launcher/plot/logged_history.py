@@ -1,4 +1,4 @@
-"""What a cluster did, from the decision log of a server or a simulation."""
+"""The history of a cluster, from the decision log of a server or a simulation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ def history_of_log(path: Path) -> ClusterHistory:
 
 @dataclass(slots=True)
 class _Reading:
-    """What is known up to a line."""
+    """The state after the lines read so far."""
 
     batches: list[BatchSlice] = field(default_factory=list)
     moves: list[KVMove] = field(default_factory=list)
@@ -55,7 +55,7 @@ class _Reading:
         self.runs.subscribe(self.over.append)
 
     def take(self, line: Line) -> None:
-        """Go on by a line; those that tell nothing of what ran are passed over."""
+        """Read a line; lines that do not concern what ran are ignored."""
         self.runs(line, b"")
         match line:
             case ArrivedLine():
@@ -93,9 +93,10 @@ class _Reading:
         return reserved
 
     def _slice(self, batch: LoggedBatch, reserved: Mapping[int, int], end: BatchEndedLine) -> BatchSlice:
-        """A batch that is over.
+        """Return a batch that is over.
 
-        What its pools hold then is not told, so it is what they held with it.
+        The log does not say what its pools hold at the end, so the counts reserved at its start stand for
+        both.
         """
         phase = "decode" if not batch.chunks else "mixed" if batch.decodes else "prefill"
         counts = tuple((i, reserved[i]) for i in batch.instance_ids)

@@ -1,4 +1,4 @@
-"""Which pictures runs have: a name, what it shows, and how it is drawn."""
+"""The pictures of runs: a name, a caption, and a function that draws it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,10 @@ Window = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`name` is of its files; `words` say what it shows. A wide one takes the whole width of a page."""
+    """A picture. `name` is of its files; `words` say what it shows.
+
+    A wide one takes the whole width of a page.
+    """
 
     name: str
     words: str
@@ -36,11 +39,11 @@ class Picture:
     is_main: bool = True  # rather than for those who want to know more
 
     def paths(self, folder: Path) -> list[Path]:
-        """Its files in a folder."""
+        """Return its files in a folder."""
         return [folder / f"{self.name}.{kind}" for kind in PICTURE_KINDS]
 
     def write(self, folder: Path) -> None:
-        """Write it in every kind."""
+        """Write it in every file format."""
         with house_style():
             write_figure(self.draw(), self.paths(folder))
 
@@ -51,7 +54,7 @@ def pictures_of_runs(
     window: Window | None,
     suffix: str,
 ) -> list[Picture]:
-    """Every picture that these runs have something for, those that tell most first."""
+    """Return every picture that these runs have data for, the most informative first."""
     pictures = [
         *(_pictures_of_sweep(runs, suffix) if len(runs.rates) > 1 else ()),
         *timeline_pictures(watched, window, suffix),
@@ -63,7 +66,7 @@ def pictures_of_runs(
 def timeline_pictures(
     watched: Mapping[str, WatchedRun], window: Window | None, suffix: str = ""
 ) -> Iterator[Picture]:
-    """The seconds that show most, unless they are all, the latest requests, and the whole run."""
+    """Return pictures of the most informative seconds, the latest requests, and the whole run."""
     histories = {name: run.history for name, run in watched.items()}
     latest = {name: run.latest for name, run in watched.items()}
     if not any(history.batches for history in histories.values()):
@@ -144,7 +147,7 @@ def _pictures_of_rate(runs: RuleRuns, suffix: str) -> Iterator[Picture]:
 
 
 def _words_of_cdf(runs: Sequence[RunRow]) -> str:
-    """What the lines show, and why those of these runs end below 100 % or begin above 0, if any does."""
+    """Return a caption, with the reasons why lines of these runs end below 100 % or begin above 0."""
     sentences = ["The share of requests by latency"]
     if any(run.completed < run.num_prompts for run in runs):
         sentences.append("a line of TTFT that ends below 100 % had failures")
@@ -159,7 +162,7 @@ def _words_of_cdf(runs: Sequence[RunRow]) -> str:
 
 
 def goodput_bars(runs: RuleRuns) -> Sequence[GoodputBar]:
-    """The goodput of every policy that has one."""
+    """Return the goodput of every policy that has one."""
     return [
         GoodputBar(found.policy, found.request_rate, is_at_least=found.too_high_rate is None)
         for found in runs.goodput

@@ -1,4 +1,4 @@
-"""What each policy is, for those who read of it for the first time."""
+"""A phrase for each policy, for readers who do not know it."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,8 @@ POLICY_WORDS = {
     "static-sp": "one fixed group of all instances",
     "replicas": "every instance works alone",
     "tp": "one instance of all devices",
-    "chunked": "one instance of all devices, prompts in chunks beside decodes",
-    "chunked-replicas": "every instance works alone, prompts in chunks beside decodes",
+    "chunked": "one instance of all devices, prompts in chunks together with decodes",
+    "chunked-replicas": "every instance works alone, prompts in chunks together with decodes",
     "disaggregated": "half of the instances prefill, half decode, and KV moves between",
     "esp-disaggregated": "esp's order and chunks, prefill and decode on fixed parts, and KV moves between",
     "esp-served": "esp's order and chunks, decodes on the fewest instances, KV is read where it was computed",
@@ -26,7 +26,7 @@ POLICY_WORDS = {
 
 
 def words_of(policies: Iterable[str]) -> str:
-    """One sentence that says what those are that are known; nothing if none is."""
+    """Return one sentence that describes the known policies among these; empty if none is known."""
     known = [f"{policy}: {words}" for policy in policies if (words := _words_of(policy))]
     return f"{'; '.join(known)}." if known else ""
 

@@ -17,16 +17,18 @@ from loong.workloads.report.run_document import GoodputRow, RunDocument, RunRow,
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """The repetitions of a policy at a rate."""
+    """Repetitions of a policy at a rate."""
 
     rate: float
     attains: bool
 
 
 def rejudged(documents: Sequence[RunDocument], rules: Sequence[SLORule]) -> list[RunDocument]:
-    """The documents with their runs under these rules, too; all are held to the prefills probed first.
+    """Return the documents with their runs judged under these rules as well.
 
-    Raises `ConfigError` if a rule cannot be judged from what documents tell.
+    All use the first probed prefills.
+
+    Raises `ConfigError` if a rule cannot be judged from the documents.
     """
     is_probed = any(rule.needs_prefill_time for rule in rules)
     prefill_time = next(filter(None, map(_probed, documents)), None) if is_probed else None
@@ -50,7 +52,7 @@ def _probed(document: RunDocument) -> PrefillFit | None:
 
 
 def _under(document: RunDocument, rule: SLORule, limits_of: LimitsOf) -> RunDocument:
-    """The document with the runs of its first rule under another, unless it has that."""
+    """Return the document with the runs of its first rule judged under another, unless it has that."""
     first, description = document.slos[0], rule.describe()
     if description in (text.description for text in document.slos):
         return document
@@ -99,7 +101,7 @@ def _judged(run: RunRow, slo: str, limits_of: LimitsOf, goal: float, scale: floa
 def _ratio(
     limits_of: LimitsOf, num_tokens: int, ttft: float | None, tpot: float | None, e2el: float | None
 ) -> float | None:
-    """The greatest latency over its bound; None if the request did not complete."""
+    """Return the greatest latency relative to its bound; None if the request did not complete."""
     if ttft is None or e2el is None:
         return None
     limits = limits_of(num_tokens)

@@ -29,7 +29,7 @@ PAGE = Path(__file__).parent / "page" / "report.html.jinja"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture on the page: an SVG element, and what it shows."""
+    """A picture on the page: an SVG element and its caption."""
 
     svg: str
     words: str
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What runs under one rule say."""
+    """The section on runs under one rule."""
 
     rule: str
     formula: str
@@ -54,7 +54,7 @@ class Section:
 
 
 def report_folder(folder: Path) -> list[Path]:
-    """Draw the run whose document is in a folder, and write its report beside it; return the paths.
+    """Draw the run whose document is in a folder, and write its report there; return the paths.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -133,7 +133,7 @@ def _section(
 
 
 def _drawn(pictures: Sequence[Picture], folder: Path, number: int) -> list[Figure]:
-    """The pictures, written into a folder, as parts of the page."""
+    """Write the pictures into a folder, and return them as parts of the page."""
     figures = []
     for index, picture in enumerate(pictures):
         picture.write(folder)
@@ -144,7 +144,7 @@ def _drawn(pictures: Sequence[Picture], folder: Path, number: int) -> list[Figur
 
 
 def _notes(runs: RuleRuns) -> Iterator[str]:
-    """What a reader must know before believing a number."""
+    """Yield the caveats that a reader must know with the numbers."""
     if runs.rule.planned_for is not None:
         yield (
             f"Runs under {runs.rule.planned_for}, for which policies planned, are judged again here: made "

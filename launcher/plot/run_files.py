@@ -1,4 +1,4 @@
-"""What `loong plot` is given, read: folders and documents of runs, traces, and decision logs."""
+"""Reads the arguments of `loong plot`: folders and documents of runs, traces, and decision logs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ LOG_SUFFIX = ".jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Documents, each with the folder of its traces; and histories by title that are of no document.
+    """Documents, each with the folder of its traces; and histories by title that belong to no document.
 
     `decisions` are by the titles of those histories that are from decision logs, which have no trace yet.
     """
@@ -32,13 +32,16 @@ class RunFiles:
     decisions: Mapping[str, LogIndex] = field(default_factory=dict)
 
     def judged_under(self, rules: Sequence[SLORule]) -> "RunFiles":
-        """The same with all runs under these rules, too. Raises `ConfigError` if they cannot be judged."""
+        """Return the files with all runs judged under these rules as well.
+
+        Raises `ConfigError` if they cannot be judged.
+        """
         folders = [folder for folder, _ in self.documents]
         documents = rejudged([document for _, document in self.documents], rules)
         return replace(self, documents=list(zip(folders, documents, strict=True)))
 
     def history_of(self, run: RunRow) -> ClusterHistory | None:
-        """What happened in a run; None if it has no trace, or that is gone."""
+        """Return the history of a run; None if it has no trace, or the file is gone."""
         for folder, document in self.documents:
             if run.trace is not None and run in document.runs and (folder / run.trace.file).exists():
                 history = _trace(folder / run.trace.file)
@@ -46,7 +49,7 @@ class RunFiles:
         return None
 
     def decisions_of(self, run: RunRow) -> LogIndex | None:
-        """Return what was decided in a run; None if it has no decision log, or that is gone or empty.
+        """Return the decisions of a run; None if it has no decision log, or the file is gone or empty.
 
         Raises:
             ConfigError: the file is no decision log.
@@ -59,10 +62,10 @@ class RunFiles:
 
 
 def read_run_files(paths: Sequence[Path]) -> RunFiles:
-    """Read each path, whatever it is.
+    """Read each path: a run's folder, a document, a trace or a decision log.
 
     Raises:
-        ConfigError: one cannot be read, or is nothing of that kind.
+        ConfigError: one cannot be read, or is none of these.
     """
     documents: list[tuple[Path, RunDocument]] = []
     histories: dict[str, ClusterHistory] = {}

@@ -1,4 +1,4 @@
-"""The tables of a report: by rate, by policy, by length of prompt, and what groups did."""
+"""The tables of a report: by rate, by policy, by length of prompt, and batches by DoP."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ BUCKET_COLUMNS = {
 COUNTS = {
     "num_scale_ups": "times a group gained an instance",
     "num_scale_downs": "times a group lost one",
-    "num_retained_tokens": "KV tokens kept elsewhere than computed",
+    "num_retained_tokens": "KV tokens kept on another instance than computed",
     "num_migrated_tokens": "KV tokens moved",
     "num_preemptions": "requests preempted",
 }
@@ -38,7 +38,7 @@ class Table:
 
 
 def tables_of(runs: RuleRuns) -> Iterator[Table]:
-    """Those of the runs under one rule."""
+    """Yield the tables of the runs under one rule."""
     if len(runs.rates) > 1:
         yield _rate_table(runs)
     yield _comparison(runs)
@@ -79,7 +79,7 @@ def _comparison(runs: RuleRuns) -> Table:
 
 
 def _bucket_table(runs: RuleRuns) -> Table:
-    """By length of prompt, the policies side by side within each column."""
+    """Return the table by length of prompt, with the policies side by side within each column."""
     policies = [policy for policy in runs.policies if runs.at(policy, runs.shown_rate)]
     rows = [
         (
@@ -106,7 +106,7 @@ def _sent(runs: RuleRuns, policy: str, bucket: str) -> float:
 
 
 def _dop_table(runs: RuleRuns) -> Table:
-    """How many batches ran at each degree of parallelism, and what groups did."""
+    """Return the table of batches at each degree of parallelism, scale-ups, scale-downs and moved KV."""
     batches: dict[str, dict[str, str]] = {}
     for policy in runs.policies:
         for run in runs.at(policy, runs.shown_rate)[:1]:
@@ -125,7 +125,7 @@ def _dop_table(runs: RuleRuns) -> Table:
 
 
 def _best(values: Sequence[float | None], *, is_low_best: bool) -> int | None:
-    """The place of the best of at least two, None if others are as good."""
+    """Return the index of the best of at least two values; None if another is as good."""
     there = [value for value in values if value is not None]
     if len(there) < 2 or len(set(there)) == 1:
         return None
@@ -151,7 +151,7 @@ def _rate(rate: float) -> str:
 
 
 def all_numbers(document: RunDocument) -> Iterator[Table]:
-    """Every number of every run that is not of one request."""
+    """Yield every number of every run, except those of single requests."""
     for run in document.runs:
         rows = [(name, _exact(value)) for name, value in run.numbers.items() if name not in ("policy", "slo")]
         for dop, count in (run.num_batches_by_dop or {}).items():

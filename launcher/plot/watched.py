@@ -13,7 +13,7 @@ from loong.workloads.report.run_document import RuleRuns, RunRow
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """What a run did and why, as far as files say; `run` is None for what is of no document."""
+    """The history and decisions of a run, as far as files have them; `run` is None without a document."""
 
     history: ClusterHistory
     latest: Sequence[LateRequest]
@@ -26,17 +26,17 @@ class WatchedRun:
         return WatchedRun(history, latest_requests(history, run, index), run, index)
 
     def stories(self, request_ids: Sequence[str]) -> list[RequestStory]:
-        """Return the stories of these requests that the decision log tells."""
+        """Return the stories of these requests that are in the decision log."""
         return [] if self.index is None else stories_of(self.index, request_ids)
 
     @property
     def latest_stories(self) -> list[RequestStory]:
-        """Return those of the latest requests."""
+        """Return the stories of the latest requests."""
         return self.stories([late.span.request_id for late in self.latest])
 
 
 def watched_runs(files: RunFiles, runs: RuleRuns) -> Mapping[str, WatchedRun]:
-    """Return the run of each policy that is looked at closely, if its history was kept."""
+    """Return the run of each policy that is watched, if its history was kept."""
     found: dict[str, WatchedRun] = {}
     for policy in runs.policies:
         for run in runs.at(policy, runs.shown_rate)[:1]:
@@ -46,7 +46,7 @@ def watched_runs(files: RunFiles, runs: RuleRuns) -> Mapping[str, WatchedRun]:
 
 
 def watched_logs(files: RunFiles) -> Mapping[str, WatchedRun]:
-    """Return what is of no document, by its title: traces and decision logs."""
+    """Return the traces and decision logs that belong to no document, by title."""
     return {
         title: WatchedRun.of(history, index=files.decisions.get(title))
         for title, history in files.histories.items()

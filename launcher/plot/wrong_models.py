@@ -1,4 +1,4 @@
-"""Sentences of a report on policies whose plans counted on times that were far off."""
+"""Sentences of a report on policies whose predicted times were far off."""
 
 from collections.abc import Iterator
 

@@ -33,7 +33,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, report and write the file; 0 if that worked."""
+    """Measure, report and write the file; return 0 if that worked."""
     from loong.launcher.profile.session import profile  # imports torch, which `--help` can do without
 
     check_file("--output", args.output)
@@ -54,10 +54,14 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         type=Path,
         default=Path("cost-model.json"),
         metavar="FILE",
-        help="file for the cost model (%(default)s)",
+        help="file to write the cost model to (%(default)s)",
     )
     group.add_argument(
-        "--duration", type=seconds, default=120.0, metavar="S", help="time to measure (%(default)g)"
+        "--duration",
+        type=seconds,
+        default=120.0,
+        metavar="S",
+        help="duration of the measurement, in seconds (%(default)g)",
     )
     group.add_argument(
         "--max-chunk-tokens",
@@ -71,7 +75,7 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         type=token_count,
         default=limits.max_prompt_tokens,
         metavar="N",
-        help="longest prompt to measure, as far as an instance holds it (%(default)s)",
+        help="longest prompt to measure, if an instance has room for it (%(default)s)",
     )
     group.add_argument(
         "--max-decode-requests",
@@ -85,12 +89,12 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         type=seconds,
         default=limits.max_prompt_seconds,
         metavar="S",
-        help="longest time to prefill the requests of a decode step, by the roofline (%(default)g)",
+        help="longest prefill time of the requests of a decode step, predicted by the roofline (%(default)g)",
     )
     group.add_argument(
         "--start-timeout",
         type=seconds,
         default=600.0,
         metavar="S",
-        help="time limit for loading weights (%(default)g)",
+        help="time limit for starting the workers and loading weights (%(default)g)",
     )

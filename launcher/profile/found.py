@@ -1,4 +1,4 @@
-"""What a profile found: the fit, its errors on what it has not seen, and how far it was measured."""
+"""The result of a profile: the fit, its errors on held-out samples, and the measured ranges."""
 
 import platform
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ SIZES = ((0.0, "0 to 2 ms"), (2e-3, "2 to 5 ms"), (5e-3, "5 to 20 ms"), (20e-3, 
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """What was measured."""
+    """The instances that were measured."""
 
     model: str
     shape: ModelShape
@@ -49,7 +49,7 @@ def found(
     measured: Sequence[Measured],
     tiles: AttentionTiles | None = None,
 ) -> CostModelFile:
-    """Fit what was measured, and say how good it is."""
+    """Fit the samples, and return the result with its errors."""
     result = fit(prior, [m.sample for m in measured if not m.is_held_out])
     held_out = [m.sample for m in measured if m.is_held_out]
     return CostModelFile(
@@ -80,7 +80,7 @@ def found(
 
 
 def error_table(result: Fit, samples: Sequence[Sample]) -> dict[str, Errors]:
-    """Errors of all samples, by kind, by DoP, by the term that most of the time is due to, and by size."""
+    """Return the errors of all samples, by kind, by DoP, by the term of most of the time, and by size."""
     errors = np.abs(relative_errors(result.model, samples))
     terms = contributions(result.model, samples).argmax(axis=1)
     groups: dict[tuple[int, str], list[float]] = {}
@@ -92,7 +92,7 @@ def error_table(result: Fit, samples: Sequence[Sample]) -> dict[str, Errors]:
 
 
 def _labels(sample: Sample, term: str) -> tuple[str | None, ...]:
-    """The rows of the table that a sample belongs to, one of each part that has any."""
+    """Return the rows of the table that a sample belongs to, one of each part that has any."""
     size = next(name for least, name in reversed(SIZES) if sample.seconds >= least)
     if isinstance(sample, MigrationSample):
         return "all", "migration", None, f"mostly {term}", size
@@ -102,7 +102,7 @@ def _labels(sample: Sample, term: str) -> tuple[str | None, ...]:
 
 
 def _rounded(value: float) -> float:
-    """To as many digits as mean anything."""
+    """Return a value rounded to the digits that are significant."""
     return float(f"{value:.{NUM_DIGITS}g}")
 
 
@@ -112,7 +112,7 @@ def _errors(errors: Sequence[float]) -> Errors:
 
 
 def ranges(samples: Iterable[Sample]) -> dict[str, tuple[float, float]]:
-    """The least and the greatest of each count of an instance's work, and of DoP and tokens moved."""
+    """Return the least and the greatest of each count of an instance's work, and of DoP and tokens moved."""
     seen: dict[str, list[float]] = {}
     for sample in samples:
         if isinstance(sample, BatchSample):

@@ -1,4 +1,4 @@
-"""Measures scenarios in rounds, each scenario several times, and makes samples of what they took."""
+"""Runs scenarios in rounds, each scenario several times, and makes samples of their times."""
 
 import asyncio
 from collections import defaultdict
@@ -20,7 +20,7 @@ from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.scenarios import BATCH_KINDS, KINDS, Limits, Scenario, ScenarioGenerator
 from loong.scheduler.cost.fit import BatchSample, MigrationSample, Sample
 
-NUM_REPEATS = 3  # enough for a median; more scenarios tell coefficients apart better than more of each
+NUM_REPEATS = 3  # enough for a median; more scenarios determine coefficients better than more repeats
 PAUSE = 0.004  # seconds before a plan, as a server has some between plans
 SHARE_IDLE = 0.25  # of the plans behind the first of a scenario
 HELD_OUT = 0.2  # of all scenarios
@@ -28,10 +28,10 @@ HELD_OUT = 0.2  # of all scenarios
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A plan that was carried out several times: as a sample of the median of its times, and their spread.
+    """The sample of a plan that was carried out several times, with the median and the spread of its times.
 
-    `spread` is how much longer, relative, the median took than the quickest. The samples of a scenario are
-    all held out from the fit, or none is.
+    `spread` is how much longer, relative, the median took than the fastest. The samples of a scenario are all
+    held out from the fit, or none is.
     """
 
     sample: Sample
@@ -41,7 +41,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class ProfileCase:
-    """A scenario that can be told again."""
+    """A scenario that can be generated again."""
 
     make: Callable[[ScenarioGenerator], Scenario]
     group: ESPGroup
@@ -49,7 +49,7 @@ class ProfileCase:
 
 
 class Profiler:
-    """Measures on one cluster, groups of every size that its instances have."""
+    """Measures groups of every size on one cluster."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Profiler:
         self._random = Random(seed)  # noqa: S311 - reproducible, guards nothing
 
     async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
-        """Tell scenarios for about `duration` seconds after a round that warms up; at least one round."""
+        """Run scenarios for about `duration` seconds after a round that warms up; at least one round."""
         for case in self._round():
             await self._report(case)
         start, scenarios, num_rounds = monotonic(), list[list[Measured]](), 0
@@ -75,7 +75,7 @@ class Profiler:
         return self._divided([scenario for scenario in scenarios if scenario])
 
     async def sample(self, duration: float) -> list[BatchSample]:
-        """Tell scenarios of batches, each once, for about `duration` seconds, after one that warms up."""
+        """Run scenarios of batches, each once, for about `duration` seconds, after one that warms up."""
         end, samples = self._cluster.now + duration, list[BatchSample]()
         await self._report(self._round(BATCH_KINDS)[-1], end)
         while not samples or self._cluster.now < end:
@@ -86,7 +86,7 @@ class Profiler:
         return samples
 
     def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[ProfileCase]:
-        """A scenario of each kind for each DoP."""
+        """Return a scenario of each kind for each DoP."""
         instances = self._cluster.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
         dops = range(1, len(full) + 1)
@@ -96,8 +96,9 @@ class Profiler:
         ]
 
     def _divided(self, scenarios: Sequence[Sequence[Measured]]) -> list[Measured]:
-        """All samples, a fixed share of the scenarios held out: at least one scenario, and not
-        all of several.
+        """Return all samples, with a fixed share of the scenarios held out.
+
+        Of several scenarios at least one is held out, and never all.
         """
         num_held_out = max(1, round(HELD_OUT * len(scenarios)))
         held_out = set(self._random.sample(range(len(scenarios)), num_held_out))
@@ -106,8 +107,9 @@ class Profiler:
         ]
 
     async def _measured_round(self, on_scenario: Callable[[], None]) -> list[list[Measured]]:
-        """The samples of new scenarios, told equally often, in an order that spreads a bad
-        moment over all.
+        """Return the samples of new scenarios.
+
+        Each runs equally often, in an order that spreads a disturbance over all.
         """
         cases = self._round()
         times: dict[int, list[list[float]]] = defaultdict(list)
@@ -126,7 +128,7 @@ class Profiler:
         ]
 
     async def _report(self, case: ProfileCase, end: float = inf) -> tuple[list[Sample], list[float]]:
-        """Tell a scenario once, cut off at `end`.
+        """Run a scenario once, cut off at `end`.
 
         Returns its plans as samples, by the clock of the workers if they have one, and their seconds by ours.
         """
@@ -154,7 +156,7 @@ def _measured(sample: Sample, repeats: Sequence[float]) -> Measured:
 
 
 def _sample(plan: IterationPlan, cluster: ProfiledCluster) -> Sample:
-    """A plan of one batch or one migration that begins now, as a sample of no time."""
+    """Return a sample, without a time, of a plan of one batch or one migration that begins now."""
     if plan.batches:
         (batch,) = plan.batches
         return batch_sample(batch, cluster.placements(), starts_idle=cluster.starts_idle(batch.group))
@@ -170,6 +172,6 @@ def batch_sample(
     *,
     starts_idle: bool,
 ) -> BatchSample:
-    """A batch as a sample, given the KV before it; a lease that took `num_steps` steps (0: all it may)."""
+    """Return the sample of a batch, given the KV before it and the steps a lease took (0: all it may)."""
     work = batch_work(batch, placements, num_steps or batch.num_steps, starts_idle=starts_idle)
     return BatchSample(work, seconds=0.0)

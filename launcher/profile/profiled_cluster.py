@@ -26,11 +26,11 @@ MAX_TOKENS = 1_000_000  # of output: no request ends by itself
 
 
 class TimedExecutor(Executor, Protocol):
-    """An executor that also tells the time of its events."""
+    """An executor that also reports the present time of its clock."""
 
     @property
     def now(self) -> float:
-        """Seconds since the start."""
+        """Return seconds since the start."""
         ...
 
 
@@ -48,42 +48,42 @@ class ProfiledCluster:
 
     @property
     def now(self) -> float:
-        """Seconds since the start, by the executor."""
+        """Return the seconds since the start, by the executor."""
         return self._executor.now
 
     @property
     def last_id(self) -> int:
-        """The id of the last batch or migration."""
+        """Return the id of the last batch or migration."""
         return self._state.last_id
 
     def snapshot(self) -> Snapshot:
-        """The cluster at the time of the last event."""
+        """Return the cluster at the time of the last event."""
         return self._state.snapshot(self._now)
 
     def views(self, request_ids: Sequence[RequestId]) -> list[RequestView]:
-        """Requests as a policy sees them."""
+        """Return requests as a policy sees them."""
         known = self.snapshot().request
         return [known[request_id] for request_id in request_ids]
 
     def placements(self) -> Mapping[RequestId, Placement]:
-        """Where the KV of every request is."""
+        """Return the placement of every request's KV."""
         return {request_id: view.placement for request_id, view in self.snapshot().request.items()}
 
     def free(self) -> dict[InstanceId, int]:
-        """The tokens that each instance has room for."""
+        """Return the tokens that each instance has room for."""
         return {instance.instance_id: instance.kv_free for instance in self.snapshot().instances}
 
     def starts_idle(self, group: ESPGroup) -> bool:
-        """Whether instances of the group have had nothing to do for a while."""
+        """Return whether an instance of the group has been idle for a while."""
         return self._idle_tracker.were_idle(group.instance_ids, self._executor.now)
 
     def arrive(self, num_prompt_tokens: int, random: Random) -> RequestId:
-        """Let a request of this length come; it goes on until `end_all`."""
+        """Add a request with a prompt of this length; it goes on until `end_all`."""
         self._num_arrived += 1
         prompt = tuple(random.choices(range(SMALLEST_VOCABULARY), k=num_prompt_tokens))
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
         self._now = self._executor.now
-        request = Request(f"profile-{self._num_arrived}", prompt, params, self._now)
+        request = Request(f"profile-{self._num_arrived}", prompt, params, arrival_time=self._now)
         self._state.apply(RequestArrived(self._now, request))
         return request.request_id
 
@@ -121,6 +121,6 @@ class ProfiledCluster:
         return self._now - started_at
 
     def end_all(self) -> None:
-        """Let every client leave, so that all KV is free."""
+        """Abort every request, so that all KV is free."""
         for request_id in tuple(self.snapshot().request):
             self._executor.submit(self._state.apply(RequestAborted(self._now, request_id)))

@@ -1,8 +1,8 @@
-"""What a profile tries: scenarios of a few requests, one batch or migration at a time.
+"""Scenarios that a profile runs: a few requests, one batch or migration at a time.
 
-Whatever a policy may plan occurs: chunks of every transfer and retention, decode steps and leases with every
-number of masters, both together, and KV that moves. Sizes and all else are drawn; small sizes are as likely
-as large ones. The same seed tells the same scenario again.
+Everything that a policy may plan occurs: chunks of every transfer and retention, decode steps and leases with
+every number of masters, mixed batches, and migrations. Sizes and all other choices are drawn; small sizes are
+as likely as large ones. The same seed generates the same scenario.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ LEAST_CHUNK = 2  # tokens: one alone counts as a decode, but no captured step ta
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a profile goes. Seconds are what the cost model known before predicts."""
+    """The bounds of a profile. Seconds are as predicted by the prior cost model."""
 
     max_chunk_tokens: int = 4096
     max_prompt_tokens: int = 1_000_000
@@ -51,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioGenerator:
-    """Tells one scenario on a group of instances of `cluster`."""
+    """Generates one scenario on a group of instances of `cluster`."""
 
     cluster: ProfiledCluster
     group: ESPGroup
@@ -60,16 +60,16 @@ class ScenarioGenerator:
     random: Random
 
     def prefill(self) -> Scenario:
-        """A few prompts of different lengths, chunk by chunk."""
+        """Yield plans for a few prompts of different lengths, chunk by chunk."""
         longest = self._longest_prompt(MAX_PROMPTS)
         count = self.random.randint(1, MAX_PROMPTS)
         yield from self._compute([self._arrive(self._size(longest)) for _ in range(count)])
 
     def decode(self) -> Scenario:
-        """A crowd of equal prompts, then decode steps and leases, and then steps beside a late prompt.
+        """Yield plans for many equal prompts: decode steps, leases, and steps with a late prompt.
 
-        Each is of another part of the crowd, and leases of many lengths: this tells what a batch, a step and
-        a request cost apart.
+        Each takes another subset of the requests, and leases have many lengths. So the costs of a batch, a
+        step and a request can be separated.
         """
         room = min(self._free().values()) // (2 * ROOM_FOR_OUTPUT)
         count = self._size(min(self.limits.max_decode_requests, room))
@@ -82,7 +82,7 @@ class ScenarioGenerator:
         yield from self._compute([late], lambda: self._decode_batch(crowd, 1))
 
     def move(self) -> Scenario:
-        """Some of the KV of a prompt, from instances of the group to others and back."""
+        """Yield plans that move some of the KV of a prompt from instances of the group to others and back."""
         request_id = self._arrive(self._size(self._longest_prompt(1)))
         yield from self._compute([request_id])
         segments = self.cluster.views([request_id])[0].placement.segments
@@ -98,21 +98,21 @@ class ScenarioGenerator:
         return self.cluster.arrive(max(LEAST_CHUNK, num_prompt_tokens), self.random)
 
     def _size(self, largest: int) -> int:
-        """From 1 to `largest`, or 1 if that is less; every order of magnitude is as likely."""
+        """Draw a number from 1 to `largest`, or 1 if that is less; every order of magnitude is as likely."""
         return min(max(1, largest), int(max(2, largest + 1) ** self.random.random()))
 
     def _longest_prompt(self, count: int) -> int:
-        """Tokens, such that `count` prompts fit on every instance and take no more than the time allowed."""
+        """Return tokens such that `count` prompts fit on every instance within the time allowed."""
         room = min(self._free().values()) // count - ROOM_FOR_OUTPUT
         return min(room, self._timely(self.limits.max_prompt_seconds / count), self.limits.max_prompt_tokens)
 
     def _timely(self, seconds: float, num_cached: int = 0) -> int:
-        """Tokens that one instance computes in this time, or in three times what the least step takes."""
+        """Return the tokens one instance computes in this time, or in three times the least step's time."""
         terms = self.prior.prefill_terms(1)
         return terms.max_tokens(max(seconds, 3 * terms.time(1, num_cached, 1)), num_cached)
 
     def _free(self, taken: BatchPlan | None = None) -> dict[InstanceId, int]:
-        """The room on each instance of the group, less what another batch takes."""
+        """Return the room on each instance of the group, less the slots that another batch takes."""
         free = self.cluster.free()
         for segment in taken.writes if taken is not None else ():
             free[segment.instance_id] -= len(segment.positions)
@@ -124,18 +124,18 @@ class ScenarioGenerator:
     def _compute(
         self,
         request_ids: Sequence[RequestId],
-        beside: Callable[[], BatchPlan] | None = None,
+        with_batch: Callable[[], BatchPlan] | None = None,
         *,
         at_once: bool = False,
     ) -> Scenario:
-        """Batches that compute all of these prompts, each beside another batch if one is given.
+        """Yield batches that compute all of these prompts, each merged with another batch if one is given.
 
-        In a batch are as many as may be if `at_once`, and else one or all of those that are left.
+        If `at_once`, a batch has as many prompts as possible, otherwise one or all of those left.
         """
         form = self.random.choice((self._striped_kv, self._striped_queries, self._whole, self._retained))
         most = MAX_AT_ONCE if form == self._whole else MAX_AT_ONCE // self.group.dop
         while pending := [v for v in self.cluster.views(request_ids) if not v.is_decoding]:
-            other = beside() if beside is not None else None
+            other = with_batch() if with_batch is not None else None
             count = len(pending) if at_once else self.random.choice((1, len(pending)))
             chosen = self.random.sample(pending, min(count, most))
             chunks = batch_of(self.group, self._chunks(chosen, form, self._free(other)))
@@ -144,7 +144,7 @@ class ScenarioGenerator:
     def _chunks(
         self, views: Sequence[RequestView], form: "Form", free: Mapping[InstanceId, int]
     ) -> list[RequestPart]:
-        """A chunk of each, all of one size or their last."""
+        """Return a chunk of each prompt, all of one size or the prompt's last."""
         num_cached = max(view.num_computed_tokens for view in views)
         timely = self._timely(self.limits.max_step_seconds, num_cached)
         largest = min(timely, self.limits.max_chunk_tokens, min(free.values())) // len(views)
@@ -166,7 +166,7 @@ class ScenarioGenerator:
         return retained_part(view, num_tokens, self.group, dict.fromkeys(keepers, num_tokens))
 
     def _decode_batch(self, crowd: Sequence[RequestId], num_steps: int) -> BatchPlan:
-        """A step or a lease of some of the crowd, in which some instances take turns as masters."""
+        """Return a step or a lease of some of the requests, with a drawn subset of masters."""
         some = self.random.sample(crowd, self._size(len(crowd)))
         masters = self.random.sample(self.group.instance_ids, self.random.randint(1, self.group.dop))
         turns = zip(self.cluster.views(some), cycle(masters))
@@ -182,7 +182,7 @@ KINDS = (*BATCH_KINDS, ScenarioGenerator.move)
 
 
 def _chunk_of(num_left: int, size: int) -> int:
-    """So many of the tokens that are left, or one more where that one would be left alone."""
+    """Return the tokens of the next chunk: `size`, or all that are left if one token would remain."""
     return num_left if num_left - size < LEAST_CHUNK else size
 
 

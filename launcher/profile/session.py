@@ -50,7 +50,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
 
 
 def _heading(chosen: ChosenCluster, duration: float) -> str:
-    """Return what is measured and, where processes share processors, that their times are of that."""
+    """Return what is measured and, where processes share cores, a note on that."""
     cluster = chosen.cluster
     dops = f"1 to {cluster.num_instances}" if cluster.num_instances > 1 else "1"
     heading = (
@@ -63,7 +63,7 @@ def _heading(chosen: ChosenCluster, duration: float) -> str:
 
 
 def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
-    """Which tiles of attention a library computes sooner, on the first GPU; None on processors."""
+    """Return the attention tiles that a library computes fastest on the first GPU; None on processors."""
     if chosen.cluster.device == "cpu":
         return None
     from loong.model.tile_sizes import measured_tile_sizes  # not at the top: its kernels need a GPU

@@ -19,8 +19,8 @@ from loong.scheduler.cost.fit import BatchSample, fit
 logger = logging.getLogger(__name__)
 
 _LIMITS = Limits(max_decode_requests=16, max_step_seconds=0.1, max_prompt_seconds=0.2)
-_LEAST_SAMPLES = 60  # that tell coefficients apart
-_MEASURING_SHARE = 0.85  # of the time; the rest is for the fit
+_LEAST_SAMPLES = 60  # enough to determine coefficients
+_MEASURING_SHARE = 0.85  # of the time; the fit takes the remainder
 
 
 async def calibrate(
@@ -30,7 +30,7 @@ async def calibrate(
     seconds: float,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> tuple[WorkCostModel, int]:
-    """Run batches of every kind for about `seconds`, and fit `prior` to what they take.
+    """Run batches of every kind for about `seconds`, and fit `prior` to their times.
 
     Few batches, as of a busy machine, only scale it. Nothing is measured if there is no time or too little
     room. Returns the model, and the id of the last batch, since workers take no id twice.

@@ -17,7 +17,7 @@ RUN_SECONDS = 60.0
 SMALLEST_SCALE = Fraction(1, 256)
 DEFAULT_NUM_REQUESTS = 100  # at a rate that was asked for
 FEWEST_REQUESTS = 20  # of a load that is chosen, however long they take
-MOST_REQUESTS = 2_000  # likewise, however soon: all are drawn and encoded before the first is sent
+MOST_REQUESTS = 2_000  # of a chosen load: all are drawn and encoded before the first is sent
 ASSUMED_MAX_TOKENS = 8192  # where a server does not say what it takes
 
 Capacity: TypeAlias = Callable[[Sequence[RequestShape]], float]
@@ -26,7 +26,7 @@ Capacity: TypeAlias = Callable[[Sequence[RequestShape]], float]
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """Which parts of a load are to be chosen."""
+    """The parts of a load that are to be chosen."""
 
     length_scale: bool = False
     request_rate: bool = False
@@ -35,11 +35,12 @@ class Auto:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What servers take and complete. `max_tokens` is of a prompt and its answer, None if no server says it.
+    """The longest request and the capacity of servers.
 
-    `capacity` chooses the lengths. `rate_capacity`, where it is better known but costly, chooses the rate.
-    `source` says where the rate's capacity comes from: "the cost model predicts". `work_of` is by the cost
-    model of our servers, which have `num_devices`; None of others.
+    `max_tokens` is of a prompt and its answer, None if no server reports it. `capacity` chooses the lengths.
+    `rate_capacity`, where it is better known but costly, chooses the rate. `source` says where the rate's
+    capacity comes from: "the cost model predicts". `work_of` is by the cost model of our servers, which have
+    `num_devices`; None of others.
     """
 
     max_tokens: int | None
@@ -53,11 +54,11 @@ class Served:
 def choose_load(
     load: BenchLoadConfig, auto: Auto, served: Served, num_repeats: int
 ) -> tuple[BenchLoadConfig, tuple[str, ...]]:
-    """Return `load` with what is `auto` chosen, and the line that says what was chosen and why.
+    """Return `load` with its `auto` values chosen, and the line that explains the choice.
 
-    The length scale is the largest power of two by which every request of all repetitions fits, and two
-    thirds of the capacity are at least the rate asked for or, without one, enough for `NUM_SAMPLED` requests
-    (or those asked for) in the time of a run. The rate is two thirds of the capacity.
+    The length scale is the largest power of two by which every request of all repetitions fits. Two thirds of
+    the capacity must also be at least the rate asked for. Without a rate, they must be enough for
+    `NUM_SAMPLED` requests (or those asked for) in the time of a run. The rate is two thirds of the capacity.
     """
     if auto == Auto():
         return load, ()
@@ -86,14 +87,17 @@ class _Choice:
 
     @property
     def least_rate(self) -> float:
-        """What two thirds of the capacity must be at least."""
+        """Return the rate that two thirds of the capacity must reach."""
         if not self.auto.request_rate and max(self.load.rates) < inf:
             return max(self.load.rates)
         asked = None if self.auto.num_requests else self.load.num_requests
         return (asked or NUM_SAMPLED) / self.seconds
 
     def best(self) -> tuple[BenchLoadConfig, float | None]:
-        """Double the scale for as long as all fits."""
+        """Double the length scale while all requests fit and the rate is reached.
+
+        Return that load and its capacity.
+        """
         scale = SMALLEST_SCALE
         best = self.at(float(scale))
         while scale < 1 and self._fits(self._sample(float(scale * 2))):
@@ -125,7 +129,7 @@ class _Choice:
         return load, capacity
 
     def words(self, load: BenchLoadConfig, capacity: float | None) -> str:
-        """Return the line on what was chosen."""
+        """Return the line on the chosen values."""
         parts = []
         if self.auto.length_scale:
             parts.append(f"--length-scale {Fraction(load.length_scale)}, {self._why(load.length_scale)}")

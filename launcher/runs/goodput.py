@@ -12,15 +12,15 @@ MAX_DOUBLINGS = 12  # from the first rate, up or down: beyond, the rate decides 
 
 
 class Attempt(Protocol):
-    """What was run at a rate, and whether it attains."""
+    """A run at a rate, which attains or not."""
 
     @property
     def rate(self) -> float:
-        """Requests per second."""
+        """Return the requests per second."""
 
     @property
     def attains(self) -> bool:
-        """Whether enough requests met their SLO."""
+        """Return whether enough requests met their SLO."""
 
 
 A = TypeVar("A", bound=Attempt)
@@ -40,12 +40,12 @@ class Goodput(Generic[A]):
 
     @property
     def rate(self) -> float:
-        """Requests per second."""
+        """Return the requests per second."""
         return 0.0 if self.best is None else self.best.rate
 
     @property
     def too_high_rate(self) -> float | None:
-        """The lowest rate above it that was tried, which does not attain; None if all attain."""
+        """Return the lowest rate above it that was tried, which does not attain; None if all attain."""
         return min((p.rate for p in self.points if p.rate > self.rate), default=None)
 
 
@@ -54,7 +54,7 @@ def search(
 ) -> Goodput[A]:
     """Double or halve the rate until the goodput is between two, then bisect, on a logarithmic scale.
 
-    After `MAX_DOUBLINGS` the goodput is told as at least, or below, the last rate.
+    After `MAX_DOUBLINGS` the goodput is reported as at least, or below, the last rate.
     """
     points: dict[float, A] = {}
 
@@ -81,7 +81,7 @@ def search(
 
 
 def of_sweep(policy: str, rule: SLORule, points: Sequence[A]) -> Goodput[A]:
-    """The highest rate up to which all attain, of attempts in the order of their rates."""
+    """Return the highest rate up to which all attain, of attempts in the order of their rates."""
     attained = list(takewhile(lambda point: point.attains, points))
     return Goodput(policy, rule, attained[-1] if attained else None, tuple(points))
 

@@ -1,4 +1,4 @@
-"""The end of what a measuring command prints: the report's sentences, its path, and JSON for programs."""
+"""The last lines of a measuring command: the report's sentences, its path, and JSON for programs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One run of a benchmark or a simulation: what both of them tell people and programs."""
+"""One run of a benchmark or a simulation, and the results that both report."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
@@ -23,10 +23,11 @@ from loong.workloads.request import WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """What is run: a policy, or a server by its name, under a rule, at so many requests a second.
+    """The parameters of a run: a policy, or a server by its name, a rule, and a rate in requests a second.
 
-    A run attains if the share `goal` of its requests meet the rule; or, `is_per_class`, of those of every
-    length class, and its backlog is stable. `repeat` counts runs that differ in nothing but their `seed`.
+    A run attains if the share `goal` of its requests meet the rule. If `is_per_class`, this must hold for
+    every length class, and the backlog must be stable. `repeat` counts runs that differ in nothing but their
+    `seed`.
     """
 
     policy: str
@@ -40,7 +41,7 @@ class RunKey:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """What came of it. A run that was cut off does not attain, nobody knows by how much.
+    """The result of a run. A run that was cut off does not attain, by an unknown margin.
 
     `used` is None where the work of a request is not known.
     """
@@ -54,24 +55,24 @@ class PolicyRun:
 
     @property
     def policy(self) -> str:
-        """Whose run it is."""
+        """Return the policy that ran."""
         return self.asked.policy
 
     @property
     def rate(self) -> float:
-        """Requests per second, as asked for."""
+        """Return the requests per second, as asked for."""
         return self.asked.rate
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong with each request; "" if nothing did."""
+        """Return the error of each request; "" if there was none."""
         errors = self.columns["errors"]
         assert isinstance(errors, list)
         return errors
 
     @property
     def attains(self) -> bool:
-        """Whether the run met its rule."""
+        """Return whether the run met its rule."""
         if self.is_cut_off:
             return False
         if self.asked.is_per_class:
@@ -80,11 +81,11 @@ class PolicyRun:
 
     @property
     def is_stable(self) -> bool | None:
-        """Whether the backlog of work did not grow; None if that is not known."""
+        """Return whether the backlog of work did not grow; None if that is not known."""
         return None if self.used is None else self.used.backlog.is_stable
 
     def as_json(self) -> dict[str, JSON]:
-        """Return the run as in `docs/benchmarking.md`, but for what only its kind has."""
+        """Return the run as in `docs/benchmarking.md`, without the fields that only its kind has."""
         return {
             "policy": self.asked.policy,
             "slo": self.asked.rule.describe(),
@@ -141,5 +142,5 @@ def _allowed(num_requests: int, goal: float) -> int:
 
 
 def finite(value: float | None) -> JSON:
-    """A number as JSON, which has none that is infinite."""
+    """Return a number for JSON, which has none that is infinite."""
     return "inf" if value == inf else value

@@ -20,7 +20,7 @@ FILE_NAME = "results.json"
 def document_head(
     kind: str, command: str, configuration: dict[str, JSON], rules: Sequence[SLORule], goal: float
 ) -> dict[str, JSON]:
-    """What stands before all numbers; `kind` is `bench` or `simulate`."""
+    """Return the members before all numbers; `kind` is `bench` or `simulate`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": kind,
@@ -34,7 +34,7 @@ def document_head(
 
 
 def slo_json(rule: SLORule) -> dict[str, JSON]:
-    """A rule and its bounds, null where there is none."""
+    """Return a rule and its bounds, null where there is none."""
     bounds = ("ttft", "tpot", "e2el", "normalized", "normalized_input", "normalized_output")
     values = {name: finite(getattr(rule, name)) for name in bounds}
     return {
@@ -48,7 +48,7 @@ def slo_json(rule: SLORule) -> dict[str, JSON]:
 
 
 def goodput_json(goodputs: Sequence[Goodput[A]], *, is_per_class: bool = False) -> JSON:
-    """The goodputs, with how many rates were tried."""
+    """Return the goodputs, with the number of rates that were tried."""
     return [
         {
             "policy": g.policy,

@@ -1,4 +1,4 @@
-"""What a run writes down, real or simulated, as far as that was asked for."""
+"""The logs of a run, real or simulated, as far as they were asked for."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,9 +15,10 @@ from loong.observability.recording.recorder import check_new, recording
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """Where to write; None: nowhere. `keeps_prompts` puts the token ids of prompts into the event log.
+    """Paths of the logs; None for a log that is not written.
 
-    Raises `ConfigError` if both would write to one file.
+    `keeps_prompts` puts the token ids of prompts into the event log. Raises `ConfigError` if both logs have
+    one path.
     """
 
     decisions: Path | None = None
@@ -29,7 +30,7 @@ class LogFiles:
             raise ConfigError(f"--decision-log and --event-log are both {self.events}; name two files")
 
     def check(self) -> None:
-        """Raise `ConfigError` if a file cannot be made, before what takes long."""
+        """Raise `ConfigError` if a file cannot be made, before long work starts."""
         if self.events is not None:
             check_new(self.events)
         for flag, path in (("--event-log", self.events), ("--decision-log", self.decisions)):
@@ -44,10 +45,12 @@ def run_logs(
     clock_start: float | None = None,
     listeners: Sequence[Listener] = (),
 ) -> Iterator[tuple[Observer, ...]]:
-    """The observers of a run that write. `clock_start` is the Unix time of its clock's 0, None if virtual.
+    """Yield the observers of a run that write its logs.
 
-    `listeners` hear every line of the decision log, whether there is a file of it or not. Raises
-    `ConfigError` if a file cannot be made.
+    `clock_start` is the Unix time of its clock's 0, None if virtual.
+
+    `listeners` receive every line of the decision log, also without a file. Raises `ConfigError` if a file
+    cannot be made.
     """
     observers: list[Observer] = []
     with ExitStack() as stack:

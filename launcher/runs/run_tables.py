@@ -11,7 +11,7 @@ NOT_RUN = "-"
 
 
 def attainment_by_rate(policies: Sequence[str], runs: Sequence[PolicyRun]) -> str:
-    """One row a rate and one column a policy, in percent of all sent; the median, and (range) of repeats."""
+    """Return a table of attainment by rate, in percent of all sent: the median and (range) of repeats."""
     rates = sorted({run.rate for run in runs})
     rows = [
         (
@@ -24,7 +24,7 @@ def attainment_by_rate(policies: Sequence[str], runs: Sequence[PolicyRun]) -> st
 
 
 def line(run: PolicyRun) -> str:
-    """A run in a line, to be told as soon as it is over."""
+    """Return a run in one line, to be printed as soon as the run is over."""
     metrics = run.metrics
     ttft, tpot = metrics.latencies.ttft, metrics.latencies.tpot
     latencies = ", ".join(
@@ -40,7 +40,7 @@ def line(run: PolicyRun) -> str:
 
 
 def _by_class(run: PolicyRun) -> str:
-    """What a run that is judged by length class is judged by, unless it was cut off."""
+    """Return the attainment of each length class of a run judged by class, unless the run was cut off."""
     if not run.asked.is_per_class or run.is_cut_off:
         return ""
     shares = [f"{b.name}: {_percent(b.attainment)}" for b in run.metrics.buckets if b.num_sent]
@@ -51,8 +51,9 @@ def _by_class(run: PolicyRun) -> str:
 
 
 def attainment_by_length(runs: Sequence[PolicyRun]) -> str:
-    """One row a policy and rate, one column a range of prompt lengths that was sent; in percent, of repeats
-    the median.
+    """Return a table of attainment in percent by policy, rate and range of prompt lengths.
+
+    It shows the median of repeats, for ranges that were sent.
     """
     by_row: dict[tuple[str, float], list[PolicyRun]] = {}
     for run in runs:
@@ -71,7 +72,7 @@ def attainment_by_length(runs: Sequence[PolicyRun]) -> str:
 
 
 def goodput(goodputs: Sequence[Goodput[A]], goal: float, *, is_per_class: bool = False) -> str:
-    """One row a policy: the highest rate that attains, also relative to the best, if the best was found."""
+    """Return one row a policy: the highest rate that attains, also relative to the best."""
     name = f"all-class goodput ({goal * 100:.0f} % of each)" if is_per_class else f"P{goal * 100:.0f} goodput"
     best = max(goodputs, key=lambda g: g.rate)
     is_known = best.best is not None and all(g.too_high_rate is not None for g in goodputs)
@@ -88,14 +89,14 @@ def goodput(goodputs: Sequence[Goodput[A]], goal: float, *, is_per_class: bool =
 
 
 def rate_found(rate: float, too_high_rate: float | None) -> str:
-    """A goodput, or on which side of the rates that were tried it is; a rate of 0 is none that attains."""
+    """Return a goodput, or the side of the tried rates that it is on; a rate of 0 means that none attains."""
     if too_high_rate is None:
         return f">= {rate:.4g}"
     return f"{rate:.4g}" if rate else f"< {too_high_rate:.4g}"
 
 
 def _attainment(runs: Sequence[PolicyRun]) -> str:
-    """The median and, of several, the range; a run that was cut off attained less than its goal."""
+    """Return the median and, of several, the range; a run that was cut off attained less than its goal."""
     if not runs:
         return NOT_RUN
     below = f"< {runs[0].asked.goal * 100:.0f}"

@@ -1,4 +1,4 @@
-"""An API process: answers clients on a socket that it shares with others, of an engine in its parent."""
+"""An API process: answers clients on a socket that it shares with others, for an engine in its parent."""
 
 import gc
 import socket
@@ -25,7 +25,7 @@ from loong.stacks import stacks_on_request
 
 @dataclass(frozen=True, slots=True)
 class ApiProcessConfig:
-    """All that an API process is told."""
+    """The configuration of an API process."""
 
     settings: ServerSettings
     limits: EngineLimits
@@ -38,7 +38,7 @@ class ApiProcessConfig:
 def main() -> None:
     """Answer until the engine's process closes the channel; arguments: descriptors of listener and channel.
 
-    Signals that end a service are for that process.
+    Signals that end a service are handled by the engine's process.
     """
     leave_signals_to_parent()
     config = config_of(sys.stdin.buffer.readline(), ApiProcessConfig)
@@ -58,7 +58,7 @@ async def _answer(config: ApiProcessConfig, listener: socket.socket, channel: so
     app = create_remote_app(client, tokenizer, config.settings, CollectorRegistry(), config.cluster)
     runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
     gc.freeze()  # as in the engine's process
-    client.tell_listening()
+    client.report_listening()
     try:
         await client.stop_listening.wait()
         await stop_listening(runner)

@@ -1,8 +1,9 @@
 """Several processes that answer clients of one engine, on one port.
 
-Each accepts from a listening socket of its own, among which the system spreads connections: from one socket
-for all, the process that is awake takes most of those that come together, and keeps them for as long as they
-last. The engine's process owns the sockets, so those that wait at a process that dies are its successor's.
+Each accepts from a listening socket of its own, and the system spreads connections among the sockets. With
+one socket for all, the process that is awake would take most connections of a burst and keep them. The
+engine's process owns the sockets, so a replacement takes over the connections that wait at a process that
+dies.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class ApiProcesses:
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self, fail: Callable[[BaseException], None]) -> None:
-        """Start one for each listener; from then on, `fail` is told if one cannot be replaced.
+        """Start one for each listener; from then on, call `fail` if one cannot be replaced.
 
         Raises `ClusterError` if one does not start.
         """
@@ -71,7 +72,7 @@ class ApiProcesses:
             connection.stop_listening()
 
     async def stop(self) -> None:
-        """End all processes; each has a moment for what it says last."""
+        """End all processes; each has a moment for its last messages."""
         self._is_stopping = True
         for task in self._watching:
             task.cancel()
@@ -103,7 +104,7 @@ class ApiProcesses:
             connection.stop_listening()
 
     async def _replace(self, number: int) -> None:
-        """Put another process in the place of each that ends, until told to stop."""
+        """Replace each process that ends, until the server stops."""
         while True:
             process, connection = self._running[number]
             await connection.watch()
@@ -124,10 +125,10 @@ async def api_processes(
     listener: socket,
     fail: Callable[[BaseException], None],
 ) -> AsyncIterator[Front]:
-    """Have clients answered by so many processes while the context lasts.
+    """Answer clients by `num_processes` processes while the context lasts.
 
-    `make_config` is given the path of the socket where the cluster is told of. Raises `ClusterError` if a
-    process does not start; `fail` is told if one cannot be replaced later.
+    `make_config` is given the path of the socket that serves the cluster's state. Raises `ClusterError` if a
+    process does not start; `fail` is called if one cannot be replaced later.
     """
     with (
         TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as folder,

@@ -1,4 +1,4 @@
-"""What the server says of itself once it is up."""
+"""Log lines of a server that has started."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -17,14 +17,15 @@ logger = logging.getLogger(__name__)
 def log_missing_grammars() -> None:
     """Log that no answer can be held to a schema if xgrammar is not installed.
 
-    xgrammar is imported with the first request that needs it. That takes a second, and shows other failures.
+    The check does not import xgrammar, which takes a second. The first request that needs it imports it and
+    shows other failures.
     """
     if not is_installed():
         logger.warning("%s: %s", ARE_REFUSED, NOT_INSTALLED)
 
 
 def log_call_format(tokenizer: "Tokenizer", parser: str | None) -> None:
-    """Log how calls of tools are read. Raises `ConfigError` for a parser that the model does not go with."""
+    """Log how tool calls are read. Raises `ConfigError` for a parser that does not fit the model."""
     template = tokenizer.tool_template
     form = choose_format(template, parser)
     if template is None:
@@ -36,12 +37,12 @@ def log_call_format(tokenizer: "Tokenizer", parser: str | None) -> None:
     else:
         why = "--tool-call-parser" if parser else "by the chat template"
         if not template.knows_tools:
-            why = "for a chat template that knows no tools: the system turn tells of them"
+            why = "for a chat template without tools: the system message describes them"
         logger.info("tool calls are read by the parser %s (%s)", form.name, why)
 
 
 def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
-    """Log how much there is room for, and where to find the server."""
+    """Log the capacity and the address of the server."""
     cluster, longest = config.cluster, limits.max_model_len
     total = cluster.kv_capacity * cluster.num_instances
     logger.info(

@@ -1,4 +1,4 @@
-"""Processes that a server starts, whatever they are for."""
+"""Child processes of a server, of any kind."""
 
 import asyncio
 import logging
@@ -125,14 +125,14 @@ class ChildProcess:
         self.send_signal(signal.SIGKILL)
 
     def write(self, config: object, stdin: int) -> None:
-        """Write what it reads first, in a thread, and close its standard input once it has ended."""
+        """Write its configuration, in a thread, and close its standard input once it has ended."""
         Thread(target=self._write, args=(config_line(config), stdin), daemon=True).start()
 
     def end(self, code: int) -> None:
         """Tell those that wait for it its exit code."""
         self._has_ended.set()
         _running.discard(self)
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result
             self._loop.call_soon_threadsafe(self._end, code)
 
     def _write(self, config: bytes, stdin: int) -> None:
@@ -153,7 +153,7 @@ def signal_children(number: int) -> None:
 
 
 def guarded(work: Coroutine[None, None, None], fail: Callable[[BaseException], None]) -> asyncio.Task[None]:
-    """A task whose failure is told to `fail`: nobody else waits for it."""
+    """Return a task whose failure is passed to `fail`, since nothing else awaits it."""
 
     def report(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -165,12 +165,12 @@ def guarded(work: Coroutine[None, None, None], fail: Callable[[BaseException], N
 
 
 def how_it_ended(code: int) -> str:
-    """A process's exit code in words."""
+    """Return a process's exit code in words."""
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
 async def stop(process: ChildProcess) -> None:
-    """Let a process that was told to end do so by itself, or else kill it."""
+    """Wait for a process that was asked to end, and kill it if it does not."""
     try:
         async with asyncio.timeout(_STOP_SECONDS):
             await process.wait()

@@ -55,7 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop; 0 if that ended well, 1 if the engine failed."""
+    """Serve until a signal stops the server; return 0 if that ended well, 1 if the engine failed."""
     if args.trace_dir is not None:
         make_folder("--trace-dir", args.trace_dir)
     with queued_log(args.log_format):
@@ -78,11 +78,11 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def reported_choices(chosen: Mapping[str, object]) -> str:
-    """What is not as by default, without secrets."""
+    """Return the options that are not at their defaults, without secrets."""
     words = [
         f"{dest.replace('_', '-')} {'***' if dest in SECRETS else value}" for dest, value in chosen.items()
     ]
-    return f"loong {loong.__version__}; not by default: {', '.join(words) or 'nothing'}"
+    return f"loong {loong.__version__}; options: {', '.join(words) or 'all at their defaults'}"
 
 
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
@@ -99,7 +99,8 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help="names of the model in the API, the first in metrics; MODEL stands before them (the model's)",
+        help="names of the model in the API, the first one also in metrics; write MODEL before this flag "
+        "(the model's name)",
     )
     group.add_argument(
         "--accept-any-model",
@@ -127,14 +128,14 @@ def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
         type=wait_seconds,
         default=4.0,
         metavar="S",
-        help="time at the start in which batches measure the processors, unless a --cost-model is given; 0 "
+        help="time at the start to calibrate the cost model on processors, unless --cost-model is given; 0 "
         "keeps the roofline (%(default)s)",
     )
     group.add_argument(
         "--recalibrate",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="correct the cost model by measured batch times (on)",
+        help="correct the cost model with measured batch times while serving (on)",
     )
 
 
@@ -161,7 +162,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--tool-call-parser",
         choices=tuple(FORMATS_OF_CALLS),
-        help="the format in which the model writes calls of tools (that of its chat template)",
+        help="format in which the model writes tool calls (that of its chat template)",
     )
     group.add_argument(
         "--api-server-count",
@@ -182,7 +183,8 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         type=token_count,
         default=2**24,
         metavar="N",
-        help="bound on prompt tokens of such requests; beyond it, 503 with Retry-After (%(default)s)",
+        help="bound on prompt tokens of requests without a first token; "
+        "beyond it, 503 with Retry-After (%(default)s)",
     )
     group.add_argument(
         "--max-requests-per-key",
@@ -193,7 +195,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_record_flags(group: argparse._ArgumentGroup) -> None:
-    """What a server tells of what it does."""
+    """Add the flags for logs, traces and recordings."""
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
@@ -233,14 +235,14 @@ def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
         type=seconds,
         default=600.0,
         metavar="S",
-        help="time limit for loading weights (%(default)s)",
+        help="time limit for starting the workers and loading weights (%(default)s)",
     )
     group.add_argument(
         "--drain-timeout",
         type=wait_seconds,
         default=30.0,
         metavar="S",
-        help="time for open requests to finish at the end; 0: none (%(default)s)",
+        help="time that open requests have to finish after a stop signal; 0: none (%(default)s)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Says when batches keep taking other times than plans count on."""
+"""Warns when batch times keep differing from the predictions that plans use."""
 
 import logging
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class CostModelAlarm:
         self._warned_at = -inf
 
     def on_event(self, event: Event, /) -> None:
-        """Warn if a kind of batch is far off, unless that was said a moment ago."""
+        """Warn if a kind of batch is far off, unless there was a warning a moment ago."""
         if not isinstance(event, BatchFinished) or event.time - self._warned_at < INTERVAL_SECONDS:
             return
         if findings := self._findings():
@@ -51,10 +51,10 @@ class CostModelAlarm:
         _reported: Sequence[Instruction],
         /,
     ) -> None:
-        """Nothing is known of what only starts."""
+        """Do nothing: a batch that only starts has no measured time."""
 
     def _findings(self) -> list[str]:
-        """What to say of each kind of batch that is too far off."""
+        """Return a phrase for each kind of batch that is too far off."""
         recalibration = self._recalibration
         settled = (
             (kind, correction, mean_error(correction.distances(is_applied=recalibration.is_applied)))

@@ -1,4 +1,4 @@
-"""Those who answer clients: this process, beside the engine."""
+"""The parts that answer clients: this process (`LocalFrontend`), or API processes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,15 +11,15 @@ from loong.server.admission import Admission
 from loong.server.api.listen import serve, stop_listening
 from loong.server.cluster import CLUSTER
 
-LAST_WORDS_SECONDS = 2.0  # for streams that are cut off to say so
+LAST_WORDS_SECONDS = 2.0  # for streams that are cut off to report it
 
 
 class Front(Protocol):
-    """Who answers clients, and what they are bounded by."""
+    """Answers clients, within the bounds of its admission."""
 
     @property
     def admission(self) -> Admission:
-        """What is in flight."""
+        """Return the requests in flight and their bounds."""
         ...
 
     async def stop_listening(self) -> None:
@@ -35,7 +35,7 @@ class LocalFrontend:
 
     @property
     def admission(self) -> Admission:
-        """What is in flight."""
+        """Return the requests in flight and their bounds."""
         return self._runner.app[CLUSTER].admission
 
     async def stop_listening(self) -> None:
@@ -45,7 +45,7 @@ class LocalFrontend:
 
 @asynccontextmanager
 async def front_here(app: web.Application, listener: socket) -> AsyncIterator[Front]:
-    """Serve an application while the context lasts, and for what is said last."""
+    """Serve an application while the context lasts, and until its last messages are sent."""
     runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
     try:
         yield LocalFrontend(runner)

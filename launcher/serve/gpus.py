@@ -1,4 +1,4 @@
-"""The GPUs of this host, as its driver tells without taking any of their memory."""
+"""The GPUs of this host, as its driver reports them without allocating their memory."""
 
 import os
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Gpu:
 
 
 def host_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this host that workers will see.
+    """Return the GPUs of this host that workers will see.
 
-    Raises `ConfigError` if there is none, or the driver does not tell how much of its memory is free.
+    Raises `ConfigError` if there is none, or the driver does not report how much of its memory is free.
     """
     query = ["--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -31,12 +31,12 @@ def host_gpus() -> tuple[Gpu, ...]:
     lines = [] if visible == "" else output_of("nvidia-smi", *query).splitlines()
     if not lines:
         among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
-        raise ConfigError(f"--device cuda needs an NVIDIA GPU, but nvidia-smi tells of none{among}")
+        raise ConfigError(f"--device cuda needs an NVIDIA GPU, but nvidia-smi reports none{among}")
     return tuple(_parsed(line) for line in lines)
 
 
 def check_torch() -> None:
-    """Raise `ConfigError` if what is installed here cannot run on GPUs; nothing of theirs is touched."""
+    """Raise `ConfigError` if the installed packages cannot run on GPUs; no GPU is initialized."""
     import torch  # which takes a while
 
     if torch.version.cuda is None:
@@ -49,7 +49,7 @@ def check_torch() -> None:
 
 
 def cost_device(gpu: Gpu) -> str:
-    """Which of DEVICES a GPU is. Raises `ConfigError` if it is none of them."""
+    """Return the key of DEVICES that a GPU is. Raises `ConfigError` if it is none of them."""
     for key in DEVICES:
         if key in gpu.name.lower():
             return key
@@ -66,5 +66,5 @@ def _is_installed(name: str) -> bool:
 def _parsed(line: str) -> Gpu:
     name, _, free = line.rpartition(", ")
     if not free.isdecimal():
-        raise ConfigError(f"nvidia-smi does not tell how much memory is free: {line!r}")
+        raise ConfigError(f"nvidia-smi does not report how much memory is free: {line!r}")
     return Gpu(name, int(free) * MIB)

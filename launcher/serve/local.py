@@ -1,4 +1,4 @@
-"""Worker processes on this machine: started together, watched, and gone when we are."""
+"""Worker processes on this machine: started together, watched, and ended with this process."""
 
 import asyncio
 import logging
@@ -62,9 +62,9 @@ class ClusterConfig:
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
-        """The instances, and their host tiers if there are any, all empty."""
+        """Return the instances, and their host tiers if there are any, all empty."""
         full = [
-            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=False)
+            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=self.device == "cpu")
             for i in range(self.num_instances)
         ]
         hosts = [
@@ -115,7 +115,7 @@ async def local_workers(
                 task.cancel()
             executor.shut_down()
             executor.close()
-            if not is_ready:  # those that are loading listen to nobody, and have nothing to lose
+            if not is_ready:  # workers that are loading do not listen yet, and have nothing to lose
                 fork_server.kill(processes)
             await asyncio.gather(*(stop(process) for process in processes))
 
@@ -126,7 +126,7 @@ def worker_fork_server() -> ForkServer:
 
 
 def _remove_leftovers() -> None:
-    """Remove the run directories of servers that were killed before they could."""
+    """Remove the run directories of servers that were killed before they could do so."""
     for directory in Path(gettempdir()).glob("loong-[0-9]*-*"):
         pid = directory.name.split("-")[1]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -135,7 +135,7 @@ def _remove_leftovers() -> None:
 
 
 def _check_socket_path(directory: Path) -> None:
-    """Sockets have short names: the longest must fit beside the directory's."""
+    """Raise `ConfigError` if the longest socket path in this directory exceeds the system's limit."""
     longest = len(os.fsencode(directory / "worker-0000-00"))
     if longest > MAX_SOCKET_PATH:
         raise ConfigError(
@@ -146,7 +146,7 @@ def _check_socket_path(directory: Path) -> None:
 
 async def _watch(process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
     code = await process.wait()
-    await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
+    await asyncio.sleep(_LAST_WORDS_SECONDS)  # a worker's last report says more than its exit code
     executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
 
 

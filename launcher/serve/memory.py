@@ -1,4 +1,4 @@
-"""How much KV fits the memory of this machine, or of its GPUs."""
+"""Finds how much KV fits the memory of this machine, or of its GPUs."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from loong.launcher.serve.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
 from loong.model.tensor_shapes import expected_shapes
 
-MEMORY_SHARE = 0.5  # of what is available: activations, processes and the rest of the machine need theirs
+MEMORY_SHARE = 0.5  # of available memory; the rest is for activations and other processes
 LEAST_KV_TOKENS = 1024  # of an instance, for which a smaller --num-instances is proposed
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
-ARENA_BYTES_A_PEER = 256 * 2**20  # of a GPU, for what the others send it
+ARENA_BYTES_A_PEER = 256 * 2**20  # of a GPU, for tensors from peers
 GRAPH_BYTES = 4 * GIB  # for captured steps, and to draw from the logits of 512 requests
 
 
 def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) -> int:
-    """Tokens of KV an instance: those asked for, or (None) as many as memory suggests.
+    """Return the tokens of KV an instance: those asked for, or (None) as many as memory suggests.
 
-    Raises `ConfigError` if they cannot fit beside the weights of every instance.
+    Raises `ConfigError` if they do not fit together with the weights of every instance.
     """
     weights, available = weight_bytes(config), _available_bytes()
     room = int(available * (MEMORY_SHARE if asked is None else 1))
@@ -63,7 +63,7 @@ def fit_gpu_kv_capacity(
     utilization: float,
     graph_limits: CudaGraphLimits,
 ) -> int:
-    """Tokens of KV an instance: those asked for, or (None) what fits `utilization` of each GPU's free memory.
+    """Return the tokens of KV an instance: `asked`, or what fits `utilization` of free GPU memory.
 
     The rest is for activations. `size` is the number of instances, and of ranks of each, one to a GPU. Raises
     `ConfigError` if there are too few GPUs, or weights and KV do not fit.
@@ -103,9 +103,9 @@ def weight_bytes(config: ModelConfig) -> int:
 
 
 def _available_bytes() -> int:
-    """What the kernel thinks could be used without swapping."""
+    """Return the kernel's estimate of the memory that can be used without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         name, value = line.split(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
-    raise ConfigError("/proc/meminfo does not tell MemAvailable; give --kv-cache-tokens")
+    raise ConfigError("/proc/meminfo does not report MemAvailable; give --kv-cache-tokens")

@@ -63,13 +63,13 @@ from loong.state.cluster_state import ClusterState
 
 logger = logging.getLogger(__name__)
 
-FAILURE_GRACE_SECONDS = 10.0  # after a failure, so that whoever watches /health sees why
+FAILURE_GRACE_SECONDS = 10.0  # after a failure, so that clients of /health see the reason
 FORCED_EXIT_CODE = 130
 
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """All that `loong serve` was told."""
+    """The configuration of `loong serve`."""
 
     model: ModelConfig
     cluster: ClusterConfig
@@ -179,7 +179,7 @@ def _front(
     listener: socket,
     executor: WorkersExecutor,
 ) -> AbstractAsyncContextManager[Front]:
-    """Who answers clients: this process, or others."""
+    """Return the context of the part that answers clients: this process, or API processes."""
     tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
     if config.num_api_servers == 1:
         return front_here(create_app(engine, tokenizer, config.server, tracing, request_observers), listener)
@@ -215,7 +215,7 @@ def _request_observers(
 
 
 def _setting(config: ServeConfig, cost_model: WorkCostModel, last_id: int) -> Setting:
-    """What a recording needs to know to plan the same."""
+    """Return the settings that a recording needs for a replay to plan the same."""
     return Setting(
         version=VERSION,
         loong_version=loong.__version__,
@@ -234,7 +234,7 @@ async def _until_over(running: asyncio.Task[None], signals: StopSignals) -> None
     asked_to_stop = asyncio.create_task(signals.first.wait())
     await asyncio.wait([running, asked_to_stop], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
-        logger.error("/health tells so for %.0f s, then the server ends", FAILURE_GRACE_SECONDS)
+        logger.error("/health reports it for %.0f s, then the server ends", FAILURE_GRACE_SECONDS)
         await asyncio.wait([asked_to_stop], timeout=FAILURE_GRACE_SECONDS)
 
 
@@ -262,7 +262,7 @@ def _log_failure(running: asyncio.Task[None]) -> None:
     if isinstance(error, ClusterError):
         logger.error("the engine failed: %s", error)
     elif error is not None:
-        logger.error("the engine failed, by a bug of its own:", exc_info=error)
+        logger.error("the engine failed by an internal error:", exc_info=error)
 
 
 def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostModel:

@@ -26,7 +26,7 @@ class StateDump:
         self._loop = asyncio.get_running_loop()
 
     def request(self) -> None:
-        """Ask for it; from any thread."""
+        """Request a dump; callable from any thread."""
         signal_children(signal.SIGUSR1)
         self._loop.call_soon_threadsafe(self._log)
 

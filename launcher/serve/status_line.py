@@ -1,4 +1,4 @@
-"""What the server says of itself while it runs: one line now and then."""
+"""The log lines of a running server: one line now and then."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ async def log_status(engine: ClusterView) -> None:
 
 
 def status_line(before: Snapshot, now: Snapshot) -> str:
-    """Throughput between two snapshots, and what runs, waits and is held at the second."""
+    """Return throughput between two snapshots, and requests and KV at the second."""
     seconds = now.now - before.now
     num_computed = now.stats.num_computed_tokens - before.stats.num_computed_tokens
     num_output = now.stats.num_output_tokens - before.stats.num_output_tokens

@@ -40,5 +40,5 @@ class StopSignals:
                 logger.info("stopping once all API processes are up; a second signal stops at once")
         elif self._task is not None:
             what = "open requests are dropped" if self.first.is_set() else "the server was not up yet"
-            logger.warning("stopping at once, as told; %s", what)
+            logger.warning("stopping at once; %s", what)
             self._task.cancel()

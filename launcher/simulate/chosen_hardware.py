@@ -1,4 +1,4 @@
-"""What the flags say is simulated, and what a cost model's file says where they do not."""
+"""The simulated model and hardware: from the flags, and otherwise from a cost model's file."""
 
 import argparse
 
@@ -13,9 +13,10 @@ DEFAULT_DEVICE = "h200"
 
 
 def chosen_hardware(args: argparse.Namespace) -> tuple[str, Hardware]:
-    """The model's name, and its instances. What no flag names is as in the first cost model, if there is one.
+    """Return the model's name and its instances.
 
-    Raises `ConfigError` if there is no such model or device, or a cost model cannot be read.
+    Without a flag, a value is taken from the first cost model, if there is one. Raises `ConfigError` if there
+    is no such model or device, or a cost model cannot be read.
     """
     measured = tuple(read_cost_model(path) for path in args.cost_model)
     model, device, tp_size = DEFAULT_MODEL, DEFAULT_DEVICE, 1

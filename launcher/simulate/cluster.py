@@ -1,4 +1,4 @@
-"""What a simulation runs on: instances, their pools and their cost model, for each policy."""
+"""The simulated hardware: instances, their KV pools and their cost model, for each policy."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +22,7 @@ from loong.workloads.request import WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCluster:
-    """Instances, how long their work takes, and the most KV tokens that one request may come to need."""
+    """Instances, their cost model, and the most KV tokens that one request may need."""
 
     instances: tuple[ElasticInstance, ...]
     cost_model: WorkCostModel
@@ -31,10 +31,11 @@ class SimulatedCluster:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """So many instances of a model on one kind of device.
+    """Instances of a model on one kind of device.
 
-    `kv_cache_tokens` is an instance's pool; None is what its memory holds beside the weights. Times are those
-    of the `measured` cost model of each number of devices, or of the device's roofline if there is none.
+    `kv_cache_tokens` is an instance's pool; None is what its memory holds next to the weights. Times are
+    those of the `measured` cost model of each number of devices, or of the device's roofline if there is
+    none.
     """
 
     shape: ModelShape
@@ -49,7 +50,7 @@ class Hardware:
             raise ConfigError(f"--device {self.device!r} is unknown; choose from {', '.join(DEVICES)}")
 
     def cluster(self, policy: str, config: PolicyConfig = DEFAULT_CONFIG) -> SimulatedCluster:
-        """All devices as `policy` runs them: as one instance, if one is all that it runs.
+        """Return all devices as `policy` runs them: as one instance, if one is all that it runs.
 
         Raises `ConfigError` if the policy is unknown, or the model cannot be cut or does not fit.
         """
@@ -66,16 +67,19 @@ class Hardware:
         return SimulatedCluster(instances, self._cost_model(tp_size), max_tokens)
 
     def unloaded_prefill(self) -> PrefillTime:
-        """Seconds of a prefill that has the cluster to itself, at its best DoP: the same for all policies."""
+        """Return the seconds of a prefill that has the cluster to itself, the same for all policies.
+
+        It runs at its best DoP.
+        """
         return unloaded_prefill(self._cost_model(self.tp_size), self.num_instances)
 
     def unloaded_work(self) -> WorkOf:
-        """Device seconds of a request that has an instance to itself: the same for all policies."""
+        """Return the device seconds of a request that has an instance to itself, for all policies."""
         return unloaded_work(self._cost_model(self.tp_size), self.tp_size)
 
     @property
     def num_devices(self) -> int:
-        """Devices of all instances."""
+        """Return the devices of all instances."""
         return self.num_instances * self.tp_size
 
     def _check_one(self, policy: str, tp_size: int) -> None:
@@ -108,10 +112,10 @@ class Hardware:
 
 
 def unloaded_prefill(cost_model: CostModel, num_instances: int) -> PrefillTime:
-    """Seconds of a prefill that so many instances have to themselves, at the best DoP of them."""
+    """Return the seconds of a prefill that has `num_instances` instances to itself, at the best DoP."""
     terms_by_dop = [cost_model.prefill_terms(dop + 1) for dop in range(num_instances)]
 
-    @cache  # of many instances that is many terms, and many prompts are as long as another
+    @cache  # large clusters have many terms, and many prompts have equal lengths
     def seconds(num_tokens: int) -> float:
         return min(terms.time(num_tokens, 0, num_tokens**2) for terms in terms_by_dop)
 

@@ -68,7 +68,10 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate and report, or replay: 0 if that worked, however many missed; 1 if a replay differs."""
+    """Simulate and report, or replay: return 0 if that worked, even if SLOs were missed.
+
+    1 if a replay differs.
+    """
     from loong.launcher.simulate.replay import replay_and_report  # these import what `--help` can do without
     from loong.launcher.simulate.report import simulate_and_report
 
@@ -131,7 +134,7 @@ def _num_requests(args: argparse.Namespace, *, is_chosen: bool) -> int | None:
 
 
 def _with_chosen_rates(config: SimulateConfig) -> SimulateConfig:
-    """The same at rates around the predicted capacity, and the line that says so."""
+    """Return the configuration at rates around the predicted capacity, with the line that says so."""
     from loong.launcher.hardware.capacity import rounded_down
     from loong.launcher.simulate.search import capacity_of
 
@@ -148,7 +151,7 @@ def _with_chosen_rates(config: SimulateConfig) -> SimulateConfig:
 
 
 def _refuse_more_than_replay(args: argparse.Namespace) -> None:
-    """Raise `ConfigError` at flags that a replay would ignore, but for those that say their default."""
+    """Raise `ConfigError` for flags that a replay would ignore, unless they have their default."""
     for name in args.chosen:
         if name != "replay":
             flag = f"--{name.replace('_', '-')}"
@@ -176,7 +179,7 @@ def _rules(texts: Sequence[str], scale: float, workload: str) -> tuple[SLORule, 
 
 
 def _check(config: SimulateConfig) -> None:
-    """Raise `ConfigError` now for what would fail later."""
+    """Raise `ConfigError` now for values that would fail later."""
     for policy in config.policies:
         config.hardware.cluster(policy, config.policy)
     load, num_requests = config.load, config.load.num_requests

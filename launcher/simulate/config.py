@@ -1,4 +1,4 @@
-"""What `loong simulate` was asked to do, checked."""
+"""The checked configuration of `loong simulate`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ DEFAULT_DURATION = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: the requests that are measured, and others after them that keep the cluster as busy."""
+    """Requests that are measured, and others after them that keep the cluster equally busy."""
 
     measured: Sequence[WorkloadRequest]
     following: Iterable[WorkloadRequest] = ()
@@ -30,10 +30,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedLoadConfig:
-    """What is sent, but for its rate. Measured are `num_requests` and nothing is sent after them, or (None)
-    what arrives in `duration` seconds, at least `MIN_REQUESTS`, and the load goes on; of a file, what it has.
+    """The load except for its rate.
 
-    `burstiness` None is what the workload says, and 1 if it says nothing.
+    With `num_requests`, these are measured and nothing is sent after them. Without (None), the arrivals of
+    `duration` seconds are measured, at least `MIN_REQUESTS`, and the load goes on; a file sends what it has.
+    `burstiness` None is the workload's own, and 1 if it has none.
     """
 
     workload: str
@@ -49,7 +50,7 @@ class SimulatedLoadConfig:
             raise ConfigError(f"--seed {self.seed} is below 0")
 
     def at(self, rate: float) -> Load:
-        """The load at `rate` requests a second."""
+        """Return the load at `rate` requests a second."""
         requests = endless_workload(
             self.workload,
             seed=self.seed,
@@ -70,11 +71,11 @@ class SimulatedLoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What slows a simulated cluster down beside its devices.
+    """Delays of a simulated cluster in addition to its devices' times.
 
     Instances on CPUs share `num_cores`, and what an event leads to starts `plan_time` seconds after it.
-    Batches take longer or shorter than predicted: `noise` is the standard deviation of the logarithm of how
-    many times as long.
+    `noise` varies the times of batches: it is the standard deviation of the logarithm of actual over
+    predicted time.
     """
 
     num_cores: float = inf
@@ -86,9 +87,9 @@ class Host:
 class SimulateConfig:
     """One `loong simulate`: every policy under every rule, at `rates` or (`precision`) in search of goodput.
 
-    A run attains if the share `goal` of its requests meet the rule; or, `is_per_class`, of those of every
-    length class, and its backlog is stable. `precision` is how far apart, relative to
-    the lower, the last rate that attains and the first that does not may be.
+    A run attains if the share `goal` of its requests meet the rule. If `is_per_class`, this must hold for
+    every length class, and the backlog must be stable. `precision` bounds the gap between the last rate that
+    attains and the first that does not, relative to the lower.
     """
 
     model: str
@@ -120,5 +121,5 @@ class SimulateConfig:
 
     @property
     def is_single(self) -> bool:
-        """Whether each policy runs once a rule, so that runs can be shown one by one."""
+        """Return whether each policy runs once a rule, so that runs can be shown one by one."""
         return self.precision is None and len(self.rates) == 1

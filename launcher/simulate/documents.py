@@ -1,4 +1,4 @@
-"""What a simulation tells programs, as objects for JSON: what was asked for, each run, or all in short."""
+"""JSON objects of a simulation for programs: the configuration, each run, or a summary."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from loong.workloads.metrics.result import JSON
 def summary_json(
     config: SimulateConfig, results: Sequence[PointResult], goodputs: Sequence[Goodput[PointResult]]
 ) -> dict[str, JSON]:
-    """What came of it, in short: attainment where each policy ran at one rate, else goodput."""
+    """Return a summary of the results: attainment where each policy ran at one rate, else goodput."""
     found = (
         {"goodput": goodput_json(goodputs, is_per_class=config.is_per_class)}
         if goodputs
@@ -25,7 +25,7 @@ def summary_json(
 
 
 def run_json(result: PointResult, trace: str | None) -> dict[str, JSON]:
-    """A run, and the file of its trace if it has one."""
+    """Return a run, and the file of its trace if it has one."""
     return {
         **result.as_json(),
         "num_events": result.num_events,
@@ -34,7 +34,7 @@ def run_json(result: PointResult, trace: str | None) -> dict[str, JSON]:
 
 
 def configuration_json(config: SimulateConfig) -> dict[str, JSON]:
-    """What was asked for; infinities are words, as JSON has no number for them."""
+    """Return the configuration; infinities are words, as JSON has no number for them."""
     load = config.load
     return {
         "model": config.model,

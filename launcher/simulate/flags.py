@@ -1,4 +1,4 @@
-"""The flags of `loong simulate`, but for those about planning."""
+"""The flags of `loong simulate`, except those about planning."""
 
 import argparse
 from pathlib import Path
@@ -30,7 +30,7 @@ SWEPT_POLICIES = ("esp", "replicas", "static-sp")
 
 
 def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
-    """What is simulated, and how quick it is."""
+    """Add the flags for the simulated cluster and its speed."""
     group.add_argument(
         "--policy",
         metavar="P,P",
@@ -62,7 +62,7 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         "--kv-cache-tokens",
         type=token_count,
         metavar="N",
-        help=f"tokens of KV on each instance (what fits into memory, on CPUs at most {MAX_AUTO_TOKENS})",
+        help=f"tokens of KV on each instance (auto: as many as fit, on CPUs at most {MAX_AUTO_TOKENS})",
     )
     group.add_argument(
         "--cost-model",
@@ -93,7 +93,7 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def add_load_flags(group: argparse._ArgumentGroup) -> None:
-    """What is sent."""
+    """Add the flags for the load."""
     add_workload_flags(group)
     group.add_argument(
         "--rate",
@@ -113,13 +113,13 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         "--duration",
         type=seconds,
         metavar="S",
-        help=f"measure what arrives in this time, at least {MIN_REQUESTS} requests, and send more behind "
+        help=f"measure what arrives in this time, at least {MIN_REQUESTS} requests, and send more after them "
         f"({DEFAULT_DURATION:g})",
     )
 
 
 def add_report_flags(group: argparse._ArgumentGroup) -> None:
-    """What is asked of the runs, and where it goes."""
+    """Add the flags for the SLO and the output."""
     group.add_argument(
         "--slo",
         action="append",
@@ -143,13 +143,13 @@ def add_report_flags(group: argparse._ArgumentGroup) -> None:
         "--jobs",
         type=or_auto(positive),
         metavar="N",
-        help="processes that simulate (auto: one for each core, at most one for each run)",
+        help="number of processes that simulate in parallel (auto: one a core, at most one a run)",
     )
     add_output_flags(group)
 
 
 def add_log_flags(group: argparse._ArgumentGroup) -> None:
-    """What one run writes down."""
+    """Add the flags for the logs of one run."""
     group.add_argument(
         "--event-log", type=Path, metavar="FILE", help="write all events and plans to this file, for --replay"
     )

@@ -20,7 +20,7 @@ def in_order(
     num_jobs: int,
     on_result: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Return the results of all tasks, in the order of these; `on_result` has each as soon as it is there."""
+    """Return the results of all tasks, in order; `on_result` is called with each as soon as it is known."""
     results: dict[int, Result] = {}
     for index, result in _done(work, tasks, min(num_jobs, len(tasks))):
         results[index] = result
@@ -42,7 +42,7 @@ def _done(
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
-        except BaseException:  # nobody waits for the others
+        except BaseException:  # the results of the others are not needed
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()

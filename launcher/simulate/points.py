@@ -26,7 +26,7 @@ from loong.workloads.metrics.slo import SLORule
 
 @dataclass(frozen=True, slots=True)
 class PointResult(PolicyRun):
-    """What came of a run; `history` says what ran when, and `decision_log` why, if that was kept."""
+    """The result of a run; `history` says what ran when, and `decision_log` why, if that was kept."""
 
     num_events: int
     history: ClusterHistory | None = None
@@ -41,8 +41,10 @@ def run_point(
     cuts_off: bool = False,
     is_reported: bool = False,
 ) -> PointResult:
-    """Simulate once. `cuts_off` ends the run as soon as it is clear that it does not attain; a run that
-    `is_reported` prints its line when it is over, in whatever process.
+    """Simulate once.
+
+    `cuts_off` ends the run as soon as it is clear that it does not attain. A run that `is_reported` prints
+    its line when it is over, in any process.
     """
     load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy, config.policy)
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
@@ -78,12 +80,12 @@ def run_point(
         logs.decisions,
     )
     if is_reported:
-        print(f"{run_tables.line(result)}\n", end="", flush=True)  # in one piece: other processes print, too
+        print(f"{run_tables.line(result)}\n", end="", flush=True)  # in one piece: other processes also print
     return result
 
 
 def asked_of(config: SimulateConfig, policy: str, rule: SLORule, rate: float) -> RunKey:
-    """What is to be run at a rate."""
+    """Return the parameters of a run at a rate."""
     return RunKey(policy, rule, rate, config.goal, config.load.seed, is_per_class=config.is_per_class)
 
 
@@ -100,7 +102,7 @@ def all_asked(config: SimulateConfig) -> list[RunKey]:
 def sweep(
     config: SimulateConfig, on_result: Callable[[PointResult], None] | None = None
 ) -> list[PointResult]:
-    """Run and return all that is asked for; `on_result` has each run as soon as it is over.
+    """Make and return all runs; `on_result` is called with each run as soon as it is over.
 
     Runs at one rate keep their history, which is drawn.
     """
@@ -113,12 +115,12 @@ def _decision_log(config: SimulateConfig, asked: RunKey) -> Path:
     assert config.output_dir is not None
     number = config.rules.index(asked.rule) + 1
     path = config.output_dir / f"decisions-{asked.policy}{f'-{number}' if number > 1 else ''}.jsonl"
-    path.unlink(missing_ok=True)  # a log is added to what the file holds
+    path.unlink(missing_ok=True)  # a decision log appends to an existing file
     return path
 
 
 def counters_of(stats: ClusterStats) -> ServerCounters:
-    """What a server would have counted."""
+    """Return the counters that a server would report."""
     return ServerCounters(
         dict(sorted(stats.num_batches_by_dop.items())),
         stats.num_scale_ups,

@@ -1,4 +1,4 @@
-"""`loong simulate --replay`: are the decisions of a recorded run made again?"""
+"""`loong simulate --replay`: checks that the policy makes the decisions of a recorded run again."""
 
 import asyncio
 import difflib
@@ -36,7 +36,7 @@ def replay_and_report(path: Path) -> int:
 
 
 def _report_refused(setting: Setting, refused: RefusedPlanRecord) -> int:
-    """Say why a plan was refused, and whether the policy makes a valid one now; 0 if so, else 1."""
+    """Print why a plan was refused, and whether the policy makes a valid one now; return 0 if so, else 1."""
     print(f"a plan of {setting.policy} was refused at {refused.snapshot.now:.6f} s: {refused.error}")
     error = plan_again(setting, refused)
     print(

@@ -1,4 +1,4 @@
-"""Simulates what was asked for, and tells it: tables, files, and one line of JSON at the end."""
+"""Runs the configured simulations and reports them: tables, files, and one line of JSON at the end."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ from loong.workloads.plots.style import NO_PICTURES, is_available
 
 @dataclass(slots=True)
 class _Found:
-    """What a simulation has found so far; each property has the order of what was asked for."""
+    """The results of a simulation so far; each property keeps the order of the configuration."""
 
     config: SimulateConfig
     made: list[PointResult] = field(default_factory=list)  # runs of a sweep
@@ -42,7 +42,7 @@ class _Found:
 
     @property
     def results(self) -> list[PointResult]:
-        """All runs."""
+        """Return all runs."""
         if self.config.precision:
             return [point for goodput in self.goodputs for point in goodput.points]
         place = {asked: index for index, asked in enumerate(all_asked(self.config))}
@@ -50,7 +50,7 @@ class _Found:
 
     @property
     def goodputs(self) -> Sequence[Goodput[PointResult]]:
-        """What the runs show: nothing where each policy ran at one rate."""
+        """Return the goodputs that the runs show; none where each policy ran at one rate."""
         if not self.config.precision:
             return () if self.config.is_single else goodputs_of_sweep(self.config, self.results)
         place = {task: index for index, task in enumerate(all_searches(self.config))}
@@ -58,7 +58,7 @@ class _Found:
 
     @property
     def missing(self) -> list[str]:
-        """The runs, or the searches, that were not made to their end."""
+        """Return the runs, or the searches, that were not completed."""
         if self.config.precision:
             searched = {(goodput.policy, goodput.rule) for goodput in self.searched}
             tasks = all_searches(self.config)
@@ -72,7 +72,7 @@ class _Found:
 
 
 def simulate_and_report(config: SimulateConfig, command: str) -> None:
-    """Simulate, print tables, write the files that were asked for, and print one line of JSON.
+    """Simulate, print tables, write the configured files, and print one line of JSON.
 
     If the simulation is interrupted, the runs that have ended are reported, and the others are named.
 
@@ -160,7 +160,7 @@ def _write_files(
 
 
 def _write_traces(folder: Path, config: SimulateConfig, results: Sequence[PointResult]) -> dict[RunKey, Path]:
-    """A trace of each run, which Perfetto opens; from the second rule on, numbered."""
+    """Write a trace of each run, which Perfetto opens; from the second rule on, numbered."""
     paths = {}
     for result in results:
         path = folder / f"trace-{result.policy}{_suffix(config, result.asked.rule)}.json"

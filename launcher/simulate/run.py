@@ -29,9 +29,9 @@ REFUSED = "needs more KV than the policy gives one request"
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """What became of every measured request, in virtual time, until `end`.
+    """The outcome of every measured request, in virtual time, until `end`.
 
-    `is_cut_off`: more missed than might, or the backlog grew.
+    `is_cut_off`: more requests missed than allowed, or the backlog grew.
     """
 
     records: list[RequestRecord]
@@ -52,12 +52,12 @@ def simulate(
     misses: Misses | None = None,
     work_of: WorkOf | None = None,
 ) -> SimulatedRun:
-    """Send `load` to an empty cluster, and run until all has ended, or more have missed than `misses` allow.
+    """Send `load` to an empty cluster, and run until all requests end or `misses` allow no more.
 
-    Given `work_of`, a backlog that has grown when all have arrived ends the run as well.
-    Requests bring their limits as their SLO. Those that need more KV than the policy could ever give are
-    refused, as a server would. What follows the measured requests is sent until each of these has ended or
-    missed, so that a backlog is not worked off in peace.
+    Given `work_of`, a backlog that has grown when all have arrived also ends the run. Requests bring their
+    limits as their SLO. Those that need more KV than the policy could ever give are refused, as a server
+    would. The requests after the measured ones are sent until each measured one has ended or missed, so that
+    the load stays high while a backlog is worked off.
     """
     state = ClusterState(cluster.instances)
     host = host or Host()
@@ -91,7 +91,7 @@ def simulate(
 
 
 async def _drain(scheduling: Scheduling, watch: Watch) -> None:
-    """Run to the end, or until that is clear."""
+    """Run to the end, or until the outcome is clear."""
     async with aclosing(scheduling.events()) as events:
         async for event in events:
             watch.take(event)
@@ -107,27 +107,30 @@ def _arrivals(load: Load, cluster: SimulatedCluster, limits_of: LimitsOf, watch:
 
 
 def is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster) -> bool:
-    """Whether its KV can ever fit; the last output token needs none."""
+    """Return whether its KV can ever fit; the last output token needs none."""
     return sent.num_prompt_tokens + sent.num_output_tokens - 1 <= cluster.max_request_tokens
 
 
 def request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Request:
-    """What is sent, with its limits as its SLO; of its tokens only the number counts."""
+    """Return the request of a workload's entry, with its limits as its SLO.
+
+    Only the number of its tokens counts.
+    """
     limits = limits_of(sent.num_prompt_tokens)
     return Request(
         request_id_of(number),
         range(sent.num_prompt_tokens),
         SamplingParams(max_tokens=sent.num_output_tokens),
-        sent.arrival_time,
         SLO(limits.ttft, limits.tpot),
         sent.shape.user,
+        arrival_time=sent.arrival_time,
     )
 
 
 def record_of(
     request_id: RequestId, sent: WorkloadRequest, times: Sequence[float], error: str | None
 ) -> RequestRecord:
-    """What a client would have noted."""
+    """Return the record that a client would have made."""
     return RequestRecord(
         request=sent,
         due_time=sent.arrival_time,
@@ -141,5 +144,5 @@ def record_of(
 
 
 def request_id_of(number: int) -> RequestId:
-    """Ids in the order of arrival."""
+    """Return an id; ids sort in the order of arrival."""
     return f"r{number:06}"

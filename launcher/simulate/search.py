@@ -29,8 +29,9 @@ def all_searches(config: SimulateConfig) -> list[tuple[str, SLORule]]:
 
 
 def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float) -> Goodput[PointResult]:
-    """The goodput of one policy, every rate told when it was tried; the first is the highest of
-    `config.rates`, or else a guess.
+    """Return the goodput of one policy, and print a line for every rate that is tried.
+
+    The first rate is the highest of `config.rates`, or else a guess.
     """
 
     def attempt(rate: float) -> PointResult:
@@ -41,7 +42,7 @@ def search(config: SimulateConfig, policy: str, rule: SLORule, precision: float)
 
 
 def goodputs_of_sweep(config: SimulateConfig, results: Sequence[PointResult]) -> list[Goodput[PointResult]]:
-    """The highest simulated rate up to which all attain, of every policy under every rule."""
+    """Return the highest simulated rate up to which all attain, of every policy under every rule."""
     return [
         goodput.of_sweep(
             policy, rule, [r for r in results if (r.asked.policy, r.asked.rule) == (policy, rule)]

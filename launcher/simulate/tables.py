@@ -1,4 +1,4 @@
-"""What a simulation shows people of its setting, and of policies that ran at one rate."""
+"""Text tables of a simulation: its setting, and policies that ran at one rate."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from loong.workloads.workload import origin_of
 
 
 def heading(config: SimulateConfig) -> str:
-    """What is simulated, and where its times come from."""
+    """Return the lines on the simulated hardware, the origin of its times, and the workload."""
     hardware, load = config.hardware, config.load
     count = (
         f"{load.num_requests} requests"
@@ -29,7 +29,7 @@ def heading(config: SimulateConfig) -> str:
 
 
 def runs(rule: SLORule, results: Sequence[PointResult]) -> str:
-    """A block a policy, and the policies side by side: for one rate."""
+    """Return a block a policy, and the policies side by side: for one rate."""
     blocks = []
     for result in results:
         blocks.append(format_run(result.policy, result.metrics, rule.describe()))
@@ -41,7 +41,7 @@ def runs(rule: SLORule, results: Sequence[PointResult]) -> str:
 
 
 def refusals(results: Sequence[PointResult]) -> str:
-    """Which policies refused requests that they can never hold; nothing if none did."""
+    """Return a line for each policy that refused requests that it can never hold; empty if none did."""
     worst: dict[str, tuple[int, int]] = {}
     for result in results:
         policy, metrics = result.policy, result.metrics

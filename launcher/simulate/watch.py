@@ -1,4 +1,4 @@
-"""What clients would note of a run: when tokens came, and who has missed their SLO."""
+"""The clients' view of a simulated run: when tokens came, and which requests missed their SLO."""
 
 import heapq
 from array import array
@@ -15,11 +15,11 @@ TokenTimes: TypeAlias = "array[float]"
 
 
 class Watch:
-    """Knows of a miss as soon as it is certain: when a first token, or all, can no longer come in time.
+    """Detects a miss as soon as it is certain: when a first token, or all, can no longer come in time.
 
-    Only requests that are `measured` are looked at; None is all of them. More misses than allowed make a run
-    hopeless; so does, where the `works` of all that is measured are given (in device seconds), a backlog that
-    has grown when all have arrived. `token_times` are in virtual seconds.
+    Only `measured` requests are watched; None is all of them. More misses than allowed make a run hopeless.
+    Given the `works` of all measured requests (device seconds), a backlog that has grown when all have
+    arrived makes it hopeless as well. `token_times` are in virtual seconds.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class Watch:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether too many have missed, or work piles up."""
+        """Return whether too many have missed, or the backlog grows."""
         return self.is_unstable or self._misses.is_hopeless
 
     @property
     def is_decided(self) -> bool:
-        """Whether every request that is measured, if they were named, has ended or missed."""
+        """Return whether every measured request, if they were named, has ended or missed."""
         return not self._undecided
 
     def take(self, event: Event) -> None:
-        """Take in what has happened."""
+        """Process an event."""
         self.num_events += 1
         while self._deadlines and self._deadlines[0][0] < event.time:
             _, request_id, num_due = heapq.heappop(self._deadlines)

@@ -1,4 +1,4 @@
-"""`loong workload`: what a spec stands for, told in tables and pictures (`tables`), or written to a file."""
+"""`loong workload`: describes a workload in tables and pictures (`tables`), or saves its requests."""
 
 from loong.launcher.workload.command import add_parser
 

@@ -1,4 +1,4 @@
-"""`loong workload describe` and `loong workload save`: flags and what they do."""
+"""`loong workload describe` and `loong workload save`: flags and actions."""
 
 import argparse
 from itertools import islice
@@ -53,7 +53,7 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 
 def run_describe(args: argparse.Namespace) -> int:
-    """Draw if asked to, and print tables; returns 0."""
+    """Draw if asked to, print tables, and return 0."""
     from loong.launcher.workload.tables import print_description  # these import what `--help` can do without
     from loong.workloads.workload import pace_of
 
@@ -66,7 +66,7 @@ def run_describe(args: argparse.Namespace) -> int:
 
 
 def run_save(args: argparse.Namespace) -> int:
-    """Write the requests; returns 0."""
+    """Write the requests, and return 0."""
     from loong.workloads.datasets.saved import save_requests
 
     requests = _requests(args)
@@ -79,9 +79,7 @@ def run_save(args: argparse.Namespace) -> int:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "workload", metavar="SPEC", help="workload, in the same words as for `loong bench --workload`"
-    )
+    parser.add_argument("workload", metavar="SPEC", help="workload spec, as for `loong bench --workload`")
     parser.add_argument(
         "--num-requests",
         type=positive,

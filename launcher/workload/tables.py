@@ -1,4 +1,4 @@
-"""What `loong workload describe` prints: tables for people, and a line of JSON for programs."""
+"""The output of `loong workload describe`: tables for people, and a line of JSON for programs."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def print_description(
     length_scale: float,
     max_concurrency: int | None = None,
 ) -> None:
-    """Print all there is to say about at least one request; `max_concurrency` is of a closed loop."""
+    """Print the description of at least one request; `max_concurrency` is of a closed loop."""
     description = describe(requests, length_scale=length_scale)
     print(_heading(workload, description, seed, length_scale, max_concurrency))
     print(_spreads(description), end="\n\n")

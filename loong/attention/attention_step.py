@@ -55,6 +55,16 @@ class AttentionStep:
         return tuple(block for block in self.batch.queries if block.master_id == self.instance_id)
 
     @cached_property
+    def holder_ids(self) -> tuple[InstanceId, ...]:
+        """The instances outside the group that hold KV which the step reads."""
+        return self.batch.group.holder_ids(self.placements[r] for r in self.batch.request_ids)
+
+    @cached_property
+    def peer_ids(self) -> tuple[InstanceId, ...]:
+        """All other instances that have a part in the step, members and holders, ascending."""
+        return tuple(sorted({*self.batch.group.instance_ids, *self.holder_ids} - {self.instance_id}))
+
+    @cached_property
     def rows(self) -> dict[QueryBlock, slice]:
         """The rows of each block of `blocks`."""
         return dict(zip(self.blocks, consecutive_slices(len(b.positions) for b in self.blocks), strict=True))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loong.attention.attention_step import consecutive_slices
 from loong.core.placement import InstanceId
-from loong.fabric.protocol import Fabric, Pending
+from loong.fabric.protocol import Exchanging, Pending
 from loong.fabric.traffic import Channel
 from loong.kernels import Partial
 from loong.model.device import Device
@@ -65,7 +65,7 @@ class MessageExchange:
     Sizes are not limited, but each message costs host time.
     """
 
-    def __init__(self, fabric: Fabric, device: Device) -> None:
+    def __init__(self, fabric: Exchanging, device: Device) -> None:
         self._fabric, self._device = fabric, device
 
     def begin(self, routing: QueryRouting) -> StepExchange:
@@ -79,7 +79,7 @@ class _Messages:
 
     def __init__(
         self,
-        fabric: Fabric,
+        fabric: Exchanging,
         device: Device,
         sent_rows: Mapping[InstanceId, Tensor],
         num_peer_rows: Mapping[InstanceId, int],

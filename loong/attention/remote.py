@@ -41,7 +41,7 @@ def query_layout(step: AttentionStep, device: Device) -> QueryLayout:
     blocks = [block for block in step.batch.queries if block.transfer is Transfer.QUERY]
     own = [block for block in blocks if block.master_id == step.instance_id]
     here = [block for block in blocks if step.meets(block, step.instance_id)]
-    peers = sorted(set(step.batch.group.instance_ids) - {step.instance_id})
+    peers = step.peer_ids
     sent_rows = {i: concatenate(row_range(step.rows[b]) for b in own if step.meets(b, i)) for i in peers}
     theirs = {i: [b for b in here if b.master_id == i] for i in peers}
     routing = QueryRouting(

@@ -1,11 +1,11 @@
 """Requests: what a client asks for, and what a policy sees of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import inf, log10
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar
@@ -176,20 +176,19 @@ class SLO:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One sequence to complete, in as many ways as there are choices.
+class NewRequest:
+    """One sequence to complete, in as many ways as there are choices, before it has arrived at an engine.
 
     The prompt is a tuple where requests are served; a simulation may give a `range`, which costs nothing
-    however long it is. Its ids are the caller's to check: there may be a million. `user` is whom the request
-    is for, as in the OpenAI API; "" is nobody by name. Each step of `priority` doubles the time that it may
-    take to its first token; those below 0 halve it. `num_prompt_logprobs` None asks for no log probabilities
-    of the prompt's tokens, another number for as many of the likeliest at each position too.
+    however long it is. The caller checks its ids: there may be a million. `user` names the end user, as in
+    the OpenAI API; "" is a user without a name. Each step of `priority` doubles the time that it may take to
+    its first token; those below 0 halve it. `num_prompt_logprobs` None asks for no log probabilities of the
+    prompt's tokens, another number for as many of the likeliest at each position too.
     """
 
     request_id: RequestId
     prompt_token_ids: Sequence[TokenId]
     sampling_params: SamplingParams
-    arrival_time: float
     slo: SLO | None = None
     user: str = ""
     num_choices: int = 1
@@ -207,20 +206,38 @@ class Request:
         _check_token_ids("stop_token_ids", params.stop_token_ids)
         _check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
 
-    def choices(self) -> "tuple[Request, ...]":
-        """A request for each choice: the first has this one's id, and seeds count up from this one's."""
+    @property
+    def choice_ids(self) -> tuple[RequestId, ...]:
+        """The ids of its choices; the first has the id of the request."""
+        others = (f"{self.request_id}-{number}" for number in range(1, self.num_choices))
+        return (self.request_id, *others)
+
+    def choices(self) -> tuple[Self, ...]:
+        """Return a request for each choice, whose seeds count up from the seed of this one."""
         if self.num_choices == 1:
             return (self,)
-        return tuple(map(self._choice, range(self.num_choices)))
+        return tuple(map(self._choice, range(self.num_choices), self.choice_ids))
 
-    def _choice(self, number: int) -> "Request":
+    def _choice(self, number: int, choice_id: RequestId) -> Self:
         seed = (self.sampling_params.seed + number) % NUM_SEEDS
         return replace(
             self,
-            request_id=f"{self.request_id}-{number}" if number else self.request_id,
+            request_id=choice_id,
             sampling_params=replace(self.sampling_params, seed=seed),
             num_choices=1,
         )
+
+    def arriving(self, time: float) -> "Request":
+        """Return the request as it arrives at `time`, by the clock of its engine."""
+        values = {name: getattr(self, name) for name in NewRequest.__slots__}
+        return Request(**values, arrival_time=time)
+
+
+@dataclass(frozen=True, slots=True)
+class Request(NewRequest):
+    """A request that has arrived at an engine, at `arrival_time` of the engine's clock."""
+
+    arrival_time: float = field(kw_only=True)
 
 
 NOTHING = Placement()

@@ -10,7 +10,7 @@ from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, RequestId
 from loong.core.snapshot import Snapshot
 
 PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | ClusterError], None]
@@ -42,7 +42,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestLoad:
     """The load of one client's call: requests with their prompt lengths, each in `num_choices` choices.
 
     `key` is the index of the API key of the call.
@@ -61,11 +61,8 @@ class TokenEngine(Protocol):
         """The bounds that the caller checks before it submits a request."""
         ...
 
-    def submit(self, request: Request, put: PutToken) -> None:
-        """Begin a request, and pass its tokens to `put`.
-
-        The engine sets `request.arrival_time` by its own clock.
-        """
+    def submit(self, request: NewRequest, put: PutToken) -> None:
+        """Begin a request, which arrives now by the engine's clock, and pass its tokens to `put`."""
         ...
 
     def abort(self, request_id: RequestId) -> None:
@@ -76,7 +73,7 @@ class TokenEngine(Protocol):
 class EngineClient(TokenEngine, Protocol):
     """An engine as the server's handlers see it, in the same process or in another one."""
 
-    def admit(self, asking: Asking) -> AbstractAsyncContextManager[None]:
+    def admit(self, load: RequestLoad) -> AbstractAsyncContextManager[None]:
         """Count requests, all or none, while the context lasts. The counts cover all server processes.
 
         Raises the errors of `Admission.admit`.

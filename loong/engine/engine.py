@@ -20,7 +20,7 @@ from loong.core.events import (
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import NewRequest, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, Health, PutToken
 from loong.engine.held_tokens import HeldTokens
@@ -61,14 +61,12 @@ class Engine:
             for put in (*self._waiting.values(), *(scored.put for scored in self._scored.values())):
                 put(EngineStoppedError())
 
-    def submit(self, request: Request, put: PutToken) -> None:
+    def submit(self, request: NewRequest, put: PutToken) -> None:
         """Begin a request, and pass the tokens of all its choices to `put`, or the error that ends them."""
         if self._failure is not None:
             put(EngineStoppedError())
             return
-        request = replace(request, arrival_time=self._executor.now)
-        choice_ids = [choice.request_id for choice in request.choices()]
-        params = request.sampling_params
+        choice_ids, params = request.choice_ids, request.sampling_params
         try:
             encode(params)
             prepared = None if params.grammar is None else self._executor.prepare_grammar(params.grammar)
@@ -76,8 +74,9 @@ class Engine:
             logger.exception("request %s cannot be sent to workers", request.request_id)
             put(ClusterError("the request cannot be sent to workers; the server's log says why"))
             return
+        arrived = request.arriving(self._executor.now)
         if not self._waiting:
-            self._advanced_at = self._executor.now
+            self._advanced_at = arrived.arrival_time
         if request.num_prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
             num_top = min(request.num_prompt_logprobs, self.limits.vocab_size)
             scored = HeldTokens(request, num_top, put)
@@ -85,10 +84,10 @@ class Engine:
             put = scored.put
         self._waiting.update(dict.fromkeys(choice_ids, put))
         if prepared is None:
-            self._arrive(request)
+            self._arrive(arrived)
             return
         self._unprepared.update(choice_ids)
-        prepared.add_done_callback(lambda _: self._end_preparation(request, choice_ids, prepared.exception()))
+        prepared.add_done_callback(lambda _: self._end_preparation(arrived, choice_ids, prepared.exception()))
 
     def abort(self, request_id: RequestId) -> None:
         """Abort one choice of a request unless it has ended. Its tokens stop."""

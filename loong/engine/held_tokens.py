@@ -3,7 +3,7 @@
 from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import AssembledLogprobs, PromptLogprobs
-from loong.core.request import Request
+from loong.core.request import NewRequest
 from loong.engine.client import PutToken
 
 
@@ -13,7 +13,7 @@ class HeldTokens:
     Instances report their parts independently, so the first token may arrive before the last part.
     """
 
-    def __init__(self, request: Request, num_top: int, put: PutToken) -> None:
+    def __init__(self, request: NewRequest, num_top: int, put: PutToken) -> None:
         self._gathered = AssembledLogprobs(request.request_id, len(request.prompt_token_ids), num_top)
         self._put = put
         self._held: list[ProducedToken] | None = []

@@ -275,9 +275,13 @@ class SimulatedExecutor:
         step = running.work.step
         seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
+        delays: dict[int, float] = {}  # by batch, which waits for the member that serves longest
         for instance_id, work in step.holders.items():
             if (delayed_id := self._computing.get(instance_id)) is not None:
-                self._processors.delay(delayed_id, self._cost_model.served_time(work, seconds))
+                served = self._cost_model.served_time(work, seconds)
+                delays[delayed_id] = max(served, delays.get(delayed_id, 0.0))
+        for delayed_id, delay in delays.items():
+            self._processors.delay(delayed_id, delay)
 
     def _end_step(self, batch_id: int) -> TokensProduced:
         """Tell the tokens of a step; begin the next at once, or finish the batch."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from loong.core.errors import ClusterError
 from loong.fabric.device_transfer import DeviceTransfer
-from loong.fabric.errors import InvalidMessageError
+from loong.fabric.errors import InvalidMessageError, refuse_holders
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Pending
 from loong.fabric.tensor_parallel import TensorParallelGroup
@@ -71,8 +71,9 @@ class CollectiveFabric:
         Thread(target=self._keep_watch, name="fabric-watch", daemon=True).start()
 
     @contextmanager
-    def batch(self, batch_id: int, group: tuple[int, ...]) -> Iterator[None]:
+    def batch(self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()) -> Iterator[None]:
         """See Fabric."""
+        refuse_holders(holders)
         with self._sockets.batch(batch_id, group):
             self._changed.set()
             yield

@@ -9,6 +9,8 @@ LoongError
 └── InvalidMessageError    the caller broke a rule of the verbs: a bug  (also ValueError)
 """
 
+from collections.abc import Sequence
+
 from loong.core.errors import ClusterError, LoongError
 
 
@@ -46,3 +48,11 @@ class DeadlineError(PeerError):
 
 class InvalidMessageError(LoongError, ValueError):
     """A tensor, a group or an order of calls that the verbs do not allow."""
+
+
+def refuse_holders(instance_ids: Sequence[int]) -> None:
+    """Raise `InvalidMessageError` if instances outside its group are to serve a batch: where nobody can."""
+    if instance_ids:
+        raise InvalidMessageError(
+            f"instances {instance_ids} are to serve a batch; this fabric has no service"
+        )

@@ -42,7 +42,28 @@ class TensorParallelVerbs(Protocol):
         """Every rank's x [..., N], in rank order: [..., size * N]. All have one shape. A new tensor."""
 
 
-class Fabric(Protocol):
+class Exchanging(Protocol):
+    """What moves tensors between the instances of one batch."""
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
+        """Send and receive one tensor per instance id named, on one channel, between equal tp ranks."""
+
+
+class ServingFabric(Protocol):
+    """A fabric by which an instance can serve batches of groups in which it is no member."""
+
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+        """Open a batch that this process serves, for the thread that enters what is returned.
+
+        Several may be open, and a batch of this process too. Call it in the order of ids; messages that came
+        before are kept. A lost member, or one that leaves by an error, ends every wait in it. An error here
+        ends those of the members.
+        """
+
+
+class Fabric(Exchanging, Protocol):
     """One process's end of the data plane.
 
     All tensors are contiguous, and both ends know the size of each message; an empty tensor is no message.
@@ -64,8 +85,14 @@ class Fabric(Protocol):
     def wait_for_peers(self) -> None:
         """Return once the whole world has joined and is known here. Raises ClusterError at the deadline."""
 
-    def batch(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[None]:
-        """Open the batch that the verbs belong to; `group` holds the ids of the instances that run it."""
+    def batch(
+        self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()
+    ) -> AbstractContextManager[None]:
+        """Open the batch that the verbs belong to; `group` holds the ids of the instances that run it.
+
+        `holders` are those outside that serve it: `exchange` reaches them too. Raises `InvalidMessageError`
+        if there are any and the fabric has no service.
+        """
 
     def check(self) -> None:
         """Raise what a wait of the open batch would have raised, had the host waited.
@@ -75,11 +102,6 @@ class Fabric(Protocol):
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """Send to the next instance of the ring, receive from the previous; sizes may differ at each hop."""
-
-    def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
-    ) -> Pending:
-        """Send and receive one tensor per instance id named, on one channel, between equal tp ranks."""
 
     def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
         """Every process of `group` learns the payload [N] int64 that tp rank 0 of each instance gave."""

@@ -49,9 +49,11 @@ class StagedFabric:
         """See Fabric."""
         self._fabric.check()
 
-    def batch(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[None]:
+    def batch(
+        self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()
+    ) -> AbstractContextManager[None]:
         """See Fabric."""
-        return self._fabric.batch(batch_id, group)
+        return self._fabric.batch(batch_id, group, holders)
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """See Fabric."""

@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 @unique
 class Plane(IntEnum):
-    """Migrations have connections of their own: a long segment must not delay a batch's small messages."""
+    """Each has connections of its own, so that long messages of one do not delay those of another."""
 
     BATCH = 0
     MIGRATION = 1
+    SERVICE = 2  # batches, where they come to a holder that is no member
 
     @property
     def abandoned(self) -> "Channel":
         """Where a process says that it left a batch or migration by an error of its own."""
-        return Channel.BATCH_ABANDONED if self is Plane.BATCH else Channel.MIGRATION_ABANDONED
+        return _ABANDONED[self]
 
 
 @unique
@@ -32,12 +33,32 @@ class Channel(IntEnum):
     SEGMENT = 6
     BATCH_ABANDONED = 7
     MIGRATION_ABANDONED = 8
+    SERVED_QUERIES = 9
+    SERVED_CONTROL = 10
+    SERVICE_ABANDONED = 11
 
     @property
     def plane(self) -> Plane:
-        """What its messages belong to: a batch or a migration."""
-        is_of_migration = self in (Channel.SEGMENT, Channel.MIGRATION_ABANDONED)
-        return Plane.MIGRATION if is_of_migration else Plane.BATCH
+        """What its messages belong to: a batch, a migration, or a batch that is served."""
+        return _PLANES.get(self, Plane.BATCH)
+
+    @property
+    def served(self) -> "Channel":
+        """Where a member's messages on this channel come to a holder that is no member."""
+        return _SERVED[self]
+
+
+_ABANDONED = {
+    Plane.BATCH: Channel.BATCH_ABANDONED,
+    Plane.MIGRATION: Channel.MIGRATION_ABANDONED,
+    Plane.SERVICE: Channel.SERVICE_ABANDONED,
+}
+_SERVED = {Channel.QUERIES: Channel.SERVED_QUERIES, Channel.CONTROL: Channel.SERVED_CONTROL}
+_PLANES = {
+    Channel.SEGMENT: Plane.MIGRATION,
+    Channel.MIGRATION_ABANDONED: Plane.MIGRATION,
+    **dict.fromkeys((*_SERVED.values(), Channel.SERVICE_ABANDONED), Plane.SERVICE),
+}
 
 
 class Sent(NamedTuple):

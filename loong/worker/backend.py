@@ -10,7 +10,7 @@ from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, ServingFabric
 from loong.kernels import reference_draw
 from loong.kernels.sampling.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
@@ -56,6 +56,9 @@ class Backend(Protocol):
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:
         """A fabric for the tensors of the device, of a model of which this process holds `shard`."""
 
+    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:
+        """Return how this device serves batches of other groups; None if it cannot."""
+
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """How steps that the host launches exchange queries, over a fabric that `connect` gave."""
 
@@ -100,6 +103,10 @@ class CpuBackend:
         self.takes_leases, self.graph_limits = takes_leases, graph_limits
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
+        """See Backend."""
+        return sockets
+
+    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:
         """See Backend."""
         return sockets
 

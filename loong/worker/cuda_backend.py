@@ -11,7 +11,7 @@ from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, ServingFabric
 from loong.kernels import gpu
 from loong.kernels.late_compilation import warn_of_compilation
 from loong.kernels.sampling.draw_params import DrawParams
@@ -71,6 +71,10 @@ class CudaBackend:
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or isinstance(fabric, SymmetricFabric)
         return fabric
+
+    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:  # noqa: ARG002 - see Backend
+        """See Backend. `ElasticInstance.serves` is false for these instances, so that no plan asks for it."""
+        return None
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """See Backend."""

@@ -1,4 +1,4 @@
-"""The worker process: takes commands, runs batches in one thread and migrations in another.
+"""The worker process: takes commands, runs batches in one thread, migrations in another, and serves in more.
 
 Batches run in the order in which they are told, and so do migrations: every worker is told in the engine's
 order, so no two of them wait for each other in a circle. An error in either thread is reported, and ends
@@ -21,7 +21,7 @@ import torch
 import zmq
 
 from loong.child import config_of, leave_signals_to_parent
-from loong.core.errors import LoongError
+from loong.core.errors import ClusterError, LoongError
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerError
@@ -58,6 +58,7 @@ from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
 from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.service import AttentionService
 from loong.worker.tracer import Tracer
 from loong.worker.transfer import SegmentMover
 
@@ -109,6 +110,10 @@ class Worker:
         if config.host_kv_capacity:
             self._pools[config.host_id] = _make_pool(shard, config.host_kv_capacity, torch.device("cpu"))
         self._mover = SegmentMover(config, self._pools, self._fabric)
+        self._service: AttentionService | None = None
+        if (serving_fabric := self._backend.serving_fabric(sockets)) is not None:
+            pool = self._pools[config.instance_id]
+            self._service = AttentionService(config.instance_id, shard, pool, serving_fabric, self._device)
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
         self._batches: SimpleQueue[RunBatch | None] = SimpleQueue()  # None: look for what to trace
@@ -145,7 +150,10 @@ class Worker:
     def _take(self, command: Instruction | PrepareGrammar | StartTrace | EndTrace) -> None:
         match command:
             case RunBatch():
-                self._batches.put(command)
+                if self._config.instance_id in command.plan.group.instance_ids:
+                    self._batches.put(command)
+                else:
+                    self._begin_serving(command)
             case StartTrace() | EndTrace():
                 self._tracing.put(command)
                 self._batches.put(None)
@@ -161,6 +169,14 @@ class Worker:
                 self._prepare(command)
             case _:
                 assert_never(command)
+
+    def _begin_serving(self, command: RunBatch) -> None:
+        if self._service is None:
+            instance_id = self._config.instance_id
+            raise ClusterError(
+                f"instance {instance_id} is to serve batch {command.batch_id}, but its device cannot"
+            )
+        self._service.begin(command)
 
     def _prepare(self, command: PrepareGrammar) -> None:
         def on_prepared(prepared: "Future[CompiledGrammar]") -> None:

@@ -101,7 +101,7 @@ class BatchRunner:
             PendingTokens(command.batch_id),
         )
         self._pending_tokens = pending_tokens
-        is_alone = command.plan.group.dop == 1 and self._fabric.tensor_parallel.size == 1
+        is_alone = len(command.participant_ids) == 1 and self._fabric.tensor_parallel.size == 1
         is_stepped = is_alone and command.plan.num_steps == 1  # the next can begin before that has ended
         if self._leases is not None and not is_stepped and self._leases.can_run(command):
             return DecodeLease(self._leases, placeholders, pending_tokens, is_alone=is_alone)

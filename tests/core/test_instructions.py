@@ -12,7 +12,7 @@ from loong.state.live_request import LiveRequest
 def test_workers_are_reported_that_a_request_decodes_just_when_policies_see_it(
     num_output_tokens: int, data: st.DataObject
 ) -> None:
-    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=9), 0.0)
+    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=9), arrival_time=0.0)
     num_known = 3 + num_output_tokens
     num_computed = data.draw(st.integers(0, num_known - 1))
     chunk = range(num_computed, data.draw(st.integers(num_computed + 1, num_known)))

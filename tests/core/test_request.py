@@ -116,7 +116,7 @@ def test_a_request_ends_at_a_stop_token_or_at_its_length(
 
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="at least one token") as caught:
-        Request("r", (), SamplingParams(), 0.0)
+        Request("r", (), SamplingParams(), arrival_time=0.0)
     assert caught.value.param == "prompt"
 
 
@@ -160,14 +160,15 @@ def test_token_ids_that_no_model_has_are_refused_by_the_name_of_what_holds_them(
         with pytest.raises(
             InvalidRequestError, match=f"{name} holds token id .*from 0 to 2147483647"
         ) as caught:
-            Request("r", (1,), params, 0.0)
+            Request("r", (1,), params, arrival_time=0.0)
         assert caught.value.param == name
 
 
 def test_choices_are_requests_whose_seeds_count_up() -> None:
     params = SamplingParams(seed=2**63 - 2, max_tokens=5)
-    request = Request("r", (1, 2), params, 3.0, SLO(1.0, 0.1), "me", num_choices=3)
+    request = Request("r", (1, 2), params, SLO(1.0, 0.1), "me", arrival_time=3.0, num_choices=3)
     choices = request.choices()
+    assert request.choice_ids == tuple(choice.request_id for choice in choices)
     assert [choice.request_id for choice in choices] == ["r", "r-1", "r-2"]
     assert [choice.sampling_params.seed for choice in choices] == [2**63 - 2, 2**63 - 1, 0]
     first = replace(request, num_choices=1)
@@ -181,7 +182,7 @@ def test_choices_are_requests_whose_seeds_count_up() -> None:
 @pytest.mark.parametrize("num_choices", [0, MAX_CHOICES + 1])
 def test_more_choices_than_there_may_be_are_refused(num_choices: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"n must be from 1 to 16, but is {num_choices}"):
-        Request("r", (1,), SamplingParams(), 0.0, num_choices=num_choices)
+        Request("r", (1,), SamplingParams(), arrival_time=0.0, num_choices=num_choices)
 
 
 @pytest.mark.parametrize("priority", [-MAX_PRIORITY - 1, MAX_PRIORITY + 1])
@@ -189,4 +190,4 @@ def test_a_priority_out_of_bounds_is_refused_with_the_bounds(priority: int) -> N
     with pytest.raises(
         InvalidRequestError, match=f"from {-MAX_PRIORITY} to {MAX_PRIORITY}, but is {priority}"
     ):
-        Request("r", (1,), SamplingParams(), 0.0, priority=priority)
+        Request("r", (1,), SamplingParams(), arrival_time=0.0, priority=priority)

@@ -20,7 +20,7 @@ def cluster(*request_ids: RequestId) -> ClusterState:
     )
     state = ClusterState(instances)
     for request_id in request_ids:
-        state.apply(RequestArrived(0.0, Request(request_id, range(4), SamplingParams(), 0.0)))
+        state.apply(RequestArrived(0.0, Request(request_id, range(4), SamplingParams(), arrival_time=0.0)))
     return state
 
 

@@ -51,7 +51,7 @@ def test_a_model_of_the_hub_is_served_by_its_name(tmp_path: Path) -> None:
         (("--serve", "loong-tny"), "did you mean loong-tiny?"),
         (
             ("--serve", "loong-tiny", "--base-url", "http://localhost:8000"),
-            "so --base-url cannot be given, too",
+            "so --base-url cannot be given as well",
         ),
     ],
 )

@@ -162,4 +162,4 @@ def test_a_signal_to_all_processes_ends_a_start_cleanly(tmp_path: Path) -> None:
     assert process.wait(30) == 130
     assert_gone(processes)
     *_, last = (tmp_path / "log").read_text().splitlines()
-    assert last.endswith("stopping at once, as told; the server was not up yet")
+    assert last.endswith("stopping at once; the server was not up yet")

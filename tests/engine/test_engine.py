@@ -18,7 +18,7 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
 from loong.core.plan import Failure, IterationPlan, Transfer
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import FinishReason, Request, SamplingParams
+from loong.core.request import FinishReason, NewRequest, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits
 from loong.engine.engine import HEALTHY_SILENCE_SECONDS, HEALTHY_STEP_SECONDS, Engine
@@ -32,7 +32,7 @@ from loong.state.cluster_state import ClusterState
 from loong.stream import Stream
 
 INSTANCES = (ElasticInstance(0, 1, InstanceKind.FULL, 100),)
-REQUEST = Request("a", (1, 2, 3), SamplingParams(max_tokens=5), arrival_time=0.0)
+REQUEST = NewRequest("a", (1, 2, 3), SamplingParams(max_tokens=5))
 
 
 @dataclass
@@ -86,13 +86,13 @@ async def running_engine(workers: IdleWorkers, policy: Policy = no_plan) -> Asyn
         await asyncio.gather(running, return_exceptions=True)
 
 
-def with_schema(request_id: str, num_choices: int = 1) -> Request:
+def with_schema(request_id: str, num_choices: int = 1) -> NewRequest:
     """A request whose grammar is named by its id."""
     params = SamplingParams(max_tokens=5, grammar=Grammar(GrammarKind.REGEX, request_id))
-    return Request(request_id, (1, 2, 3), params, arrival_time=0.0, num_choices=num_choices)
+    return NewRequest(request_id, (1, 2, 3), params, num_choices=num_choices)
 
 
-async def first_token(engine: Engine, request: Request = REQUEST) -> ProducedToken:
+async def first_token(engine: Engine, request: NewRequest = REQUEST) -> ProducedToken:
     with TokenStream(engine, request) as tokens:
         return await anext(tokens)
 
@@ -217,7 +217,7 @@ async def test_a_choice_that_is_left_before_its_grammar_is_there_is_left_alone()
     workers = IdleWorkers()
     async with running_engine(workers) as engine:
         request = with_schema("shared", num_choices=3)
-        left, *others = (choice.request_id for choice in request.choices())
+        left, *others = request.choice_ids
         engine.submit(request, lambda _: None)
         engine.abort(left)
         workers.grammars["shared"].set_result(None)

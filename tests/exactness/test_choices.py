@@ -58,7 +58,7 @@ def test_a_choice_has_the_tokens_of_a_request_with_its_seed(
     for policy in POLICIES.values():
         request = family(len(singles), **params)
         outputs = cluster.run([request], policy)
-        assert [token_ids(outputs[choice.request_id]) for choice in request.choices()] == expected
+        assert [token_ids(outputs[i]) for i in request.choice_ids] == expected
 
 
 @pytest.mark.parametrize("policy", list(POLICIES.values()), ids=list(POLICIES))
@@ -81,26 +81,26 @@ def test_a_prompt_is_computed_once_and_its_kv_is_there_once(cluster: Cluster) ->
     reported = [event for event in cluster.log if isinstance(event, RunBatch)]
     assert sum(len(given.token_ids) for run in reported for given in run.inputs) == 140 + 5 * (NUM_TOKENS - 1)
     first = next(event for event in cluster.log if isinstance(event, TokensProduced))
-    assert {t.request_id for t in first.tokens} == {choice.request_id for choice in request.choices()}
+    assert {t.request_id for t in first.tokens} == set(request.choice_ids)
     assert 140 < most_used <= 140 + 5 * (NUM_TOKENS - 1)
 
 
 def test_a_choice_that_leaves_disturbs_no_other(cluster: Cluster) -> None:
     request = family(4, temperature=1.5)
-    ids = [choice.request_id for choice in request.choices()]
+    ids = list(request.choice_ids)
     whole = cluster.run([request], in_group(0, 1))
     again = family(4, temperature=1.5)
-    leaving = {choice.request_id: n for choice, n in zip(again.choices(), (1, 3, 6), strict=False)}
+    leaving = dict(zip(again.choice_ids, (1, 3, 6), strict=False))
     outputs = cluster.run([again], in_group(0, 1, num_steps=2), leaving=leaving)
     for choice, request_id in zip(again.choices(), ids, strict=True):
         reported = token_ids(outputs[choice.request_id])
         assert reported == token_ids(whole[request_id])[: len(reported)]
-    assert len(outputs[again.choices()[3].request_id]) == NUM_TOKENS
+    assert len(outputs[again.choice_ids[3]]) == NUM_TOKENS
 
 
 def test_a_choice_that_ends_with_its_first_token_leaves_the_prompt_to_the_others(cluster: Cluster) -> None:
     drawn = cluster.run([request := family(4, temperature=1.5)], in_group(0))
-    firsts = [drawn[choice.request_id][0].token_id for choice in request.choices()]
+    firsts = [drawn[i][0].token_id for i in request.choice_ids]
     again = family(4, temperature=1.5, stop_token_ids=(firsts[0],))
     outputs = cluster.run([again], in_group(0))
     for choice, before, first in zip(again.choices(), request.choices(), firsts, strict=True):
@@ -111,7 +111,7 @@ def test_a_choice_that_ends_with_its_first_token_leaves_the_prompt_to_the_others
 
 def test_a_choice_may_move_or_be_computed_again_while_the_others_go_on(cluster: Cluster) -> None:
     request = family(3, temperature=1.5)
-    first_id, moved_id, preempted_id = (choice.request_id for choice in request.choices())
+    first_id, moved_id, preempted_id = request.choice_ids
 
     def plan(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         views = {view.request_id: view for view in plannable(snapshot)}

@@ -35,7 +35,11 @@ def cluster(*request_ids: RequestId, max_tokens: int = 8, num_choices: int = 1) 
     state = ClusterState(tuple(ElasticInstance(i, 1, InstanceKind.FULL, CAPACITY) for i in range(3)))
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(0,))
     for request_id in request_ids:
-        state.apply(RequestArrived(0.0, Request(request_id, PROMPT, params, 0.0, num_choices=num_choices)))
+        state.apply(
+            RequestArrived(
+                0.0, Request(request_id, PROMPT, params, arrival_time=0.0, num_choices=num_choices)
+            )
+        )
     return state
 
 

@@ -1,6 +1,6 @@
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,7 +9,7 @@ from plans import decode, prefill
 from simulation import instances_with, simulate, timed_request
 from snapshots import waiting
 
-from loong.core.cost.work import step_work
+from loong.core.cost.work import InstanceWork, step_work
 from loong.core.errors import InvalidEventError
 from loong.core.events import (
     BatchEndPredicted,
@@ -30,7 +30,7 @@ from loong.core.request import FinishReason, Request
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import HIDDEN_SHARE, SimulatedExecutor
-from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import ServiceLane, WorkCostModel
 from loong.state.cluster_state import ClusterState
 
 MODEL = WorkCostModel()
@@ -47,8 +47,9 @@ class Stage:
         plan_time: float = 0.0,
         lookahead: LookaheadMargin | None = None,
         model: WorkCostModel = MODEL,
+        capacities: Sequence[int] = (1000, 1000),
     ) -> None:
-        self.state = ClusterState(instances_with([1000, 1000]))
+        self.state = ClusterState(instances_with(capacities))
         self._events: deque[Event] = deque()
         self.starts: list[BatchStarted] = []
         self.executor = SimulatedExecutor(
@@ -350,3 +351,47 @@ def test_what_was_reported_behind_a_batch_and_needs_an_instance_that_is_lost_is_
     snapshot = stage.state.snapshot(9.0)
     assert (snapshot.batches, snapshot.ending, snapshot.migrations) == ((), (), ())
     stage.state.check()
+
+
+def test_a_batch_on_a_holder_ends_later_by_what_it_serves_meanwhile_and_by_no_more() -> None:
+    model = replace(MODEL, lane=ServiceLane(reserved_share=0.25))
+    stage = Stage([timed_request(0, 100, 9), timed_request(1, 600, 2)], model=model).prefilled(1)
+    while len(stage.state.snapshot(0).request) < 2:
+        stage.next_event()
+    (old,), (new,) = stage.state.snapshot(0).running, stage.state.snapshot(0).waiting
+    alone = model.step_time(step_work(prefill((new,), (0,)), {"r001": Placement()}))
+    began = stage.executor.now
+    lease = decode((old,), (1,), {"r000": 1}, num_steps=8)
+    stage.commit(IterationPlan(batches=(prefill((new,), (0,)), lease)))
+    lease_id = next(b.batch_id for b in stage.state.snapshot(0).batches if b.plan.num_steps == 8)
+    starts, chunk_end = [began], 0.0
+    while (event := stage.next_event()) is not None:
+        if isinstance(event, TokensProduced) and event.batch_id == lease_id:
+            starts.append(event.time)
+        elif isinstance(event, TokensProduced):
+            chunk_end = event.time
+    served = [
+        model.served_time(InstanceWork(num_decode_keys=100), end - start)
+        for start, end in pairwise(starts)
+        if start < chunk_end
+    ]
+    assert len(served) > 2
+    assert chunk_end - began == pytest.approx(alone + sum(served))
+
+
+def test_a_group_waits_for_the_member_that_serves_longest() -> None:
+    stage = Stage([timed_request(0, 100, 9), timed_request(1, 700, 2)], capacities=(1000, 1000, 1000))
+    for _ in range(2):
+        stage.next_event()
+    first, second = stage.state.snapshot(0).waiting
+    stage.run(prefill((first,), (0, 1)))
+    while not isinstance(stage.next_event(), BatchFinished):
+        pass
+    (old,) = stage.state.snapshot(0).running
+    alone = MODEL.step_time(step_work(prefill((second,), (0, 1)), {"r001": Placement()}))
+    began = stage.executor.now
+    lease = decode((old,), (2,), {"r000": 2})
+    stage.commit(IterationPlan(batches=(prefill((second,), (0, 1)), lease)))
+    ends = {e.batch_id: e.time for e in stage.rest() if isinstance(e, BatchFinished)}
+    work = InstanceWork(num_decode_keys=50)
+    assert max(ends.values()) - began == pytest.approx(alone + MODEL.served_time(work, 0.0))

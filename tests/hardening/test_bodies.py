@@ -13,7 +13,7 @@ from http_answers import JSON_TYPE, error_of, post
 from raw_http import COMPLETIONS, completion_request, raw_connection, request_head
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.request import Request, TokenId
+from loong.core.request import NewRequest, TokenId
 
 BODY = json.dumps({"prompt": "a" * 500, "max_tokens": 1}).encode()
 
@@ -154,7 +154,7 @@ async def test_what_is_no_request_leaves_no_word_in_the_log(
 async def test_who_leaves_before_the_answer_begins_leaves_no_word_in_the_log(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def write_headers(request: Request) -> Sequence[TokenId]:
+    def write_headers(request: NewRequest) -> Sequence[TokenId]:
         raise ClientConnectionResetError("Cannot write to closing transport")  # as aiohttp does
 
     caplog.set_level(logging.INFO)

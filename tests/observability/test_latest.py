@@ -108,7 +108,7 @@ def test_requests_take_no_more_memory_than_their_bound() -> None:
     with bytes_at_most(BYTES):
         for _ in range(NUM_BOUNDS * BYTES // 300):
             name = request_id()
-            spans.on_event(RequestArrived(1.0, Request(name, range(5), SamplingParams(), 1.0)))
+            spans.on_event(RequestArrived(1.0, Request(name, range(5), SamplingParams(), arrival_time=1.0)))
             spans.on_event(RequestAborted(2.0, name))
 
 

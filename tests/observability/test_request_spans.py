@@ -10,7 +10,7 @@ from loong.observability.timeline import Timeline
 
 
 def arrived(request_id: str, time: float, num_tokens: int = 5) -> RequestArrived:
-    return RequestArrived(time, Request(request_id, range(num_tokens), SamplingParams(), time))
+    return RequestArrived(time, Request(request_id, range(num_tokens), SamplingParams(), arrival_time=time))
 
 
 def produced(time: float, request_id: str, reason: FinishReason | None = None) -> TokensProduced:

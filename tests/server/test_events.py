@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.events import Logprobs
-from loong.core.request import FinishReason, Request, SamplingParams
+from loong.core.request import FinishReason, NewRequest, SamplingParams
 from loong.server.api.sse import event_of
 from loong.server.openai.answer import AnswerShape, ResponseContext
 from loong.server.openai.chat import ChatShape
@@ -28,7 +28,7 @@ DELTAS = st.builds(
     prompt_logprobs=st.none(),
     parts=st.none(),  # chunks of these depend on what was sent before
 )
-CHOICES = (Choices(0, Request("cmpl-1", (97,), SamplingParams(), 0.0)),) * 4
+CHOICES = (Choices(0, NewRequest("cmpl-1", (97,), SamplingParams())),) * 4
 OPTIONS = st.builds(StreamOptions, include_usage=st.booleans(), continuous_usage_stats=st.booleans())
 
 

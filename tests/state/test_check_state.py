@@ -28,7 +28,7 @@ def balanced() -> Accounting:
         accounting.join(ElasticInstance(instance_id, 1, InstanceKind.FULL, 20))
     for request_id, num_siblings in ("b", 0), ("r", 0), ("w", 1):
         first, *others = Request(
-            request_id, range(4), SamplingParams(), 0.0, num_choices=1 + num_siblings
+            request_id, range(4), SamplingParams(), arrival_time=0.0, num_choices=1 + num_siblings
         ).choices()
         primary = LiveRequest(first)
         primary.siblings = [LiveRequest(choice, primary=primary) for choice in others]

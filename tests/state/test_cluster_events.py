@@ -47,7 +47,7 @@ PROMPT = (50, 51, 52, 53)
 def cluster() -> ClusterState:
     """Four instances and the request r, which waits."""
     state = ClusterState(tuple(ElasticInstance(i, 1, InstanceKind.FULL, 20) for i in range(4)))
-    assert state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, 0.0))) == ()
+    assert state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, arrival_time=0.0))) == ()
     return state
 
 
@@ -262,7 +262,7 @@ def test_a_preempted_request_waits_and_is_computed_again_with_what_it_produced()
 
 def test_a_view_reports_whom_a_request_is_for_and_when_its_first_token_came() -> None:
     state = ClusterState((ElasticInstance(0, 1, InstanceKind.FULL, 20),))
-    state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, 0.0, user="ann")))
+    state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, arrival_time=0.0, user="ann")))
     (view,) = state.snapshot(0.0).waiting
     assert (view.user, view.first_token_time) == ("ann", None)
     commit(state, IterationPlan((prefill(0),)), 0.0)
@@ -278,7 +278,7 @@ def test_a_view_reports_whom_a_request_is_for_and_when_its_first_token_came() ->
 
 def test_a_prompt_that_is_a_range_stays_one_until_outputs_join_it() -> None:
     state = ClusterState((ElasticInstance(0, 1, InstanceKind.FULL, 20),))
-    state.apply(RequestArrived(0.0, Request("r", range(50, 54), PARAMS, 0.0)))
+    state.apply(RequestArrived(0.0, Request("r", range(50, 54), PARAMS, arrival_time=0.0)))
     (run,) = commit(state, IterationPlan((prefill(0, chunk=range(3)),)), 0.0)
     assert isinstance(run, RunBatch)
     assert run.inputs[0].token_ids == range(50, 53)
@@ -341,7 +341,7 @@ def test_scale_ups_and_downs_are_counted_from_one_batch_to_the_next() -> None:
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (RequestArrived(1.0, Request("r", PROMPT, PARAMS, 0.0)), "request r arrived twice"),
+        (RequestArrived(1.0, Request("r", PROMPT, PARAMS, arrival_time=0.0)), "request r arrived twice"),
         (token(7, 0, 60), "batch 7, which is not running"),
         (BatchFinished(1.0, 7, 1), "batch 7 finished, but is not running"),
         (MigrationFinished(1.0, 7, True), "migration 7 finished, but is not running"),
@@ -367,7 +367,7 @@ def test_an_event_that_cannot_have_happened_is_refused_and_changes_nothing(
 
 def test_a_request_may_not_go_on_past_its_last_token() -> None:
     state = ClusterState((ElasticInstance(0, 1, InstanceKind.FULL, 20),))
-    state.apply(RequestArrived(0.0, Request("r", PROMPT, SamplingParams(max_tokens=1), 0.0)))
+    state.apply(RequestArrived(0.0, Request("r", PROMPT, SamplingParams(max_tokens=1), arrival_time=0.0)))
     commit(state, IterationPlan((prefill(0),)), 0.0)
     with pytest.raises(InvalidEventError, match="request r goes on after 1 of at most 1 tokens"):
         state.apply(token(1, 0, 60))

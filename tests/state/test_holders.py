@@ -29,7 +29,7 @@ class Stage:
         self.state, self.time = ClusterState(instances), 0.0
         for request_id in "ab":
             params = SamplingParams(max_tokens=9)
-            self.state.apply(RequestArrived(0.0, Request(request_id, (1,) * 8, params, 0.0)))
+            self.state.apply(RequestArrived(0.0, Request(request_id, (1,) * 8, params, arrival_time=0.0)))
         (prefill,) = self.commit(alone("a", range(8), 0))
         self.finish(prefill.batch_id, "a")
         (self.lease,) = self.commit(alone("a", range(8, 12), 1, num_steps=4))

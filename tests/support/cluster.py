@@ -187,7 +187,7 @@ class _Clients:
         self.requests = requests
         self._engine, self._arrivals, self._leaving = engine, arrivals, leaving
         self._moments = {moment: asyncio.Event() for moment in arrivals.values()}
-        self._outputs: Outputs = {choice.request_id: [] for r in requests for choice in r.choices()}
+        self._outputs: Outputs = {choice_id: [] for r in requests for choice_id in r.choice_ids}
         self._tasks: dict[RequestId, asyncio.Task[None]] = {}
         self.prompt_logprobs: dict[RequestId, PromptLogprobs] = {}
 

@@ -272,7 +272,12 @@ class ClusterMachine(RuleBasedStateMachine):
         prompt = tuple(range(100, 100 + num_prompt))
         num_top = (None, 0, 3)[num_prompt % 3]
         request = Request(
-            request_id, prompt, params, self.now(), num_choices=num_choices, num_prompt_logprobs=num_top
+            request_id,
+            prompt,
+            params,
+            arrival_time=self.now(),
+            num_choices=num_choices,
+            num_prompt_logprobs=num_top,
         )
         choices = {choice.request_id: choice for choice in request.choices()}
         self.requests.update(choices)

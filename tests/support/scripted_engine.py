@@ -12,18 +12,18 @@ from loong.core.errors import ClusterError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import MAX_LOGPROBS, FinishReason, Request, TokenId
+from loong.core.request import MAX_LOGPROBS, FinishReason, NewRequest, TokenId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, Health, PutToken
 
 SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
 AT_REST = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
 
-Reply: TypeAlias = Callable[[Request], Sequence[TokenId]]
+Reply: TypeAlias = Callable[[NewRequest], Sequence[TokenId]]
 Serving: TypeAlias = Callable[..., AbstractAsyncContextManager[str]]  # (engine, **settings) -> address
 
 
-def repeat_the_prompt(request: Request) -> Sequence[TokenId]:
+def repeat_the_prompt(request: NewRequest) -> Sequence[TokenId]:
     """The prompt, over and over."""
     prompt = request.prompt_token_ids
     return [prompt[i % len(prompt)] for i in range(request.sampling_params.max_tokens)]
@@ -39,7 +39,7 @@ def chosen_and_others(token_id: TokenId) -> Sequence[tuple[TokenId, float]]:
     return [(token_id ^ i, -0.5 - i) for i in range(MAX_LOGPROBS)]
 
 
-def prompt_logprobs(request: Request) -> PromptLogprobs:
+def prompt_logprobs(request: NewRequest) -> PromptLogprobs:
     """Return what is said of a prompt: the token at position p has -p, and rank 2 behind the next id."""
     count, prompt = request.num_prompt_logprobs or 0, request.prompt_token_ids
     tops = [[(t + 1, -0.125), (t, -float(p)), *chosen_and_others(t)[2:]] for p, t in enumerate(prompt)][1:]
@@ -71,12 +71,12 @@ class ScriptedEngine:
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)  # some request ended or was aborted
-    requests: list[Request] = field(default_factory=list)
+    requests: list[NewRequest] = field(default_factory=list)
     num_produced: dict[str, int] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
-    _running: dict[str, tuple[dict[str, Request], asyncio.Task[None]]] = field(default_factory=dict)
+    _running: dict[str, tuple[dict[str, NewRequest], asyncio.Task[None]]] = field(default_factory=dict)
 
-    def submit(self, request: Request, put: PutToken) -> None:
+    def submit(self, request: NewRequest, put: PutToken) -> None:
         self.requests.append(request)
         open_choices = {choice.request_id: choice for choice in request.choices()}
         if request.num_prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
@@ -94,7 +94,7 @@ class ScriptedEngine:
             task.cancel()
 
     async def _produce(
-        self, open_choices: dict[str, Request], replies: Mapping[str, Sequence[TokenId]], put: PutToken
+        self, open_choices: dict[str, NewRequest], replies: Mapping[str, Sequence[TokenId]], put: PutToken
     ) -> None:
         try:
             for number in itertools.count():
@@ -115,7 +115,7 @@ class ScriptedEngine:
         finally:
             self.closed.set()
 
-    def _token(self, choice: Request, token_ids: Sequence[TokenId], number: int) -> ProducedToken:
+    def _token(self, choice: NewRequest, token_ids: Sequence[TokenId], number: int) -> ProducedToken:
         token_id = token_ids[number]
         self.num_produced[choice.request_id] += 1
         reason = choice.sampling_params.finish_reason(number + 1, token_id)
@@ -123,7 +123,7 @@ class ScriptedEngine:
             reason = self.last_reason
         return ProducedToken(choice.request_id, token_id, reason, self._logprobs(choice, token_id))
 
-    def _logprobs(self, request: Request, token_id: TokenId) -> Logprobs | None:
+    def _logprobs(self, request: NewRequest, token_id: TokenId) -> Logprobs | None:
         num_logprobs = request.sampling_params.num_logprobs
         if num_logprobs is None:
             return None

@@ -44,7 +44,7 @@ def instances_with(capacities: Iterable[int]) -> tuple[ElasticInstance, ...]:
 def timed_request(number: int, num_prompt: int, num_output: int, arrival_time: float = 0.0) -> Request:
     """A request whose tokens mean nothing."""
     params = SamplingParams(max_tokens=num_output)
-    return Request(f"r{number:03}", (7,) * num_prompt, params, arrival_time)
+    return Request(f"r{number:03}", (7,) * num_prompt, params, arrival_time=arrival_time)
 
 
 def simulate(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from loong.core.errors import ClusterError
 from loong.fabric.device_transfer import DeviceTransfer
-from loong.fabric.errors import DeadlineError, InvalidMessageError
+from loong.fabric.errors import DeadlineError, InvalidMessageError, refuse_holders
 from loong.fabric.memory.arena import Arena, first_epoch, last_epoch
 from loong.fabric.memory.arena_tensor_parallel import ArenaTensorParallel
 from loong.fabric.memory.chunked_channel import ChunkedChannel, ChunkedChannelSize
@@ -78,8 +78,9 @@ class SymmetricFabric:
             self._meet(rank)
 
     @contextmanager
-    def batch(self, batch_id: int, group: tuple[int, ...]) -> Iterator[None]:
+    def batch(self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()) -> Iterator[None]:
         """See Fabric."""
+        refuse_holders(holders)
         ranks = [rank for i in group for rank in self.world.ranks(i)]
         with self._ending(Plane.BATCH, (self._out, self._in)), self._sockets.batch(batch_id, group):
             self._open(Plane.BATCH, batch_id, ranks, self._in)

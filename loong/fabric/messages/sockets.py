@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from loong.fabric.errors import AbandonedError, InvalidMessageError, PeerLostErr
 from loong.fabric.messages.link import Link, bytes_of, memory_of
 from loong.fabric.messages.mailbox import Address, MessageQueue
 from loong.fabric.messages.peer_registry import PeerRegistry
-from loong.fabric.protocol import Pending
+from loong.fabric.protocol import Exchanging, Pending
 from loong.fabric.tensor_parallel import TensorParallelGroup
 from loong.fabric.traffic import Channel, Plane, Traffic
 from loong.fabric.world import World, neighbours
@@ -27,6 +27,13 @@ class _Batch:
     batch_id: int
     group: tuple[int, ...]
     links: Mapping[int, Link]  # by rank, without this process
+    holders: Mapping[int, Link]  # likewise, of those that serve it
+    is_served: bool = False  # by this process, which is no member
+
+    @property
+    def peers(self) -> Collection[Link]:
+        """The processes whose loss ends the batch here."""
+        return (*self.links.values(), *self.holders.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,7 @@ class SocketFabric:
         self._peer_registry.wait_for_all()
 
     @contextmanager
-    def batch(self, batch_id: int, group: tuple[int, ...]) -> Iterator[None]:
+    def batch(self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()) -> Iterator[None]:
         """See Fabric."""
         if self._open_batch is not None:
             raise InvalidMessageError(f"batch {batch_id} opened inside batch {self._open_batch.batch_id}")
@@ -95,12 +102,44 @@ class SocketFabric:
             raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
         ranks = [rank for i in group for rank in self.world.ranks(i) if rank != self.rank]
         links = {rank: self._peer_registry.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
-        with self._opened(Plane.BATCH, batch_id, links.values()):
-            self._open_batch = _Batch(batch_id, group, links)
+        batch = _Batch(batch_id, group, links, self._service_links(batch_id, holders))
+        self._mailbox.open(Plane.BATCH, batch_id)
+        with self._opened(Plane.BATCH, batch_id, links.values()), self._telling_holders(batch):
+            self._open_batch = batch
             try:
                 yield
             finally:
                 self._open_batch = None
+
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+        """See ServingFabric."""
+        batch = _Batch(batch_id, group, self._service_links(batch_id, group), {}, is_served=True)
+        self._mailbox.open(Plane.SERVICE, batch_id)
+        return self._serving(batch)
+
+    @contextmanager
+    def _serving(self, batch: _Batch) -> Iterator[Exchanging]:
+        try:
+            yield _Served(self, batch)
+        except BaseException:
+            self._abandon(Address(Channel.BATCH_ABANDONED, batch.batch_id, self.rank), batch.links.values())
+            raise
+        finally:
+            self._mailbox.close(Plane.SERVICE, batch.batch_id)
+
+    @contextmanager
+    def _telling_holders(self, batch: _Batch) -> Iterator[None]:
+        """Whatever ends a batch early, those that serve it are told: they do not know all of its members."""
+        try:
+            yield
+        except BaseException:
+            address = Address(Channel.SERVICE_ABANDONED, batch.batch_id, self.rank)
+            self._abandon(address, batch.holders.values())
+            raise
+
+    def _service_links(self, batch_id: int, instance_ids: tuple[int, ...]) -> Mapping[int, Link]:
+        ranks = map(self._counterpart, instance_ids)
+        return {rank: self._peer_registry.link(rank, Plane.SERVICE, f"batch {batch_id}") for rank in ranks}
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """See Fabric."""
@@ -111,11 +150,7 @@ class SocketFabric:
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
     ) -> Pending:
         """See Fabric."""
-        return self._exchange_ranks(
-            {self._counterpart(i): tensor for i, tensor in outgoing.items()},
-            {self._counterpart(i): tensor for i, tensor in incoming.items()},
-            channel,
-        )
+        return self._exchange_in(self._current_batch(), outgoing, incoming, channel)
 
     def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
         """See Fabric."""
@@ -123,7 +158,8 @@ class SocketFabric:
         is_speaker = self.world.tp_rank(self.rank) == 0
         listeners = [rank for i in group for rank in self.world.ranks(i)] if is_speaker else []
         speakers = {self.world.rank(i, 0): tensor for i, tensor in received.items()}
-        self._exchange_ranks(dict.fromkeys(listeners, payload), speakers, Channel.CONTROL).wait()
+        batch = self._current_batch()
+        self._exchange_ranks(batch, dict.fromkeys(listeners, payload), speakers, Channel.CONTROL).wait()
         return received
 
     @contextmanager
@@ -136,6 +172,7 @@ class SocketFabric:
         link = self._peer_registry.link(
             self._counterpart(peer_id), Plane.MIGRATION, f"migration {migration_id}"
         )
+        self._mailbox.open(Plane.MIGRATION, migration_id)
         with self._opened(Plane.MIGRATION, migration_id, [link]):
             self._open_migration = _Migration(migration_id, link)
             try:
@@ -174,7 +211,7 @@ class SocketFabric:
     def raise_if_broken(self, plane: Plane) -> None:
         """Raise what a wait would raise if a process of what is open on a plane is lost or has left."""
         if plane is Plane.BATCH and (batch := self._open_batch) is not None:
-            self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.links.values())
+            self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.peers)
         if plane is Plane.MIGRATION and (migration := self._open_migration) is not None:
             address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
             self._mailbox.check(address, (migration.link,))
@@ -193,33 +230,42 @@ class SocketFabric:
         """How often a peer has joined."""
         return self._peer_registry.num_joins(rank)
 
-    def _exchange_ranks(
-        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    def _exchange_in(
+        self, batch: _Batch, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
     ) -> Pending:
-        batch = self._current_batch()
+        return self._exchange_ranks(
+            batch,
+            {self._counterpart(i): tensor for i, tensor in outgoing.items()},
+            {self._counterpart(i): tensor for i, tensor in incoming.items()},
+            channel,
+        )
+
+    def _exchange_ranks(
+        self, batch: _Batch, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
         own = Address(channel, batch.batch_id, self.rank)
+        arriving = channel.served if batch.is_served and incoming else channel
         on_their_way = []
         for rank, tensor in outgoing.items():
             if not _is_message(tensor):
                 continue
             if rank == self.rank:
                 self._mailbox.deliver(own, bytes_of(tensor).clone())
-            elif sent := self._send(self._link_in(batch, rank), own, tensor):
+                continue
+            is_holder = rank in batch.holders
+            address = own._replace(channel=channel.served) if is_holder else own
+            if sent := self._send(self._link_in(batch, rank), address, tensor):
                 on_their_way.append(sent)
         expected = tuple(
-            (Address(channel, batch.batch_id, rank), tensor)
+            (Address(arriving, batch.batch_id, rank), tensor)
             for rank, tensor in incoming.items()
             if _is_message(tensor)
         )
-        return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.links.values(), self.deadline)
+        return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.peers, self.deadline)
 
     @contextmanager
     def _opened(self, plane: Plane, batch_or_migration_id: int, links: Iterable[Link]) -> Iterator[None]:
         """Until a batch or migration ends: then nothing of it is left, and whoever waits for us was told."""
-        last = self._mailbox.last_closed(plane)
-        if batch_or_migration_id <= last:
-            kind = plane.name.lower()
-            raise InvalidMessageError(f"{kind} {batch_or_migration_id} after {kind} {last}")
         try:
             yield
         except (PeerLostError, AbandonedError):  # the others see it, or were told, as we were
@@ -240,7 +286,8 @@ class SocketFabric:
         ranks = self.world.ranks(self._instance_id)
         shards = {rank: x if rank == self.rank else torch.empty_like(x) for rank in ranks}
         others = {rank: shard for rank, shard in shards.items() if rank != self.rank}
-        self._exchange_ranks(dict.fromkeys(others, x), others, Channel.TENSOR_PARALLEL).wait()
+        batch = self._current_batch()
+        self._exchange_ranks(batch, dict.fromkeys(others, x), others, Channel.TENSOR_PARALLEL).wait()
         return list(shards.values())
 
     def _send(self, link: Link, address: Address, tensor: Tensor) -> Future[None] | None:
@@ -262,15 +309,30 @@ class SocketFabric:
         return self._open_migration
 
     def _link_in(self, batch: _Batch, rank: int) -> Link:
-        if rank not in batch.links:
+        link = batch.links.get(rank) or batch.holders.get(rank)
+        if link is None:
             instance_id = self.world.instance_id(rank)
             raise InvalidMessageError(
-                f"instance {instance_id} is not in the group {batch.group} of the batch"
+                f"instance {instance_id} is not in the group {batch.group} of the batch, nor serves it"
             )
-        return batch.links[rank]
+        return link
 
     def _counterpart(self, instance_id: int) -> int:
         return self.world.rank(instance_id, self.world.tp_rank(self.rank))
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The exchanges of a batch that this process serves: an Exchanging."""
+
+    fabric: SocketFabric
+    batch: _Batch
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
+        """See Exchanging."""
+        return self.fabric._exchange_in(self.batch, outgoing, incoming, channel)
 
 
 def _is_message(tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""One request's way through the engine, counted and logged."""
+"""One request to the engine, counted and logged."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
-from loong.core.request import FinishReason, Request, RequestId
+from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.server.api.request_ids import logged_name
 from loong.server.context import Server
 from loong.server.metrics.spans import TRACEPARENT
@@ -18,19 +18,18 @@ logger = logging.getLogger(__name__)
 
 
 async def generate(
-    server: Server, request: Request, options: OutputOptions, arrived_at: float, *, choice: int = 0
+    server: Server, request: NewRequest, options: OutputOptions, arrived_at: float, *, choice: int = 0
 ) -> AsyncGenerator[Delta, None]:
-    """The answers to an admitted request, token by token, as the choices from this index on.
+    """Yield the answers to an admitted request, token by token. Its choices are numbered from `choice`.
 
-    `arrived_at` is of the monotonic clock.
-
-    Closing it early, or cancelling whoever waits for it, aborts the request. Raises `ClusterError`.
+    `arrived_at` is a time of the monotonic clock. The request is aborted when the generator is closed early,
+    or when its task is cancelled. Raises `ClusterError`.
     """
     answers = {
-        one.request_id: _Answer(
-            server, one, Output(one.sampling_params, options, server.tokenizer, index), arrived_at
+        choice_id: _Answer(
+            server, Output(request.sampling_params, options, server.tokenizer, index), arrived_at
         )
-        for index, one in enumerate(request.choices(), choice)
+        for index, choice_id in enumerate(request.choice_ids, choice)
     }
     if (traceparent := TRACEPARENT.get()) is not None:
         for request_id in answers:
@@ -40,7 +39,8 @@ async def generate(
         with TokenStream(server.engine, request) as tokens:
             async for token in tokens:
                 answer = answers[token.request_id]
-                delta = answer.add(token, is_first=answer.request.request_id == request.request_id)
+                is_first = token.request_id == request.request_id  # the choice for which the prompt counts
+                delta = answer.add(token, len(request.prompt_token_ids) if is_first else 0)
                 if delta.index == 0 and tokens.prompt_logprobs is not None:
                     delta = delta._replace(prompt_logprobs=tokens.prompt_logprobs)
                 if delta.finish_reason is not None:
@@ -57,9 +57,9 @@ async def generate(
         logger.warning("request %s failed after %d tokens: %s", name, num_tokens, error)
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        if reason is FinishReason.ABORT:  # one line, however many choices it has
+        if reason is FinishReason.ABORT:  # one line for all its choices
             name, num_tokens = logged_name(request.request_id), _count(answers)
-            logger.info("request %s aborted after %d tokens: nobody listens", name, num_tokens)
+            logger.info("request %s aborted after %d tokens: the client has left", name, num_tokens)
         raise
     finally:
         for answer in answers.values():
@@ -72,23 +72,21 @@ def _count(answers: "Mapping[RequestId, _Answer]") -> int:
 
 
 class _Answer:
-    """One choice as it grows, counted."""
+    """One choice as it grows, with its counts."""
 
-    def __init__(self, server: Server, request: Request, output: Output, arrived_at: float) -> None:
-        self.request = request
+    def __init__(self, server: Server, output: Output, arrived_at: float) -> None:
         self._server, self._output = server, output
         self._arrived_at = self._last_token_at = arrived_at
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far."""
+        """The number of tokens so far."""
         return self._output.num_tokens
 
-    def add(self, token: ProducedToken, *, is_first: bool) -> Delta:
-        """Take the next token; the prompt counts where the choice `is_first` of its request."""
+    def add(self, token: ProducedToken, num_prompt_tokens: int) -> Delta:
+        """Take the next token. With the first one, `num_prompt_tokens` are counted."""
         now, metrics = time.monotonic(), self._server.metrics
         if self.num_tokens == 0:
-            num_prompt_tokens = len(self.request.prompt_token_ids) if is_first else 0
             metrics.observe_first_token(now - self._arrived_at, num_prompt_tokens)
         else:
             metrics.observe_token(now - self._last_token_at)
@@ -96,5 +94,5 @@ class _Answer:
         return self._output.add(token)
 
     def end(self, reason: FinishReason) -> None:
-        """Count that it is over."""
+        """Count the end of the choice."""
         self._server.metrics.observe_end(reason, time.monotonic() - self._arrived_at, self.num_tokens)

@@ -41,7 +41,8 @@ class DecodeLeases:
         blocks = command.plan.queries
         num_tokens = Counter(block.master_id for block in blocks)
         return (
-            max(num_tokens.values()) <= self.graph.max_size(command.plan.group.dop)
+            not command.holder_ids
+            and max(num_tokens.values()) <= self.graph.max_size(command.plan.group.dop)
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
             and all(given.num_output_tokens > 0 for given in command.inputs)
             and self._has_room(command)

@@ -7,7 +7,7 @@ from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.started_batch import ReportStep
-from loong.worker.batches.step_sync import sync_step
+from loong.worker.batches.step_sync import sync_step, tell_holders
 from loong.worker.batches.token_placeholders import PendingTokens, TokenPlaceholders
 from loong.worker.steps.pending_step import PendingStep
 from loong.worker.steps.step_inputs import Progress
@@ -62,9 +62,9 @@ class HostSteppedBatch:
         else:
             for given in command.inputs:
                 self._requests[given.request_id].given = given
-        plan, requests = command.plan, self._requests
+        plan, requests, holder_ids = command.plan, self._requests, command.holder_ids
         live = set(requests)
-        with self._fabric.batch(command.batch_id, plan.group.instance_ids):
+        with self._fabric.batch(command.batch_id, plan.group.instance_ids, holder_ids):
             for step in count():
                 step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
                 begun = self._first or self._step_runner.begin(step_plan, requests, scored=self._scored)
@@ -74,6 +74,8 @@ class HostSteppedBatch:
                 if not is_last:
                     ended = {token.request_id for token in tokens if token.finish_reason is not None}
                     stop = sync_step(self._fabric, plan, ended, live, lease_end)
+                    if holder_ids and plan.group.leader_id == self._step_runner.instance_id:
+                        tell_holders(self._fabric, plan, holder_ids, live, stop)
                     is_last = step + 1 >= stop or not live
                 if is_last:
                     self._pending_tokens.resolve(tokens)

@@ -1,12 +1,14 @@
-"""What the instances of a group send each other at the boundary of a decode step."""
+"""What the instances of a group send each other, and holders, at the boundary of a decode step."""
 
 from collections.abc import Iterable
 
 import torch
 
+from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Exchanging, Fabric
+from loong.fabric.traffic import Channel
 from loong.worker.batches.lease_ends import LeaseTerm
 
 
@@ -34,3 +36,20 @@ def sync_step(
             if has_ended
         )
     return int(payloads[plan.group.leader_id][0])
+
+
+def tell_holders(
+    fabric: Fabric, plan: BatchPlan, holder_ids: Iterable[InstanceId], live: set[RequestId], stop: int
+) -> None:
+    """Tell those that serve a lease which requests are live, and before which step it ends; as its leader."""
+    payload = torch.tensor([stop, *(request_id in live for request_id in plan.request_ids)])
+    fabric.exchange(dict.fromkeys(holder_ids, payload), {}, Channel.CONTROL).wait()
+
+
+def hear_step(members: Exchanging, plan: BatchPlan, live: set[RequestId]) -> int:
+    """Drop from `live` what the leader of a served lease says has ended; return before which step it ends."""
+    payload = torch.empty(1 + len(plan.request_ids), dtype=torch.int64)
+    members.exchange({}, {plan.group.leader_id: payload}, Channel.CONTROL).wait()
+    stop, *are_live = payload.tolist()
+    live.intersection_update(r for r, is_live in zip(plan.request_ids, are_live, strict=True) if is_live)
+    return int(stop)

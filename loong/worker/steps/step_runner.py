@@ -39,7 +39,7 @@ class StepRunner:
         backend: Backend,
         constraints: Constraints,
     ) -> None:
-        self._instance_id, self._constraints = instance_id, constraints
+        self.instance_id, self._constraints = instance_id, constraints
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
         self._exchange = backend.query_exchange(fabric, model.shard)
         self._captured: tuple[MixedGraph | RingGraph, ...] = ()
@@ -70,7 +70,7 @@ class StepRunner:
         """
         self._allocate(plan, requests)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
-        step = AttentionStep(self._instance_id, plan, placements, self._pool)
+        step = AttentionStep(self.instance_id, plan, placements, self._pool)
         pending_ids = None
         if placeholders is not None:
             last_rows = {block.request_id: rows.stop - 1 for block, rows in step.rows.items()}
@@ -87,7 +87,7 @@ class StepRunner:
 
     def _allocate(self, plan: BatchPlan, requests: Mapping[RequestId, Progress]) -> None:
         """Take slots for what a step stores here."""
-        own = [segment for segment in plan.writes if segment.instance_id == self._instance_id]
+        own = [segment for segment in plan.writes if segment.instance_id == self.instance_id]
         self._pool.allocate_few_each([(s.owner_id, s.positions) for s in own if len(s.positions) == 1])
         for segment in own:
             if len(segment.positions) > 1:
@@ -96,7 +96,7 @@ class StepRunner:
 
     def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
         """Hidden states of the step's rows; if a captured step has no room for them, the host launches it."""
-        for captured in self._captured:
+        for captured in () if step.holder_ids else self._captured:
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
         device = self._backend.device
@@ -109,7 +109,7 @@ class StepRunner:
     def _fork(self, request: Progress) -> None:
         """Let siblings begin with what this instance has of a request."""
         for sibling in request.given.siblings:
-            for positions in request.placement.on(self._instance_id):
+            for positions in request.placement.on(self.instance_id):
                 self._pool.share(request.given.request_id, sibling.request_id, positions)
 
     def _sample(

@@ -106,7 +106,7 @@ async def test_a_server_of_another_kind_is_reported(text: str) -> None:
     app = web.Application()
     app.router.add_get("/v1/models", answer)
     async with TestServer(app) as server:
-        with pytest.raises(ChatError, match="does not tell which models"):
+        with pytest.raises(ChatError, match="does not say which models"):
             await asyncio.to_thread(ChatServer(str(server.make_url("")).rstrip("/")).model)
 
 
@@ -175,7 +175,7 @@ async def test_the_command_answers_each_line_it_is_given_until_there_are_no_more
     "url", ["localhost:8000", "http://", "http://localhost:port", "http://localhost:99999", "http://[::1"]
 )
 def test_what_is_no_address_is_named(url: str) -> None:
-    with pytest.raises(ConfigError, match="no URL such as"):
+    with pytest.raises(ConfigError, match="not a URL such as"):
         ChatServer(url)
 
 

@@ -117,7 +117,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_a_request_that_is_not_in_the_log_is_one_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expected = f"loong: error: {path} tells of 3 requests, but not of 'r9'; without --request it lists them"
+    expected = f"loong: error: {path} has 3 requests, but not 'r9'; without --request it lists them"
     assert refused(capsys, path, "--request", "r9") == expected
 
 
@@ -142,7 +142,7 @@ def test_a_damaged_line_is_one_line_with_its_number(path: Path, capsys: pytest.C
 def test_a_log_without_requests_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with decision_log(tmp_path / "log"):
         pass
-    assert refused(capsys, tmp_path / "log").endswith("tells of no request: none has come")
+    assert refused(capsys, tmp_path / "log").endswith("has no request: none has arrived")
     (tmp_path / "log").write_bytes(b"")
     assert refused(capsys, tmp_path / "log").endswith("is empty")
 

@@ -41,7 +41,7 @@ def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="nvidia-smi tells of none"):
+    with pytest.raises(ConfigError, match="nvidia-smi reports none"):
         host_gpus()
     with pytest.raises(ConfigError, match="no roofline of NVIDIA T4, only of h200"):
         cost_device(Gpu("NVIDIA T4", 1))
@@ -89,7 +89,7 @@ def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert host_gpus() == (Gpu("NVIDIA H200", 8 << 20),)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match=r"tells of none among CUDA_VISIBLE_DEVICES=$"):
+    with pytest.raises(ConfigError, match=r"reports none among CUDA_VISIBLE_DEVICES=$"):
         host_gpus()
 
 

@@ -9,7 +9,7 @@ SLOW_TTFT, SLOW_TPOT = 1.0, 0.1
 
 def arrived(request_id: str, time: float) -> RequestArrived:
     slo = SLO(ttft=SLOW_TTFT, tpot=SLOW_TPOT)
-    return RequestArrived(time, Request(request_id, range(3), SamplingParams(), time, slo))
+    return RequestArrived(time, Request(request_id, range(3), SamplingParams(), slo, arrival_time=time))
 
 
 def produced(request_id: str, time: float, *, is_last: bool = False) -> TokensProduced:

@@ -9,14 +9,14 @@ from http_answers import error_of, events_of, get_json, post
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.request import FinishReason, Request
+from loong.core.request import FinishReason, NewRequest
 from loong.engine.client import EngineLimits
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 TEXTS = ("one", "two STOP on", "three and some more")
 
 
-def by_seed(request: Request) -> Sequence[int]:
+def by_seed(request: NewRequest) -> Sequence[int]:
     """Another text for each seed from 7 on."""
     return [*TEXTS[request.sampling_params.seed - 7].encode()]
 
@@ -73,7 +73,7 @@ async def test_a_choice_that_a_stop_string_ends_is_aborted_and_the_others_go_on(
         whole = (await post(url, PATH, **body)).json()
         async with httpx.AsyncClient(timeout=30) as client:
             metrics = (await client.get(url + "/metrics")).text.splitlines()
-    second = asked.requests[0].choices()[1].request_id
+    second = asked.requests[0].choice_ids[1]
     assert len("two STOP") <= asked.num_produced[second] < 30  # soon after
     assert second in asked.aborted
     assert [choice["text"] for choice in whole["choices"]] == ["on", "two ", "three and some mor"]
@@ -94,7 +94,7 @@ async def test_each_of_several_prompts_has_n_choices(serving: Serving) -> None:
     prompts = [choice["prompt_token_ids"] for choice in answer["choices"]]
     assert prompts == [[256, 97, 98]] * 2 + [[256, 99]] * 2
     assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
-    ids = [choice.request_id for request in asked.requests for choice in request.choices()]
+    ids = [i for request in asked.requests for i in request.choice_ids]
     assert len(set(ids)) == len(ids) == 4
 
 

@@ -10,7 +10,7 @@ from openai import APIError, AsyncOpenAI
 from raw_http import request_head
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.request import Request, TokenId
+from loong.core.request import NewRequest, TokenId
 from loong.engine.client import EngineLimits
 
 PATH = "/v1/completions"
@@ -66,7 +66,7 @@ async def test_a_late_failure_is_an_event_before_the_end(
 async def test_a_bug_is_reported_as_an_error_object_and_only_the_log_says_what(
     serving: Serving, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    def forget(request: Request) -> Sequence[TokenId]:
+    def forget(request: NewRequest) -> Sequence[TokenId]:
         raise KeyError("a secret")
 
     async with serving(ScriptedEngine(forget)) as url:
@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_ends_its_request(
     (request,) = engine.requests
     assert engine.num_produced[request.request_id] == pause_at
     assert load == 0
-    left = f"request {request.request_id} aborted after {pause_at} tokens: nobody listens"
+    left = f"request {request.request_id} aborted after {pause_at} tokens: the client has left"
     assert left in caplog.messages
 
 

@@ -8,7 +8,7 @@ from http_answers import error_of, events_of, get_json, post
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.request import FinishReason, Request
+from loong.core.request import FinishReason, NewRequest
 from loong.server.reference.answer_schemas import ChatCompletion, ChatCompletionChunk
 from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.fields import MAX_TOOLS, MAX_TOOLS_BYTES
@@ -124,7 +124,7 @@ async def test_the_official_client_puts_a_stream_together(serving: Serving) -> N
 
 
 async def test_each_choice_has_calls_of_its_own(serving: Serving) -> None:
-    def reply(request: Request) -> Sequence[int]:
+    def reply(request: NewRequest) -> Sequence[int]:
         return [*(CALL if request.sampling_params.seed == 7 else "no").encode(), 257]
 
     async with serving(ScriptedEngine(reply)) as url:
@@ -214,7 +214,7 @@ BAD: list[tuple[str, dict[str, object], str]] = [
     (
         "tools",
         {"tools": [function("f", description="x" * MAX_TOOLS_BYTES)]},
-        f"{MAX_TOOLS_BYTES} are the most",
+        f"at most {MAX_TOOLS_BYTES} are allowed",
     ),
     (
         "tools",

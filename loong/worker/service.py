@@ -1,0 +1,78 @@
+"""Attention over the KV of this instance for batches of groups in which it is no member."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from itertools import count
+from threading import Thread
+
+import torch
+
+from loong.attention.attention_step import AttentionStep
+from loong.attention.exchange import MessageExchange
+from loong.attention.remote import query_attention, query_layout
+from loong.core.instructions import RunBatch
+from loong.core.placement import InstanceId, Placement
+from loong.core.plan import BatchPlan
+from loong.core.request import RequestId
+from loong.fabric.protocol import Exchanging, ServingFabric
+from loong.kernels import Partial
+from loong.model.device import Device
+from loong.model.tensor_parallel import Shard
+from loong.worker.batches.step_sync import hear_step
+from loong.worker.kv.pool import KVPool
+
+
+class AttentionService:
+    """Serves batches, each on a thread of its own, while this instance runs its own batches.
+
+    A holder is a member without rows: it derives the queries that come from the plan, and answers them by the
+    exchange that members use. It reads the KV that was there before the batch. That stays until the batch has
+    ended: a member ends only when its last queries are answered, and the engine releases KV after that.
+    """
+
+    def __init__(
+        self, instance_id: InstanceId, shard: Shard, pool: KVPool, fabric: ServingFabric, device: Device
+    ) -> None:
+        self._instance_id, self._pool, self._fabric, self._device = instance_id, pool, fabric, device
+        rows = (0, shard.num_heads, shard.config.head_dim)
+        self._no_queries = torch.empty(rows, dtype=shard.config.torch_dtype, device=device.torch_device)
+
+    def begin(self, command: RunBatch) -> None:
+        """Begin to serve a batch; call it in the order of the engine's instructions."""
+        served = self._fabric.serve(command.batch_id, command.plan.group.instance_ids)
+        self._fork(command)
+        name = f"serve-batch-{command.batch_id}"
+        Thread(target=self._serve, args=(command, served), name=name, daemon=True).start()
+
+    def answer(
+        self, batch: BatchPlan, placements: Mapping[RequestId, Placement], exchange: MessageExchange
+    ) -> None:
+        """Answer the queries of one step of a batch, layer by layer."""
+        layout = query_layout(AttentionStep(self._instance_id, batch, placements, self._pool), self._device)
+        if layout.routing.is_empty:
+            return
+        step_exchange, none = exchange.begin(layout.routing), self._no_queries
+        for layer in range(self._pool.num_layers):
+            total = Partial.unseen(none, is_merged=True)
+            query_attention(layout, self._pool.layer(layer), step_exchange, none, total, self._device)
+
+    def _serve(self, command: RunBatch, served: AbstractContextManager[Exchanging]) -> None:
+        plan, live = command.plan, set(command.plan.request_ids)
+        placements = {given.request_id: given.placement for given in command.inputs}
+        self._device.use()
+        with served as members, torch.inference_mode():
+            exchange = MessageExchange(members, self._device)
+            for step in count():
+                if plan.num_steps == 1:
+                    self.answer(plan, placements, exchange)
+                    return
+                self.answer(plan.at_step(step, live), placements, exchange)
+                if step + 1 >= hear_step(members, plan, live) or not live:
+                    return
+
+    def _fork(self, command: RunBatch) -> None:
+        """Let siblings begin with what is here of their primary, before the engine may release that."""
+        for given in command.inputs:
+            for sibling in given.siblings:
+                for positions in given.placement.on(self._instance_id):
+                    self._pool.share(given.request_id, sibling.request_id, positions)

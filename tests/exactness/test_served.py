@@ -1,0 +1,165 @@
+"""KV that lies outside a batch's group is attended where it is, whatever its instance runs meanwhile."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from plans import decode, plannable, prefill
+from requests_for_tests import assert_exact, greedy_request, random_prompt
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.events import BatchFinished
+from loong.core.instructions import RunBatch
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, Preemption, Transfer
+from loong.core.request import Request, RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.policy import Policy
+
+LENGTHS = (26, 9, 40)
+NUM_TOKENS = 10
+Plan = Callable[[RequestView], BatchPlan]
+
+
+def each_by_itself(plan: Plan) -> Policy:
+    """Plan every request by itself, as soon as its instances are idle."""
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        idle = {i.instance_id for i in snapshot.instances if i.is_idle}
+        batches = []
+        for view in plannable(snapshot):
+            batch = plan(view)
+            if idle.issuperset(batch.group.instance_ids):
+                idle.difference_update(batch.group.instance_ids)
+                batches.append(batch)
+        return IterationPlan(tuple(batches))
+
+    return policy
+
+
+def served_batches(cluster: Cluster) -> list[RunBatch]:
+    return [item for item in cluster.log if isinstance(item, RunBatch) and item.holder_ids]
+
+
+def three_requests() -> list[Request]:
+    return [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in LENGTHS]
+
+
+def members(cluster: Cluster) -> tuple[InstanceId, InstanceId]:
+    """One instance that prefills, and one that decodes."""
+    return cluster.full_ids[0], cluster.full_ids[-1]
+
+
+@pytest.mark.parametrize("num_steps", [1, 4, 16])
+def test_decodes_read_kv_where_it_was_computed(any_cluster: Cluster, folder: Path, num_steps: int) -> None:
+    first_id, last_id = members(any_cluster)
+
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding:
+            return decode([view], (last_id,), {view.request_id: last_id}, num_steps=num_steps)
+        return prefill([view], (first_id,), num_tokens=13, transfer=Transfer.QUERY)
+
+    requests = three_requests()
+    assert_exact(folder, requests, any_cluster.run(requests, each_by_itself(plan)))
+    served = served_batches(any_cluster)
+    assert {run.holder_ids for run in served} == {(first_id,)}
+    assert all(run.plan.group.instance_ids == (last_id,) for run in served)
+
+
+def test_a_holder_computes_its_own_chunks_while_it_serves_a_lease(cluster: Cluster, folder: Path) -> None:
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding:
+            return decode([view], (3,), {view.request_id: 3}, num_steps=NUM_TOKENS)
+        return prefill([view], (0,), num_tokens=2, transfer=Transfer.QUERY)
+
+    requests = three_requests()
+    assert_exact(folder, requests, cluster.run(requests, each_by_itself(plan)))
+    leases = {run.batch_id for run in served_batches(cluster)}
+    serving: set[int] = set()
+    beside = list[RunBatch]()
+    for item in cluster.log:
+        if isinstance(item, RunBatch) and item.batch_id in leases:
+            serving.add(item.batch_id)
+        elif isinstance(item, RunBatch) and serving:
+            beside.append(item)
+        elif isinstance(item, BatchFinished):
+            serving.discard(item.batch_id)
+    assert beside, "the holder was told no chunk of its own while it served a lease"
+    assert {run.plan.group.instance_ids for run in beside} == {(0,)}
+
+
+@pytest.mark.parametrize("group", [(1,), (3, 2), (2, 3, 0)])
+def test_chunks_send_their_queries_to_a_history_elsewhere(
+    cluster: Cluster, folder: Path, group: tuple[InstanceId, ...]
+) -> None:
+    def plan(view: RequestView) -> BatchPlan:
+        if view.num_computed_tokens == 0:
+            return prefill([view], (0, 1), num_tokens=11)
+        if view.num_uncomputed_tokens > 1 or not view.is_decoding:
+            return prefill([view], group, num_tokens=7, transfer=Transfer.QUERY)
+        return decode([view], group[:1], {view.request_id: group[0]}, num_steps=3)
+
+    requests = three_requests()
+    assert_exact(folder, requests, cluster.run(requests, each_by_itself(plan)))
+    assert any(run.plan.num_steps == 1 and run.holder_ids for run in served_batches(cluster))
+
+
+def test_several_groups_read_one_segment_at_once(cluster: Cluster, folder: Path) -> None:
+    """Choices of one prompt are decoded on instances of their own, over KV that one instance has of all."""
+    prompt = random_prompt(37, seed=37)
+    request = replace(greedy_request(prompt, NUM_TOKENS), num_choices=3)
+
+    def plan(view: RequestView) -> BatchPlan:
+        if not view.is_decoding:
+            return prefill([view], (0,), num_tokens=20, transfer=Transfer.QUERY)
+        master_id = 1 + [choice.request_id for choice in request.choices()].index(view.request_id)
+        return decode([view], (master_id,), {view.request_id: master_id}, num_steps=4)
+
+    outputs = cluster.run([request], each_by_itself(plan))
+    assert_exact(folder, [replace(c, num_choices=1) for c in request.choices()], outputs)
+    served = served_batches(cluster)
+    assert {run.plan.group.instance_ids for run in served} == {(1,), (2,), (3,)}
+    assert {run.holder_ids for run in served} == {(0,)}
+
+
+def test_siblings_begin_with_kv_of_their_prompt_that_lies_outside_its_last_group(
+    cluster: Cluster, folder: Path
+) -> None:
+    request = replace(greedy_request(random_prompt(30, seed=30), NUM_TOKENS), num_choices=2)
+
+    def plan(view: RequestView) -> BatchPlan:
+        if view.num_computed_tokens == 0:
+            return prefill([view], (2,), num_tokens=20, transfer=Transfer.QUERY)
+        if not view.is_decoding:
+            return prefill([view], (1,), transfer=Transfer.QUERY)
+        return decode([view], (3,), {view.request_id: 3}, num_steps=2)
+
+    outputs = cluster.run([request], each_by_itself(plan))
+    assert_exact(folder, list(request.choices()), outputs)
+    assert {run.holder_ids for run in served_batches(cluster)} == {(2,), (1, 2)}
+
+
+def test_what_a_holder_runs_itself_may_be_preempted_while_it_serves(cluster: Cluster, folder: Path) -> None:
+    """A request of the holder loses its KV between its chunks, whatever the lease does that is served."""
+    served, victim = three_requests()[0], greedy_request(random_prompt(40, seed=40), 3)
+    num_preempted = 0
+
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding and view.request_id == served.request_id:
+            return decode([view], (1,), {view.request_id: 1}, num_steps=NUM_TOKENS)
+        return prefill([view], (0,), num_tokens=3, transfer=Transfer.QUERY)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        nonlocal num_preempted
+        view = snapshot.request.get(victim.request_id)
+        is_serving = any(batch.holder_ids for batch in snapshot.batches)
+        is_there = view is not None and view.is_plannable and view.num_computed_tokens >= 3
+        if is_there and is_serving and num_preempted < 3:
+            num_preempted += 1
+            return IterationPlan(preemptions=(Preemption(victim.request_id),))
+        return each_by_itself(plan)(snapshot, cost_model)
+
+    assert_exact(folder, [served, victim], cluster.run([served, victim], policy))
+    assert num_preempted

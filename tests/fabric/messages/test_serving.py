@@ -1,0 +1,109 @@
+"""Batches that an instance serves beside those that it runs: open at once, ended by whoever fails."""
+
+import os
+import signal
+from contextlib import suppress
+
+import pytest
+import torch
+from processes import Exited
+from socket_worlds import run_in_world
+
+from loong.fabric.errors import AbandonedError, PeerLostError
+from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.protocol import Exchanging
+from loong.fabric.traffic import Channel
+from loong.fabric.world import World
+
+HOLDER = 2
+
+
+def ask(fabric: SocketFabric, number: float) -> float:
+    """Send a number to the holder, and return its answer."""
+    answer = torch.empty(1)
+    fabric.exchange({HOLDER: torch.tensor([number])}, {}, Channel.QUERIES).wait()
+    fabric.exchange({}, {HOLDER: answer}, Channel.PARTIALS).wait()
+    return answer.item()
+
+
+def answer(members: Exchanging, member_id: int) -> None:
+    """Answer a member's number with half more."""
+    came = torch.empty(1)
+    members.exchange({}, {member_id: came}, Channel.QUERIES).wait()
+    members.exchange({member_id: came + 0.5}, {}, Channel.PARTIALS).wait()
+
+
+def answer_and_run_its_own(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[float]:
+    """Instances 0 and 1 run batches 1 and 2, which the holder serves while it runs batches 3 and 5."""
+    if instance_id != HOLDER:
+        with fabric.batch(1 + instance_id, (instance_id,), (HOLDER,)):
+            return [ask(fabric, 10.0 * (1 + instance_id) + step) for step in range(3)]
+    first, second = fabric.serve(1, (0,)), fabric.serve(2, (1,))
+    with first as of_first:
+        with fabric.batch(3, (HOLDER,)):
+            answer(of_first, 0)
+            with second as of_second:
+                answer(of_first, 0)
+                for _ in range(3):
+                    answer(of_second, 1)
+        with fabric.batch(5, (HOLDER,)):
+            answer(of_first, 0)
+    return []
+
+
+def test_batches_are_served_in_any_order_beside_those_that_run() -> None:
+    results = run_in_world(answer_and_run_its_own, World(3, 1))
+    assert results == [[10.5, 11.5, 12.5], [20.5, 21.5, 22.5], []]
+
+
+class _OwnError(Exception):
+    """What a process leaves a batch by."""
+
+
+def serve_and_fail(fabric: SocketFabric, instance_id: int, tp_rank: int) -> str:
+    if instance_id == HOLDER:
+        with suppress(_OwnError), fabric.serve(1, (0,)):
+            raise _OwnError
+        return ""
+    if instance_id == 0:
+        with pytest.raises(AbandonedError) as caught, fabric.batch(1, (0,), (HOLDER,)):
+            ask(fabric, 0.0)
+        return str(caught.value)
+    return ""
+
+
+def test_an_error_of_a_holder_ends_the_batch_of_its_members() -> None:
+    message, *_ = run_in_world(serve_and_fail, World(3, 1))
+    assert "instance 2 (tensor-parallel rank 0) left by an error" in str(message)
+
+
+def fail_and_be_served(fabric: SocketFabric, instance_id: int, tp_rank: int) -> str:
+    if instance_id == HOLDER:
+        with pytest.raises(AbandonedError) as caught, fabric.serve(1, (0,)) as served:
+            served.exchange({}, {0: torch.empty(1)}, Channel.QUERIES).wait()
+        return str(caught.value)
+    if instance_id == 0:
+        with suppress(_OwnError), fabric.batch(1, (0,), (HOLDER,)):
+            raise _OwnError
+    return ""
+
+
+def test_an_error_of_a_member_ends_what_its_holders_wait_for() -> None:
+    *_, message = run_in_world(fail_and_be_served, World(3, 1))
+    assert "instance 0 (tensor-parallel rank 0) left by an error" in str(message)
+
+
+def lose_the_holder(fabric: SocketFabric, instance_id: int, tp_rank: int) -> int:
+    if instance_id == HOLDER:
+        with fabric.serve(1, (0,)):
+            os.kill(os.getpid(), signal.SIGKILL)
+    if instance_id == 0:
+        with pytest.raises(PeerLostError) as caught, fabric.batch(1, (0,), (HOLDER,)):
+            ask(fabric, 0.0)
+        return caught.value.instance_id
+    return -1
+
+
+def test_a_lost_holder_ends_the_batch_long_before_the_deadline() -> None:
+    results = run_in_world(lose_the_holder, World(3, 1), deadline=600.0, num_victims=1)
+    assert results == [HOLDER, -1, Exited(-signal.SIGKILL)]
