@@ -55,7 +55,7 @@ _H200 = DeviceRates(
     ring_launch=2.8e-4,
     hop_launch=2.8e-4,
     beside_ring_launch=3.7e-3,
-    # 48 of 132 multiprocessors: 1.85 TB/s beside chunks of 8,192 tokens, which take 43 % longer on the others.
+    # 48 of 132 multiprocessors: 1.85 TB/s beside chunks of 8,192 tokens, which take 43 % longer.
     lane=ServiceLane(compute_share=0.36, bandwidth_share=0.48, reserved_share=0.3),
 )
 # In proportion to published peaks.
