@@ -1,4 +1,4 @@
-"""Which batches run, and which wait for an instance of theirs to end another."""
+"""The order of batches: those that run, and those that wait for an instance to end another."""
 
 from collections.abc import Iterable
 
@@ -6,14 +6,17 @@ from loong.core.placement import InstanceId
 
 
 class BatchQueue:
-    """Batches that were told and have not ended. Every instance runs its own in the order of telling."""
+    """Batches that were submitted and have not ended.
+
+    Every instance runs its own in the order of submission.
+    """
 
     def __init__(self) -> None:
-        self._last: dict[InstanceId, int] = {}  # told to each instance
+        self._last: dict[InstanceId, int] = {}  # batch submitted to each instance
         self._waits_for: dict[int, set[int]] = {}
 
     def enqueue(self, batch_id: int, instance_ids: Iterable[InstanceId]) -> bool:
-        """Whether a batch begins at once on these instances."""
+        """Add a batch; return whether it begins at once on these instances."""
         before = {self._last[i] for i in instance_ids if i in self._last}
         self._last.update(dict.fromkeys(instance_ids, batch_id))
         if before:
@@ -25,7 +28,7 @@ class BatchQueue:
         return self._waits_for.get(batch_id, ())
 
     def end(self, batch_id: int) -> list[int]:
-        """Take out a batch that has ended, or never will; returns those that begin now."""
+        """Remove a batch that has ended, or never will; return the batches that begin now."""
         self._last = {i: last for i, last in self._last.items() if last != batch_id}
         self._waits_for.pop(batch_id, None)
         begun = []

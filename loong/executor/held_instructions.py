@@ -1,9 +1,9 @@
-"""Instructions that nobody can carry out before a batch has ended.
+"""Instructions that workers cannot carry out before a batch has ended.
 
-What is planned when an end is predicted mostly can be told at once: workers take up one batch after the
-other, and whoever samples a token knows it. But KV of a request moves when its batch has made all of it, and
-is served to another group no earlier; and a token that another instance samples, or that a schema is to be
-told of first, must come from there.
+Most of a plan made for a predicted end can be submitted at once: workers run batches in order, and the
+instance that samples a token knows it. But KV of a request moves only when its batch has made all of it, and
+serves another group no earlier. A token that another instance samples, or that a grammar must check first,
+must come back to the engine before.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,28 +18,31 @@ from loong.core.request import RequestId
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """An instruction, and the batches that must have ended before."""
+    """An instruction, and the batches that must have ended before it."""
 
     instruction: Instruction
     waits_for: set[int]
 
     def is_of(self, batch_id: int) -> bool:
-        """Whether the batch of this id begins with it."""
+        """Return whether this is the batch of this id."""
         return isinstance(self.instruction, RunBatch) and self.instruction.batch_id == batch_id
 
 
 class HeldInstructions:
-    """Keeps what is told too early. It must see all that is told, and all batches that end."""
+    """Holds instructions that were submitted too early.
+
+    It must see all instructions, and all batches that end.
+    """
 
     def __init__(self) -> None:
         self._batch_of: dict[RequestId, int] = {}  # the latest that has not ended
-        self._latest: dict[InstanceId, int] = {}  # that each instance was told
+        self._latest: dict[InstanceId, int] = {}  # that was submitted to each instance
         self._submitted: dict[int, RunBatch] = {}  # batches that others may follow
         self._tokens: dict[int, dict[RequestId, ProducedToken]] = {}  # of those of them that have ended
         self._held: list[_Held] = []
 
     def take(self, instruction: Instruction) -> Instruction | None:
-        """What is to be carried out now; None if it is held."""
+        """Return the instruction to carry out now; None if it is held."""
         waits_for = self._waits_for(instruction)
         if isinstance(instruction, RunBatch):
             self._open(instruction)
@@ -50,7 +53,10 @@ class HeldInstructions:
         return None
 
     def end(self, batch_id: int, tokens: Iterable[ProducedToken] = ()) -> list[Instruction]:
-        """What is to be carried out now that a batch has ended, or never will; it gave these tokens last."""
+        """Return the instructions to carry out now that a batch has ended, or never will.
+
+        `tokens` are those that it produced last.
+        """
         for request_id in self._submitted[batch_id].plan.request_ids:
             if self._batch_of.get(request_id) == batch_id:
                 del self._batch_of[request_id]
@@ -60,13 +66,11 @@ class HeldInstructions:
         return [one.instruction for one in held if not one.waits_for]
 
     def drop(self, is_void: Callable[[Instruction], bool]) -> None:
-        """Give up what can never be carried out."""
+        """Drop instructions that can never be carried out."""
         self._held = [held for held in self._held if not is_void(held.instruction)]
 
     def forget(self, batch_id: int) -> None:
-        """Whoever plans knows the tokens of a batch that has ended: nothing depends_on_batch_id
-        it from now on.
-        """
+        """Forget the tokens of a batch that has ended, since no new batch depends on it."""
         self._tokens.pop(batch_id, None)
         self._submitted.pop(batch_id, None)
 
@@ -98,13 +102,13 @@ class HeldInstructions:
         return {n for r in instruction.plan.request_ids if (n := self._batch_of.get(r)) is not None}
 
     def _is_unknown(self, followed_id: int, given: RequestInput, instruction: RunBatch) -> bool:
-        """Whether the master of a request cannot know its newest token by itself, and we do not yet."""
+        """Return whether neither the master of a request nor this process knows its newest token."""
         followed = self._submitted.get(followed_id)
         if followed is None or followed_id in self._tokens:
             return False
         has_grammar = given.sampling_params is not None and given.sampling_params.grammar is not None
         master_id = instruction.plan.blocks_of(given.request_id)[0].master_id
-        is_next = self._latest.get(master_id) == followed_id  # what else came between may have ended first
+        is_next = self._latest.get(master_id) == followed_id  # another batch in between may have ended first
         sampler_id = max(followed.plan.blocks_of(given.request_id), key=_last_position).master_id
         return has_grammar or master_id != sampler_id or not is_next
 
@@ -114,7 +118,7 @@ class HeldInstructions:
         self._submitted[instruction.batch_id] = instruction
 
     def _filled(self, instruction: Instruction) -> Instruction:
-        """The same with all tokens that are known."""
+        """Return the instruction with all tokens that are known."""
         if not self._tokens or not isinstance(instruction, RunBatch):
             return instruction
         return replace(instruction, inputs=tuple(map(self._with_token, instruction.inputs)))

@@ -61,14 +61,14 @@ from loong.wire import (
 
 MAX_GRAMMAR_SECONDS = 60.0  # for all workers: one schema takes 2 s at most, but others may come before it
 MAX_TRACE_START_SECONDS = 120.0  # a worker begins between two steps, and no step takes longer
-MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
+MAX_TURN_SECONDS = 0.005  # of a caller that takes events, after which other tasks run
 
 
 class WorkersExecutor:
-    """An `Executor` whose events are what the workers report, and what `post` adds.
+    """An `Executor` whose events are the reports of workers, and those that `post` adds.
 
-    Ends are predicted by `lookahead` before they come; without it, none is. Workers send a heartbeat every
-    `heartbeat` seconds.
+    Ends are reported before they come by the margin `lookahead`; without it, none is predicted. Workers send
+    a heartbeat every `heartbeat` seconds.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class WorkersExecutor:
         self._reports.bind(address(endpoints.reports))
         self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
         self._events = Stream[Event | Drained | BaseException]()
-        self._ending: Drained | BaseException | None = None  # what came after the last event
+        self._ending: Drained | BaseException | None = None  # the end after the last event
         self._turn_began_at = monotonic()
         self._outstanding = Outstanding()
         self._held_instructions = HeldInstructions()
@@ -111,17 +111,17 @@ class WorkersExecutor:
 
     @property
     def now(self) -> float:
-        """Seconds since the start, the clock of all events."""
+        """Return the seconds since the start, the clock of all events."""
         return monotonic() - self._started_at
 
     @property
     def seconds_since_heard(self) -> float:
-        """The longest silence of a worker; a pause of this process does not count."""
+        """Return the longest silence of a worker; a pause of this process does not count."""
         return self._heartbeats.silent_seconds
 
     @property
     def num_stray_frames(self) -> int:
-        """Frames that were dropped on the sockets of this process and of the workers."""
+        """Return the frames that were dropped on the sockets of this process and of the workers."""
         return self._strays.num_dropped + sum(self._num_strays.values())
 
     async def wait_until_ready(self, timeout: float) -> None:
@@ -137,11 +137,11 @@ class WorkersExecutor:
             raise ClusterError(f"instances {late} were not ready within {timeout:g} s") from None
 
     def post(self, event: Event | Drained) -> None:
-        """Put an event of this process into the stream."""
+        """Add an event of this process to the stream."""
         self._events.put(event)
 
     def lose(self, worker_id: WorkerId, reason: str) -> None:
-        """Note that a worker is gone. The instance that is then lost is the one that failed first."""
+        """Record that a worker is gone. The instance that is then lost is the one that failed first."""
         self._losses.end(worker_id, reason)
 
     def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
@@ -150,13 +150,13 @@ class WorkersExecutor:
         self.post(InstanceLost(self.now, instance_id, reason))
 
     def fail(self, error: BaseException) -> None:
-        """Let whoever waits for events have this error after those there are."""
+        """Raise this error in `next_events`, after the events so far."""
         self._events.put(error)
 
     async def next_events(self) -> Sequence[Event]:
-        """All events there are, in the order in which they became known.
+        """Return all events so far, in the order in which they became known.
 
-        Raises what `fail` was given, and `InvalidEventError` if workers contradict.
+        Raises the error of `fail`, and `InvalidEventError` if workers contradict each other.
         """
         events: list[Event] = []
         if self._ending is None:
@@ -174,7 +174,7 @@ class WorkersExecutor:
         return joined(events)
 
     async def _let_others_run(self) -> None:
-        """Suspend if that was long ago: to take events that are there already does not."""
+        """Suspend if the last suspension was long ago: taking available events does not suspend."""
         if monotonic() - self._turn_began_at > MAX_TURN_SECONDS:
             await asyncio.sleep(0)
             self._turn_began_at = monotonic()
@@ -205,7 +205,7 @@ class WorkersExecutor:
             self._set_alarm(instruction.batch_id)
 
     def _set_alarm(self, batch_id: int) -> None:
-        """A batch begins now; its end is predicted in time."""
+        """Predict the end of a batch that begins now, at the right time."""
         plan, now = self._to_predict[batch_id], self.now
         if (
             self._lookahead is not None
@@ -219,14 +219,17 @@ class WorkersExecutor:
         self.post(replace(end, time=self.now))
 
     async def read_reports(self) -> None:
-        """Turn reports into events until cancelled. Raises `InvalidEventError` if workers contradict."""
+        """Turn reports into events until cancelled.
+
+        Raises `InvalidEventError` if workers contradict each other.
+        """
         readable, loop = asyncio.Event(), asyncio.get_running_loop()
         descriptor = self._reports.fileno()
         loop.add_reader(descriptor, readable.set)
         try:
             while True:
                 readable.clear()
-                self._drain()  # to the last: the descriptor tells of new frames only when none are left
+                self._drain()  # completely: the descriptor signals new frames only when none are left
                 await readable.wait()
         finally:
             loop.remove_reader(descriptor)
@@ -236,7 +239,7 @@ class WorkersExecutor:
             self.receive(self._reports.recv(zmq.NOBLOCK))
 
     def receive(self, frame: bytes) -> None:
-        """Turn one worker's report into events; drop what is no report, or of nothing that we know.
+        """Turn one worker's report into events; drop frames that are no report, or of unknown work.
 
         Raises `InvalidEventError` if it contradicts another's.
         """
@@ -248,10 +251,10 @@ class WorkersExecutor:
         if self._is_expected(report):
             self._translate(report)
         else:
-            self._strays.drop(f"a {type(report).__name__} that nobody owes", repr(report))
+            self._strays.drop(f"a {type(report).__name__} that is not expected", repr(report))
 
     def _is_expected(self, report: Report) -> bool:
-        """Return whether a report is of a worker of ours, and of work that it has not reported as done."""
+        """Return whether a report is of a known worker, and of work that it has not reported as done."""
         if isinstance(report, StepDone):  # first, as most are
             return report.batch_id in self._to_predict
         worker_id = report.instance_id, report.tp_rank
@@ -264,7 +267,7 @@ class WorkersExecutor:
                 return worker_id in self._endpoints.commands
 
     async def watch_silence(self) -> None:
-        """Once all are ready, give up a worker that misses too many heartbeats; until cancelled."""
+        """Once all are ready, declare a worker lost that misses too many heartbeats; runs until cancelled."""
         await self._ready
         while (lost := self._heartbeats.lost()) is None:
             await asyncio.sleep(self._heartbeats.seconds)
@@ -282,7 +285,7 @@ class WorkersExecutor:
         return done
 
     async def start_traces(self) -> None:
-        """Let all workers trace what they do, and return once all have begun.
+        """Start traces on all workers, and return once all have begun.
 
         Raises `ClusterError` if one could not, or not in time; then none goes on.
         """
@@ -292,7 +295,7 @@ class WorkersExecutor:
             await begun
         except ClusterError:
             number, dropped = self._answers.expect("drop a trace", MAX_TRACE_START_SECONDS)
-            dropped.add_done_callback(lambda done: done.exception())  # nobody waits for it
+            dropped.add_done_callback(lambda done: done.exception())  # its result is not needed
             self._send(self._endpoints.commands, encode(EndTrace(number, None)))
             raise
 
@@ -309,7 +312,7 @@ class WorkersExecutor:
         return files
 
     def shut_down(self) -> None:
-        """Tell all workers to end."""
+        """Ask all workers to end."""
         self._send(self._endpoints.commands, encode(Shutdown()))
 
     def close(self) -> None:
@@ -344,7 +347,9 @@ class WorkersExecutor:
                     self._start(report.batch_id)
                 if reports := self._outstanding.end_batch(report):
                     self._end_batch(reports)
-                elif report.tokens:  # now, for those of a batch behind may come before the others are done
+                elif (
+                    report.tokens
+                ):  # now, since tokens of a later batch may come before the other workers are done
                     self._report_tokens(report)
             case PromptScored():
                 self.take_prompt_logprobs(report.logprobs)
@@ -359,7 +364,7 @@ class WorkersExecutor:
                 assert_never(report)
 
     def _start(self, batch_id: int) -> None:
-        """Post the start of a batch, unless it has started, and before it those of all that it is behind.
+        """Post the start of a batch, unless it has started, after those of all batches before it.
 
         Reports of several workers have no order: tokens may come from one while another has yet to begin.
         """
@@ -389,9 +394,9 @@ class WorkersExecutor:
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same, with what masters tell of one step one after the other as one event, told with the last.
+    """Merge consecutive `TokensProduced` of the same step into one event, at the time of the last.
 
-    To take in an event costs as much as some tokens of it do.
+    Applying an event costs as much as some of its tokens.
     """
     found: list[Event] = []
     for event in events:
