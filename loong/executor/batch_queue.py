@@ -56,10 +56,8 @@ class BatchQueue:
         self._submitted: dict[int, RunBatch] = {}  # batches on which others may depend
         self._tokens: dict[int, dict[RequestId, ProducedToken]] = {}  # of those of them that have ended
         self._held: list[_Held] = []
-        self._last_ready: dict[InstanceId, int] = {}  # of each instance that has not ended all of its batches
-        self._behind: dict[
-            int, set[int]
-        ] = {}  # the batches that instances of a ready batch have to end before it
+        self._last_ready: dict[InstanceId, int] = {}  # of each instance with batches that have not ended
+        self._behind: dict[int, set[int]] = {}  # those that instances of a ready batch have to end before it
 
     def take(self, instruction: Instruction) -> Ready | None:
         """Take the next instruction. Return it with the tokens that are known, or None if it is held."""

@@ -1,4 +1,4 @@
-"""What workers were told to do, and have not all reported as done."""
+"""The work that workers have not reported as done."""
 
 import logging
 from collections import defaultdict
@@ -23,7 +23,7 @@ class EndedBatch(NamedTuple):
 
 
 class Outstanding:
-    """Batches and migrations, each with the workers that have yet to tell of its end."""
+    """Batches and migrations, each with the workers that have yet to report its end."""
 
     def __init__(self) -> None:
         self._batches: dict[int, set[WorkerId]] = {}
@@ -34,12 +34,12 @@ class Outstanding:
         self._not_begun: dict[int, set[InstanceId]] = {}  # by batch that has not started
 
     def begin_batch(self, batch_id: int, workers: Iterable[WorkerId]) -> None:
-        """These are to run a batch."""
+        """Record the workers that are to run a batch."""
         self._batches[batch_id] = set(workers)
         self._not_begun[batch_id] = {instance_id for instance_id, _ in self._batches[batch_id]}
 
     def begin_migration(self, migration_id: int, workers: Iterable[WorkerId]) -> None:
-        """These are the two ends of a migration."""
+        """Record the workers at the two ends of a migration."""
         self._migrations[migration_id] = set(workers)
 
     def runs(self, batch_id: int) -> bool:
@@ -62,7 +62,7 @@ class Outstanding:
         return is_awaited and not instance_ids
 
     def start(self, batch_id: int) -> bool:
-        """Let a batch have started, whoever has yet to say so. Return whether it had not before."""
+        """Mark a batch as started, even before all reports. Return whether it was not started before."""
         return self._not_begun.pop(batch_id, None) is not None
 
     def take_tokens(self, report: StepDone) -> None:
@@ -73,7 +73,7 @@ class Outstanding:
     def end_batch(self, report: BatchDone) -> EndedBatch | None:
         """Return the end of a batch if this is its last report; None if other workers have yet to report.
 
-        Raises `InvalidEventError` if another worker reported another number of steps.
+        Raises `InvalidEventError` if two workers report different numbers of steps.
         """
         reports = self._done[report.batch_id]
         reports.append(report)
@@ -90,7 +90,10 @@ class Outstanding:
         return EndedBatch(report.num_steps, tokens, _measured_seconds(self._done.pop(report.batch_id)))
 
     def end_migration(self, report: MigrationDone) -> bool | None:
-        """Whether all ends committed a migration, if this was the last; None if others are still to tell."""
+        """Return whether all ends committed a migration, if this was the last.
+
+        None if others are to report.
+        """
         migration_id = report.migration_id
         if not report.is_committed:
             self._rolled_back.add(migration_id)
@@ -113,6 +116,9 @@ def _is_last(waiting_for: dict[int, set[WorkerId]], number: int, worker_id: Work
 
 
 def _measured_seconds(reports: Sequence[BatchDone]) -> float | None:
-    """Return what a batch took by the clock of the workers, which is one machine's; None if none measured."""
+    """Return the seconds of a batch by the clock of the workers, which is one machine's.
+
+    None if none measured.
+    """
     began_at = max(report.began_at for report in reports)
     return max(report.ended_at for report in reports) - began_at if began_at else None

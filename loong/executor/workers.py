@@ -47,14 +47,14 @@ from loong.wire import (
     decode_report,
 )
 
-MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
+MAX_TURN_SECONDS = 0.005  # of a caller that takes events, after which other tasks run
 
 
 class WorkersExecutor:
-    """An `Executor` whose events are what the workers report, and what `post` adds.
+    """An `Executor` whose events are the reports of workers, and those that `post` adds.
 
-    Ends are predicted by `lookahead` before they come; without it, none is. Workers send a heartbeat every
-    `heartbeat` seconds.
+    Ends are reported before they come by the margin `lookahead`; without it, none is predicted. Workers send
+    a heartbeat every `heartbeat` seconds.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class WorkersExecutor:
         self._sockets = WorkerSockets(endpoints)
         self.calls = WorkerCalls(endpoints.commands, self._sockets.send)
         self._events = Stream[Event | Drained | BaseException]()
-        self._ending: Drained | BaseException | None = None  # what came after the last event
+        self._ending: Drained | BaseException | None = None  # the end after the last event
         self._turn_began_at = monotonic()
         self._outstanding = Outstanding()
         self._queue = BatchQueue()
@@ -83,17 +83,17 @@ class WorkersExecutor:
 
     @property
     def now(self) -> float:
-        """Seconds since the start, the clock of all events."""
+        """Return the seconds since the start, the clock of all events."""
         return monotonic() - self._started_at
 
     @property
     def seconds_since_heard(self) -> float:
-        """The longest silence of a worker; a pause of this process does not count."""
+        """Return the longest silence of a worker; a pause of this process does not count."""
         return self._heartbeats.silent_seconds
 
     @property
     def num_stray_frames(self) -> int:
-        """Frames that were dropped on the sockets of this process and of the workers."""
+        """Return the frames that were dropped on the sockets of this process and of the workers."""
         return self._strays.num_dropped + sum(self._num_strays.values())
 
     async def wait_until_ready(self, timeout: float) -> None:
@@ -109,11 +109,11 @@ class WorkersExecutor:
             raise ClusterError(f"instances {late} were not ready within {timeout:g} s") from None
 
     def post(self, event: Event | Drained) -> None:
-        """Put an event of this process into the stream."""
+        """Add an event of this process to the stream."""
         self._events.put(event)
 
     def lose(self, worker_id: WorkerId, reason: str) -> None:
-        """Note that a worker is gone. The instance that is then lost is the one that failed first."""
+        """Record that a worker is gone. The instance that is then lost is the one that failed first."""
         self._losses.end(worker_id, reason)
 
     def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
@@ -122,13 +122,13 @@ class WorkersExecutor:
         self.post(InstanceLost(self.now, instance_id, reason))
 
     def fail(self, error: BaseException) -> None:
-        """Let whoever waits for events have this error after those there are."""
+        """Raise this error in `next_events`, after the events so far."""
         self._events.put(error)
 
     async def next_events(self) -> Sequence[Event]:
-        """All events there are, in the order in which they became known.
+        """Return all events so far, in the order in which they became known.
 
-        Raises what `fail` was given, and `InvalidEventError` if workers contradict.
+        Raises the error of `fail`, and `InvalidEventError` if workers contradict each other.
         """
         events: list[Event] = []
         if self._ending is None:
@@ -146,7 +146,7 @@ class WorkersExecutor:
         return joined(events)
 
     async def _let_others_run(self) -> None:
-        """Suspend if that was long ago: to take events that are there already does not."""
+        """Suspend if the last suspension was long ago: taking available events does not suspend."""
         if monotonic() - self._turn_began_at > MAX_TURN_SECONDS:
             await asyncio.sleep(0)
             self._turn_began_at = monotonic()
@@ -178,7 +178,10 @@ class WorkersExecutor:
         self.post(replace(end, time=self.now))
 
     async def read_reports(self) -> None:
-        """Turn reports into events until cancelled. Raises `InvalidEventError` if workers contradict."""
+        """Turn reports into events until cancelled.
+
+        Raises `InvalidEventError` if workers contradict each other.
+        """
         async for _ in self._sockets.arrivals():
             self._drain()
 
@@ -187,7 +190,7 @@ class WorkersExecutor:
             self.receive(frame)
 
     def receive(self, frame: bytes) -> None:
-        """Turn one worker's report into events; drop what is no report, or of nothing that we know.
+        """Turn one worker's report into events; drop frames that are no report, or of unknown work.
 
         Raises `InvalidEventError` if it contradicts another's.
         """
@@ -199,10 +202,10 @@ class WorkersExecutor:
         if self._is_expected(report):
             self._translate(report)
         else:
-            self._strays.drop(f"a {type(report).__name__} that nobody owes", repr(report))
+            self._strays.drop(f"a {type(report).__name__} that is not expected", repr(report))
 
     def _is_expected(self, report: Report) -> bool:
-        """Return whether a report is of a worker of ours, and of work that it has not reported as done."""
+        """Return whether a report is of a known worker, and of work that it has not reported as done."""
         if isinstance(report, StepDone):  # first, as most are
             return self._outstanding.runs(report.batch_id)
         worker_id = report.instance_id, report.tp_rank
@@ -215,7 +218,7 @@ class WorkersExecutor:
                 return worker_id in self._endpoints.commands
 
     async def watch_silence(self) -> None:
-        """Once all are ready, give up a worker that misses too many heartbeats; until cancelled."""
+        """Once all are ready, declare a worker lost that misses too many heartbeats; runs until cancelled."""
         await self._ready
         while (lost := self._heartbeats.lost()) is None:
             await asyncio.sleep(self._heartbeats.seconds)
@@ -224,7 +227,7 @@ class WorkersExecutor:
         self.lose(lost, f"it was silent for {self._heartbeats.silent_seconds:g} s")
 
     def shut_down(self) -> None:
-        """Tell all workers to end."""
+        """Ask all workers to end."""
         self._sockets.send(self._endpoints.commands, Shutdown())
 
     def close(self) -> None:
@@ -266,7 +269,7 @@ class WorkersExecutor:
                 assert_never(report)
 
     def _start(self, batch_id: int) -> None:
-        """Post the start of a batch, unless it has started, and before it those of all that it is behind.
+        """Post the start of a batch, unless it has started, after those of all batches before it.
 
         Reports of several workers have no order: tokens may come from one while another has yet to begin.
         """
@@ -286,9 +289,9 @@ class WorkersExecutor:
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Return the events with consecutive tokens of one step, as masters report them, in one event.
+    """Merge consecutive `TokensProduced` of the same step into one event, at the time of the last.
 
-    Applying an event costs as much as some of its tokens do.
+    Applying an event costs as much as some of its tokens.
     """
     found: list[Event] = []
     for event in events:
