@@ -25,9 +25,9 @@ from loong.worker.kv.pool import KVPool
 class AttentionService:
     """Serves batches, each on a thread of its own, while this instance runs its own batches.
 
-    A holder is a member without rows: it derives the queries that come from the plan, and answers them by the
-    exchange that members use. It reads the KV that was there before the batch. That stays until the batch has
-    ended: a member ends only when its last queries are answered, and the engine releases KV after that.
+    A holder is a member without rows: it derives the queries from the plan, and answers them by the members'
+    exchange. It reads the KV that was there before the batch. This KV stays until the batch has ended: a
+    member ends only when its last queries are answered, and the engine releases KV after that.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AttentionService:
                     return
 
     def _fork(self, command: RunBatch) -> None:
-        """Let siblings begin with what is here of their primary, before the engine may release that."""
+        """Share the primary's KV on this instance with its siblings, before the engine may release it."""
         for given in command.inputs:
             for sibling in given.siblings:
                 for positions in given.placement.on(self._instance_id):
