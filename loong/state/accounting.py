@@ -116,7 +116,7 @@ class Accounting:
         """Take a batch into flight, on its group, with room for the KV that it will make."""
         batch_id, plan = batch.running.batch_id, batch.plan
         self.batches[batch_id] = batch
-        self.reserve(plan.num_stored_tokens)
+        self.reserve(plan.num_reserved_tokens)
         for instance_id in plan.group.instance_ids:
             self.instances[instance_id] = self.instances[instance_id].running(batch_id)
         self._count_batch(plan)
@@ -144,7 +144,7 @@ class Accounting:
             live.batch_id, live.placement = None, live.placement.adding(stored)
             all_stored += stored
             lives.append(live)
-        self.release(Counter(batch.plan.num_stored_tokens) - tokens_by_instance(all_stored))
+        self.release(Counter(batch.plan.num_reserved_tokens) - tokens_by_instance(all_stored))
         for live in tuple(lives):
             if live.siblings and live.request.request_id in batch.sampled:
                 lives += self._start_siblings(live)
@@ -199,10 +199,10 @@ class Accounting:
     def has_predictable_end(self, batch: InFlightBatch) -> bool:
         """Whether all that a batch leaves is known, but for which tokens it samples.
 
-        Not how many steps a lease takes, what becomes of KV that several requests share, that moves meanwhile
-        or is lost, or what comes of a batch that cannot begin before another has ended.
+        Not how many steps a lease takes, what becomes of KV that several requests share, that is pushed, that
+        moves meanwhile or is lost, or what comes of a batch that cannot begin before another has ended.
         """
-        if batch.is_lease or self.ending_on(batch.plan):
+        if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         lives = map(self.requests.__getitem__, batch.plan.request_ids)
         return not any(
