@@ -57,9 +57,9 @@ class ServingFabric(Protocol):
     def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
         """Open a batch that this process serves, for the thread that enters what is returned.
 
-        Several may be open, and a batch of this process too. Call it in the order of ids; messages that came
-        before are kept. A lost member, or one that leaves by an error, ends every wait in it. An error here
-        ends those of the members.
+        Several may be open, and a batch of this process too, in any order of ids. Messages that came before
+        are kept. A lost member, or one that leaves by an error, ends every wait in it. An error here ends
+        those of the members.
         """
 
 

@@ -39,7 +39,7 @@ class AttentionService:
         self._no_queries = torch.empty(rows, dtype=shard.config.torch_dtype, device=device.torch_device)
 
     def begin(self, command: RunBatch) -> None:
-        """Begin to serve a batch; call it in the order of the engine's instructions."""
+        """Begin to serve a batch, before the next instruction of the engine is carried out."""
         served = self._fabric.serve(command.batch_id, command.plan.group.instance_ids)
         self._allocate(command)
         self._fork(command)
