@@ -54,7 +54,7 @@ def parse_peer(name: str, url: str, command: str) -> Peer:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ArgumentTypeError(f"{url!r} of {name} is no URL such as http://127.0.0.1:8100")
+        raise ArgumentTypeError(f"{url!r} of {name} is not a URL such as http://127.0.0.1:8100")
     try:
         words = tuple(split(command))
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""Workloads, the client that sends them, and what is measured and drawn from the answers."""
+"""Workloads, the client that sends them, and metrics, plots and reports of the answers."""

@@ -12,7 +12,7 @@ from loong.workloads.datasets.read import read_recording
 from loong.workloads.datasets.recording import RecordedTrace
 from loong.workloads.request import RequestShape, WorkloadRequest
 
-# A path as a spec writes it: in quotes, unless it has nothing in it that a spec has a meaning for.
+# A path as a spec writes it: in quotes, if it has a character with a meaning in specs.
 PLAIN_PATH = re.compile(r"[^@+*(),'\s]+")
 QUOTED_PATH = re.compile(r"'[^'\n]+'")
 
@@ -41,7 +41,9 @@ class DataFile:
         return read_recording(Path(self.path))
 
     def shapes(self, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
-        """Return every request of the file once, in its order; of a file without times from a random one on.
+        """Return every request of the file once, in its order.
+
+        A file without times starts at a random request.
 
         The seed chooses the tokens, unless the file says which.
         """

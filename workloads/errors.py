@@ -1,4 +1,4 @@
-"""Errors of measuring."""
+"""Errors of measurements."""
 
 from loong.core.errors import LoongError
 

@@ -1,4 +1,4 @@
-"""The workloads that have a name, and what each of them is."""
+"""The workloads that have a name, and their definitions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ FITS: Mapping[str, Draw] = {
 
 # LoongServe's ablation of static and elastic parallelism has 10 to 200,000 tokens. Infinite-LLM's nine traces
 # have the range, mean and standard deviation of its paper (arXiv 2401.02669), which gives no more of them.
-# Six are betas. The first three deviate so much from so small a mean that a beta would be of one token nearly
-# always: they are chats and a few documents.
+# Six are betas. The first three have a small mean and a large deviation, so that a beta would draw one token
+# nearly always: they are chats and a few documents.
 LAWS: Mapping[str, Law] = {
     "zipf1.0": Zipf(1.0, 10, 200_000),
     "zipf1.2": Zipf(1.2, 10, 200_000),

@@ -1,4 +1,4 @@
-"""What a load generator sends: prompts as seeded runs of tokens, and when they are due."""
+"""Requests of a load generator: prompts as seeded runs of tokens, and arrival times."""
 
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ MIN_SCALED_OUTPUT_TOKENS = 16  # of fewer, the time per output token is mostly n
 class TokenRun:
     """`num_tokens` random token ids, the same ones for the same seed.
 
-    Of two runs with one seed the shorter is a prefix of the longer, so prompts share a prefix exactly when
-    their first runs have one seed, and a million-token prompt is kept as two numbers.
+    Of two runs with one seed, the shorter is a prefix of the longer. So prompts share a prefix exactly when
+    their first runs have one seed. A million-token prompt takes two numbers.
     """
 
     seed: int
@@ -29,9 +29,9 @@ class TokenRun:
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """The prompt and the length of the answer of one request: what a workload draws.
+    """The prompt and the length of the answer of one request, as a workload draws them.
 
-    `user` is whom the request is for, as in the OpenAI API; "" is nobody by name.
+    `user` is the request's user, as in the OpenAI API; "" if it has none.
     """
 
     prompt: tuple[TokenRun, ...]
@@ -39,7 +39,7 @@ class RequestShape:
     user: str = ""
 
     def scaled(self, length_scale: float, output_scale: float | None = None) -> "RequestShape":
-        """Return the shape with every length multiplied, but cut no further than what can be measured.
+        """Return the shape with every length multiplied, but not below the least that can be measured.
 
         Without an `output_scale` answers are multiplied as prompts are, and keep at least
         `MIN_SCALED_OUTPUT_TOKENS`.
@@ -69,12 +69,12 @@ class WorkloadRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all runs of the prompt."""
+        """Return the tokens of all runs of the prompt."""
         return sum(run.num_tokens for run in self.shape.prompt)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens the answer must have: the request ignores the end-of-sequence token."""
+        """Return the tokens that the answer must have: the request ignores the end-of-sequence token."""
         return self.shape.num_output_tokens
 
     def prompt_token_ids(self, vocab_size: int) -> list[int]:

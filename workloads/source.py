@@ -1,4 +1,4 @@
-"""What most sources of shapes of requests are made of."""
+"""Building blocks of most sources of request shapes."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,7 +15,10 @@ SHAPES_AT_ONCE = (
 
 
 def in_blocks(draw: Draw, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
-    """Blocks of one size, each of a stream of its own: the first are the same however many are asked for."""
+    """Yield shapes in blocks of one size, each from its own random stream.
+
+    So the first shapes are the same for any number that is drawn.
+    """
     while True:
         [block_seed] = seed.spawn(1)
         yield from draw(np.random.default_rng(block_seed), SHAPES_AT_ONCE)

@@ -30,7 +30,10 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is sent and, if it says so itself, when. `parse_workload(str(workload)) == workload`."""
+    """A source of requests and, if the spec has them, its arrivals.
+
+    `parse_workload(str(workload)) == workload`.
+    """
 
     source: AnySource
     arrivals: Arrivals | None = None
@@ -46,7 +49,7 @@ class Workload:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that are read."""
+        """Return the files that are read."""
         sources = (
             [source for _, source in self.source.parts] if isinstance(self.source, Mix) else [self.source]
         )
@@ -57,7 +60,7 @@ def parse_workload(text: str) -> Workload:
     """Read a spec: SOURCE or a mix WEIGHT*SOURCE+WEIGHT*SOURCE, and @ARRIVALS if it has its own.
 
     Raises:
-        ConfigError: says where the text goes wrong, and what may stand there.
+        ConfigError: the text is wrong; the message says where, and what may stand there.
     """
     scanner = Scanner("workload", text)
     parts = [_part(scanner)]

@@ -1,4 +1,4 @@
-"""Requests of a workload: which ones, and when they are due."""
+"""Requests of a workload, with their arrival times."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -83,7 +83,7 @@ def endless_workload(
 ) -> Iterator[WorkloadRequest]:
     """Return the requests of `make_workload`, one after the other: without end, or to the end of a file.
 
-    `request_rate` and `burstiness` win over what the spec says. A replay at another rate alone is the same
+    `request_rate` and `burstiness` take precedence over the spec. A replay with only another rate is the same
     trace at another speed. `output_scale` None is described at `RequestShape.scaled`.
 
     Raises:
@@ -101,7 +101,7 @@ def endless_workload(
 
 
 def pace_of(text: str, request_rate: float | None = None, burstiness: float | None = None) -> Pace:
-    """Return the pace of `endless_workload` of these arguments, which stays the same with it as arguments.
+    """Return the pace of `endless_workload` with these arguments; passing the pace back changes nothing.
 
     Raises:
         ConfigError: a spec that is wrong, a number out of range, or a file that cannot be read.
@@ -130,12 +130,12 @@ def _arrivals(workload: Workload, request_rate: float | None, burstiness: float 
         if 0 < speedup < inf:
             return ReplayedArrivals(speedup)
     if workload.arrivals is None and request_rate is not None:
-        own = AT_ONCE  # a named pace is of a rate: at another, only what is asked for holds
+        own = AT_ONCE  # a named pace belongs to a rate: with another rate, only the arguments count
     return at_rate(own, request_rate, burstiness)
 
 
 def _own_arrivals(workload: Workload) -> Arrivals:
-    """As in the spec, at a named workload's pace, or as recorded; what has none of these arrives at once."""
+    """Return the arrivals of the spec, a named workload, or a recording; all at once if there are none."""
     if workload.arrivals is not None:
         return workload.arrivals
     if isinstance(workload.source, DataFile):

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -16,7 +16,7 @@ from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
+from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
 from loong.wire import HEARTBEAT_SECONDS
 from loong.worker.config import ENVIRONMENT, WorkerConfig
 
@@ -78,17 +78,21 @@ class ClusterConfig:
 
 @asynccontextmanager
 async def local_workers(
-    config: ClusterConfig, lookahead: LookaheadMargin | None = None
+    config: ClusterConfig, lookahead: LookaheadMargin | None = None, fork_server: ForkServer | None = None
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
 
     The executor predicts the ends of batches with a margin of `lookahead`, or never (None).
+    `fork_server` is a `worker_fork_server` (None: one for these workers).
 
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
     _remove_leftovers()
-    with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory(prefix=f"loong-{os.getpid()}-"))
         _check_socket_path(Path(directory))
+        if fork_server is None:
+            fork_server = stack.enter_context(closing(worker_fork_server()))
         endpoints = _endpoints(config, Path(directory))
         executor = WorkersExecutor(endpoints, lookahead, config.heartbeat)
         processes: list[ChildProcess] = []
@@ -100,7 +104,7 @@ async def local_workers(
         try:
             for worker_id in endpoints.commands:
                 worker_config = _worker_config(config, endpoints, Path(directory), worker_id)
-                process = ChildProcess(_WORKER, worker_config, environment=ENVIRONMENT)
+                process = fork_server.start(worker_config)
                 processes.append(process)
                 tasks.append(guarded(_watch(process, worker_id, executor), executor.fail))
             await executor.wait_until_ready(config.start_timeout)
@@ -112,8 +116,13 @@ async def local_workers(
             executor.shut_down()
             executor.close()
             if not is_ready:  # workers that are loading do not listen yet, and have nothing to lose
-                _kill(processes)
+                fork_server.kill(processes)
             await asyncio.gather(*(stop(process) for process in processes))
+
+
+def worker_fork_server() -> ForkServer:
+    """Start what starts workers, of any number of clusters."""
+    return ForkServer(_WORKER, ENVIRONMENT)
 
 
 def _remove_leftovers() -> None:
@@ -139,12 +148,6 @@ async def _watch(process: ChildProcess, worker_id: WorkerId, executor: WorkersEx
     code = await process.wait()
     await asyncio.sleep(_LAST_WORDS_SECONDS)  # a worker's last report says more than its exit code
     executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
-
-
-def _kill(processes: Iterable[ChildProcess]) -> None:
-    for process in processes:
-        if process.returncode is None:
-            process.kill()
 
 
 def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:

@@ -13,9 +13,10 @@ from loong.state.shared_kv import SharedKV
 def check_accounting(accounting: Accounting) -> None:
     """Raise `InvalidEventError` unless the accounting balances.
 
-    Every position of a live request has one slot, which only choices of one request share, the KV used and
-    reserved of each instance adds up and fits, batches, migrations, instances and requests name each other,
-    and every request that arrived is live or has ended once.
+    - Every position of a live request has one slot, which only choices of one request share.
+    - The used and reserved KV of each instance adds up and fits.
+    - Batches, migrations, instances and requests name each other.
+    - Every request that arrived is live or has ended once.
     """
     _check_views(accounting)
     _check_requests(accounting)

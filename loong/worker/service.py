@@ -26,9 +26,9 @@ from loong.worker.kv.pool import KVPool
 class AttentionService:
     """Serves batches, each on a thread of its own, while this instance runs its own batches.
 
-    A holder is a member without rows: it derives the queries that come from the plan, and answers them by the
-    exchange that members use. It reads the KV that was there before the batch. That stays until the batch has
-    ended: a member ends only when its last queries are answered, and the engine releases KV after that.
+    A holder is a member without rows: it derives the queries from the plan, and answers them by the members'
+    exchange. It reads the KV that was there before the batch. This KV stays until the batch has ended: a
+    member ends only when its last queries are answered, and the engine releases KV after that.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AttentionService:
                 self._pool.allocate(segment.owner_id, segment.positions)
 
     def _fork(self, command: RunBatch) -> None:
-        """Let siblings begin with what is here of their primary, before the engine may release that."""
+        """Share the primary's KV on this instance with its siblings, before the engine may release it."""
         for given in command.inputs:
             for sibling in given.siblings:
                 placement = given.placement.adding(command.plan.writes_of(given.request_id))

@@ -1,4 +1,4 @@
-"""Which instance computes the next tokens of each decoding request, and where they fit."""
+"""The choice of masters: the instance that computes a decoding request's next tokens, where they fit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
@@ -10,11 +10,11 @@ from loong.core.request import RequestView
 def choose_masters(
     views: Sequence[RequestView], free: Mapping[InstanceId, int], num_steps: int
 ) -> list[tuple[RequestView, InstanceId]] | None:
-    """A master with room for `num_steps` tokens for each decoding request; None if there is none for one.
+    """Return a master with room for `num_steps` tokens for each decoding request, or None.
 
-    A request stays with the instance of its newest KV while that has no more than its share, so that its KV
-    is in few pieces. Then come instances that hold some of it, which keeps groups small, and of these those
-    that are master of fewer.
+    A request keeps the instance of its newest KV while that instance has no more than its share. So its KV
+    stays in few pieces. Otherwise an instance that holds some of its KV is preferred, which keeps groups
+    small, and of these the master of the fewest requests.
     """
     room = dict(free)
     if num_stored(views, num_steps) > sum(room.values()):
@@ -40,5 +40,5 @@ def choose_masters(
 
 
 def num_stored(views: Iterable[RequestView], num_steps: int) -> int:
-    """Slots that so many decode steps take, of which a request takes no more than it may."""
+    """Return the slots that `num_steps` decode steps take; a request takes no more than it may."""
     return sum([min(num_steps, view.num_remaining_tokens) for view in views])

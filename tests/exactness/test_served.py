@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import After, Cluster
 from plans import decode, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
+from true_stories import assert_true
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished
@@ -16,7 +17,8 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Preemption, Transfer
 from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.policy import Policy
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import Policy, make_policy
 
 LENGTHS = (26, 9, 40)
 NUM_TOKENS = 10
@@ -194,3 +196,20 @@ def test_a_ring_pushes_parts_of_its_stripes_to_several_instances(cluster: Cluste
     requests = three_requests()
     assert_exact(folder, requests, cluster.run(requests, each_by_itself(plan)))
     assert {run.holder_ids for run in served_batches(cluster)} == {(0, 3), (2,)}
+
+
+@pytest.mark.parametrize("name", ["esp-served", "esp-served-1"])
+def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
+    any_cluster: Cluster, folder: Path, name: str
+) -> None:
+    requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (52, *LENGTHS)]
+    anchor, *late = requests
+    arrivals = {request.request_id: After(anchor.request_id, 1 + n) for n, request in enumerate(late)}
+    config = PolicyConfig(max_num_batched_tokens=8, lease_steps=4)
+    outputs = any_cluster.run(requests, make_policy(name, config), arrivals=arrivals)
+    assert_exact(folder, requests, outputs)
+    last_id = any_cluster.full_ids[-1]
+    served = served_batches(any_cluster)
+    assert served
+    assert all(run.plan.group.instance_ids == (last_id,) for run in served)
+    assert_true(any_cluster.lines, any_cluster.history)

@@ -1,4 +1,4 @@
-"""What the APIs of serving systems look like on the wire: the request, and the events of its stream."""
+"""The wire formats of serving systems: the request, and the events of its stream."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from loong.workloads.metrics.record import TokenUsage
 from loong.workloads.request import WorkloadRequest
 
 MAX_ERROR_CHARACTERS = 300
-# What a body has of its request's shape, or so that its tokens can be timed.
+# The fields of a body that its request's shape decides, or that time its tokens.
 FIELDS_OF_THE_LOAD = frozenset(
     ("model", "prompt", "max_tokens", "max_new_tokens", "stream", "stream_options", "user", "n")
 )
@@ -36,16 +36,16 @@ class ServerResponse:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that may still come matters."""
+        """Return whether the rest of the stream does not matter."""
         return self.is_done or self.error is not None
 
     def fail(self, reason: str) -> None:
-        """Note what went wrong, unless the answer was over."""
+        """Record an error, unless the answer was over."""
         if not self.is_over:
             self.error = reason[:MAX_ERROR_CHARACTERS]
 
     def verdict(self) -> str | None:
-        """Return what went wrong, None if nothing did."""
+        """Return the error, None if there is none."""
         if self.error is not None:
             return self.error
         if not self.is_done:
@@ -58,7 +58,7 @@ Body: TypeAlias = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How a request is sent, and how an event of its stream that arrived at some time is taken in."""
+    """The format of a request, and the function that reads an event of its stream and its time."""
 
     path: str
     body: Callable[[str, WorkloadRequest, list[int], Mapping[str, object]], Body]
@@ -66,7 +66,7 @@ class Wire:
 
 
 def wire_of(backend: ServerApi) -> Wire:
-    """Return how a server of that kind is talked to."""
+    """Return the wire format of a server of that kind."""
     return _WIRES[backend]
 
 
@@ -127,7 +127,10 @@ def _take_openai(answer: ServerResponse, event: str, now: float) -> None:
 
 
 def _has_output(answer: ServerResponse, choice: _Choice) -> bool:
-    """An empty text may be half a character; only a bare farewell after output carries no token."""
+    """Return whether an event carries a token.
+
+    An empty text may be half a character. Only an empty last event after output carries no token.
+    """
     return choice.text != "" or choice.finish_reason is None or not answer.token_times
 
 

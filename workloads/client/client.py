@@ -1,7 +1,7 @@
-"""A load generator: sends on time, streams, and records what came back.
+"""A load generator: sends on time, streams, and records the answers.
 
-Nothing runs per piece of a stream but one callback of its connection, so that one core sends and reads
-thousands of streams a second and its clock stays true (`benchmarks/load_generator.py`).
+A piece of a stream costs one callback of its connection. So one core sends and reads thousands of streams a
+second, and its clock stays accurate (`benchmarks/load_generator.py`).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from loong.workloads.request import WorkloadRequest
 class Target:
     """Where requests go. `base_url` has no `/v1`; `timeout` is in seconds, for one request as a whole.
 
-    `extra_body` is what else every request asks for.
+    `extra_body` holds further fields of every request.
     """
 
     base_url: str
@@ -39,9 +39,9 @@ class Target:
 
 @dataclass(slots=True)
 class InFlight:
-    """The requests that are sent and have not ended: without any output yet, and with some.
+    """Requests in flight: those without any output yet, and those with some.
 
-    Those that wait are there by identity, with the time at which they were sent, in seconds of the run.
+    Waiting requests are kept by identity, with the time at which they were sent, in seconds of the run.
     """
 
     waiting: dict[int, tuple[WorkloadRequest, float]] = field(default_factory=dict)
@@ -65,10 +65,10 @@ async def run_load(
     """Send every request at its arrival time and return one record each, in the order of `requests`.
 
     At most `max_concurrency` requests are in flight; one that is due waits for its turn. Failures are
-    recorded, never raised. Bodies are encoded before the clock starts, 4 to 8 bytes a token, so that
-    encoding long prompts delays nothing. `is_hopeless` is asked after every record, with the time of the run.
-    Once it says so, no more is sent and what is in flight is given up: these records tell it. `in_flight` is
-    kept up to date meanwhile.
+    recorded, never raised. Bodies are encoded before the clock starts, 4 to 8 bytes a token, so that encoding
+    long prompts delays nothing. `is_hopeless` is called after every record, with the time of the run. Once it
+    returns true, no more is sent and requests in flight are aborted, as their records say. `in_flight` is
+    updated during the run.
     """
     wire = wire_of(target.backend)
     headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"}
@@ -91,7 +91,7 @@ async def run_load(
 
 
 class _Run:
-    """One run against one server: the clock, the connections and who hears of results."""
+    """One run against one server: the clock, the connections and the callbacks."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class _Run:
     async def send_all(
         self, requests: Sequence[WorkloadRequest], posts: Sequence[bytes]
     ) -> list[RequestRecord]:
-        """Send all on time, until the end or until it is hopeless."""
+        """Send all requests on time, until the end or until the run is hopeless."""
         tasks: list[asyncio.Task[RequestRecord]] = []
         async with asyncio.TaskGroup() as group:
             sender = group.create_task(self._send_on_time(requests, posts, group, tasks))
@@ -159,7 +159,7 @@ class _Run:
             task.cancel()
 
     async def _send(self, request: WorkloadRequest, post: bytes, due_time: float) -> RequestRecord:
-        """Send one request and follow its stream to the end; the slot it holds is released."""
+        """Send one request and follow its stream to the end; then release the slot that it holds."""
         sent_time = self.now()
         answer = ServerResponse()
         self._in_flight.waiting[id(request)] = request, sent_time
@@ -227,7 +227,7 @@ def _encode(target: Target, wire: Wire, request: WorkloadRequest) -> bytes:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Keep the garbage collector from stopping the clock's world in the middle of a run."""
+    """Disable the garbage collector, which would pause the load generator in the middle of a run."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Connections to one server that are used again and again, a request at a time, without a task for each."""
+"""Connections to one server that are reused, a request at a time, without a task for each."""
 
 import asyncio
 import ssl
@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 from loong.workloads.client.http_response import HTTPFormatError, ResponseParser
 
 Receive = Callable[[bytes], bool]
-"""Is given what came of a body; whether it has seen enough, so that the rest need not come."""
+"""Receives a part of a body; returns whether the rest is not needed."""
 
 MAX_TEXT_BYTES = 10_000  # of a refusal
 
 
 class StaleConnectionError(ConnectionError):
-    """A connection that had been used before was closed before anything of a response came."""
+    """A reused connection was closed before any byte of a response arrived."""
 
 
 class _Connection(asyncio.Protocol):
@@ -58,12 +58,12 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         if self._done is None or self._done.done():
-            self.is_reusable = False  # nobody asked
+            self.is_reusable = False  # no request is open
             return
         try:
             body = self._parser.feed(data)
             is_enough = self._take(body)
-        except Exception as error:  # noqa: BLE001  whoever awaits the answer is to have it
+        except Exception as error:  # noqa: BLE001  the caller that awaits the answer gets it
             self._done.set_exception(error)
             return
         if self._parser.is_complete or is_enough:
@@ -98,7 +98,7 @@ class _Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """Connections to the server at a URL; as many as there are requests at a time."""
+    """Connections to the server at a URL, one for each concurrent request."""
 
     def __init__(self, base_url: str, headers: dict[str, str]) -> None:
         parts = urlsplit(base_url)
@@ -119,7 +119,7 @@ class ConnectionPool:
         """Send a request, on a new connection if a kept one turns out to be closed.
 
         Raises:
-            OSError, HTTPFormatError: nothing answers, or not in HTTP.
+            OSError, HTTPFormatError: nothing answers, or the answer is not HTTP.
         """
         while self._idle:
             connection = self._idle.pop()
@@ -133,7 +133,7 @@ class ConnectionPool:
         return await self._post(connection, request, receive)
 
     def close(self) -> None:
-        """Close all that are idle."""
+        """Close all idle connections."""
         while self._idle:
             self._idle.pop().close()
 

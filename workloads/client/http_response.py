@@ -1,4 +1,4 @@
-"""HTTP/1.1 responses: bytes in, the bytes of the body out, as they come."""
+"""HTTP/1.1 responses: bytes in, the bytes of the body out, as they arrive."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -7,11 +7,11 @@ MAX_HEAD_BYTES = 65_536
 
 
 class HTTPFormatError(Exception):
-    """What came is no HTTP/1.1 response."""
+    """The received bytes are no HTTP/1.1 response."""
 
 
 class _Framing(Enum):
-    """How the end of a body is known."""
+    """The rule that ends a body."""
 
     LENGTH = "length"
     CHUNKED = "chunked"
@@ -19,7 +19,7 @@ class _Framing(Enum):
 
 
 class ResponseParser:
-    """Reads one response, however the network cut it. `status` is 0 until the head is there."""
+    """Reads one response, in pieces of any size. `status` is 0 until the head is complete."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -31,7 +31,7 @@ class ResponseParser:
         self._is_in_trailers = False
 
     def feed(self, received: bytes) -> bytes:
-        """Take more bytes; return what they hold of the body.
+        """Take more bytes; return the part of the body in them.
 
         Raises:
             HTTPFormatError: they are no response, or go on after its end.
@@ -94,7 +94,7 @@ class ResponseParser:
         self.keeps_alive = connection != "close" and self._framing is not _Framing.CLOSE
 
     def _read_chunks(self) -> bytes:
-        """Take what is complete of the line or chunk at hand, and go on to the next."""
+        """Take the complete part of the current line or chunk, and go on to the next."""
         parts = []
         while self._rest and not self.is_complete:
             if self._num_left:

@@ -1,4 +1,4 @@
-"""Reads a short text from left to right, and says where it went wrong."""
+"""Reads a short text from left to right, and names the place of an error."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ NUMBER = re.compile(r"-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|inf\b")
 
 
 class Scanner:
-    """What is left of `text`. Errors call the text a `what`, and count characters from 1."""
+    """The unread part of `text`. Errors call the text a `what`, and count characters from 1."""
 
     def __init__(self, what: str, text: str) -> None:
         self._what = what
@@ -20,11 +20,11 @@ class Scanner:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing is left."""
+        """Return whether nothing is left."""
         return self.position == len(self._text)
 
     def take(self, pattern: "str | re.Pattern[str]") -> str | None:
-        """Take what comes next if it matches; a `str` is taken as it stands."""
+        """Take the next characters if they match; a `str` is matched literally."""
         expression = re.compile(re.escape(pattern)) if isinstance(pattern, str) else pattern
         match = expression.match(self._text, self.position)
         if match is None:
@@ -53,7 +53,7 @@ class Scanner:
 
     @contextmanager
     def blaming(self, position: int) -> Iterator[None]:
-        """Let what goes wrong inside be the fault of the text at `position`."""
+        """Attribute errors inside the context to the text at `position`."""
         try:
             yield
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What a server tells about itself: its model, its counters, its history."""
+"""Pages that a server reports about itself: its model, its counters, its history."""
 
 import os
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _OK = HTTPStatus.OK
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """One entry of `/v1/models`; `max_model_len` counts prompt and output, None where it is not told."""
+    """One entry of `/v1/models`; `max_model_len` counts prompt and output, None if it is missing."""
 
     id: str
     max_model_len: int | None = None
@@ -68,7 +68,7 @@ class Scraper:
             return ServerCounters()
 
     async def history(self) -> ClusterHistory | None:
-        """Return what ran so far; None if the server has no readable `/trace`."""
+        """Return the history so far; None if the server has no readable `/trace`."""
         status, page = await self._get("/trace")
         if status != _OK:
             return None
@@ -95,7 +95,7 @@ class Scraper:
 
 
 def _reason(error: aiohttp.ClientError | OSError) -> str:
-    """In the system's words, where it is the system's error."""
+    """Return the reason, in the system's words if it is the system's error."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if not isinstance(cause, OSError) or cause.errno is None:
         return str(error)

@@ -2,7 +2,7 @@
 
 
 class EventDecoder:
-    """Cuts a byte stream into events, however the network cut it; comments and other fields are dropped."""
+    """Cuts a byte stream, in pieces of any size, into events; comments and other fields are dropped."""
 
     def __init__(self) -> None:
         self._rest = b""

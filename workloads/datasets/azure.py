@@ -1,4 +1,4 @@
-"""Azure's LLM inference traces of 2023 and 2024: when a request came, and how long it and its answer were."""
+"""Azure's LLM inference traces of 2023 and 2024: arrival times, and lengths of prompts and answers."""
 
 from datetime import datetime
 from pathlib import Path

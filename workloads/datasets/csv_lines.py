@@ -33,12 +33,12 @@ class CSVLine:
         return int(value)
 
     def error(self, problem: str) -> ConfigError:
-        """An error that names this line."""
+        """Return an error that names this line."""
         return bad(self.path, f"line {self.number}", problem)
 
 
 def csv_lines(path: Path, columns: Sequence[str]) -> Iterator[CSVLine]:
-    """Yield the lines of a file that has these columns, and maybe others.
+    """Yield the lines of a file that has at least these columns.
 
     Raises:
         ConfigError: a line with fewer cells than the first, or text that cannot be read.

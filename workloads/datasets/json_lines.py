@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def json_lines(path: Path, type: type[T]) -> Iterator[tuple[int, T]]:  # noqa: A002 - msgspec's word
-    """Yield each line's number, from 1, and what it holds; empty lines are passed over.
+    """Yield each line's number, from 1, and its object; empty lines are skipped.
 
     Raises:
         ConfigError: a line that is not JSON, or not of this type.

@@ -1,4 +1,4 @@
-"""Mooncake's traces: times, lengths, and which blocks of a prompt are the same as another's."""
+"""Mooncake's traces: times, lengths, and the blocks that prompts share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +24,8 @@ class _Line(msgspec.Struct):
 def read_mooncake(path: Path) -> RecordedTrace:
     """Read a file of github.com/kvcache-ai/Mooncake (FAST25-release/traces); `timestamp` is in milliseconds.
 
-    Each of `hash_ids` stands for a block of 512 tokens with all before it, the last one maybe of fewer:
-    prompts whose first ids are the same share those blocks. What a prompt has beyond its ids is its own.
+    Each of `hash_ids` stands for a block of 512 tokens and all tokens before it. The last block may have
+    fewer. Prompts whose first ids are equal share those blocks. Tokens beyond a prompt's ids are private.
     Requests without an answer are left out.
     """
     rows = []

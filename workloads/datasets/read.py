@@ -20,7 +20,7 @@ from loong.workloads.datasets.sharegpt import read_sharegpt
 
 Reader = Callable[[Path], RecordedTrace]
 
-# A file is of the first format all of whose keys (or columns) its first line has.
+# A file has the first format whose keys (or columns) are all in its first line.
 JSON_LINES: tuple[tuple[frozenset[str], Reader], ...] = (
     (frozenset({"prompt", "num_output_tokens"}), read_saved),
     (frozenset({"timestamp", "input_length"}), read_mooncake),

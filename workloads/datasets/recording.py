@@ -1,4 +1,4 @@
-"""What every file of requests is read as."""
+"""The common form of all files of requests."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ class Row:
 class RecordedTrace:
     """A file's requests in its order: all of them have a time, or none.
 
-    Within a file, token runs of one seed are the same tokens. `keeps_seeds` if these are the very seeds, to
-    which no other is to be added.
+    Within a file, token runs of one seed are the same tokens. With `keeps_seeds` the seeds are used
+    unchanged, without an offset.
     """
 
     format: str
@@ -29,17 +29,17 @@ class RecordedTrace:
 
     @property
     def times(self) -> list[float]:
-        """Seconds at which requests came; empty if the format has none."""
+        """Return the seconds at which requests came; empty if the format has none."""
         return [row.time for row in self.rows if row.time is not None]
 
     @property
     def mean_rate(self) -> float:
-        """Requests per second between the first and the last; infinite if they came at once."""
+        """Return the requests per second between the first and the last; infinite if all came at once."""
         times = self.times
         span = max(times) - min(times) if times else 0.0
         return (len(times) - 1) / span if span else float("inf")
 
 
 def bad(path: Path, place: str, problem: str) -> ConfigError:
-    """An error that names the file and the place in it, such as `line 3`."""
+    """Return an error that names the file and the place in it, such as `line 3`."""
     return ConfigError(f"{path}, {place}: {problem}")

@@ -1,4 +1,4 @@
-"""Our own files of requests: what a workload is, written down, so that others can send the very same."""
+"""Our own files of requests: a workload written down, so that others can send the same requests."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +22,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def read_saved(path: Path) -> RecordedTrace:
-    """Read what `save_requests` has written, exactly."""
+    """Read the requests that `save_requests` has written, exactly."""
     rows = []
     for _, line in json_lines(path, _Line):
         prompt = tuple(TokenRun(seed, num_tokens) for seed, num_tokens in line.prompt)

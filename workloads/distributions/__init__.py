@@ -1,1 +1,1 @@
-"""Distributions of arrivals and lengths, and what is known of published traces."""
+"""Distributions of arrivals and lengths, and published facts about traces."""

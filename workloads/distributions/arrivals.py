@@ -1,4 +1,4 @@
-"""When requests arrive: at a rate, as a trace recorded it, or everything at once for a closed loop."""
+"""Arrival times: at a rate, as a trace recorded them, or all at once for a closed loop."""
 
 import math
 from collections.abc import Iterator
@@ -70,10 +70,10 @@ AT_ONCE = Paced(math.inf)
 
 
 def at_rate(arrivals: Arrivals, request_rate: float | None, burstiness: float | None) -> Arrivals:
-    """Return the arrivals with what is not None changed; only one with a rate keeps anything of itself.
+    """Return the arrivals with another rate or burstiness, where these are not None.
 
     Raises:
-        ConfigError: a number that is not above 0, or a burstiness of what has no rate.
+        ConfigError: a number that is not above 0, or a burstiness for arrivals without a rate.
     """
     for flag, value in (("--request-rate", request_rate), ("--burstiness", burstiness)):
         if value is not None and not value > 0:
@@ -91,11 +91,11 @@ def at_rate(arrivals: Arrivals, request_rate: float | None, burstiness: float | 
 
 
 def arrival_times(rng: np.random.Generator, request_rate: float, burstiness: float = 1.0) -> Iterator[float]:
-    """Return seconds after the start at which requests arrive, without end, the first at 0, never descending.
+    """Return endless arrival times in seconds after the start, ascending, the first at 0.
 
     Gaps are gamma distributed with mean 1 / `request_rate` and shape `burstiness`: 1 is a Poisson process,
-    below 1 is burstier, above 1 steadier, and infinity is constant. An infinite rate makes everything
-    arrive at 0: with a bound on concurrency at the client, that is a closed loop.
+    below 1 is burstier, above 1 steadier, and infinity is constant. An infinite rate makes everything arrive
+    at 0: with a bound on concurrency at the client, that is a closed loop.
     """
     if math.isinf(request_rate):
         return repeat(0.0)

@@ -1,4 +1,4 @@
-"""Sources that a spec writes with numbers: which numbers they take, and what they are with them."""
+"""Sources that a spec writes with numbers: their parameters, and their construction."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -27,7 +27,7 @@ def built(family: Family, numbers: Sequence[float]) -> Law | SharedPrefix:
     """Return the source of this family with these numbers, in the order of `family_usage`.
 
     Raises:
-        ConfigError: too few numbers, too many, or one that cannot be.
+        ConfigError: too few numbers, too many, or one out of range.
     """
     parameters = _parameters(family)
     if not sum(each.is_needed for each in parameters) <= len(numbers) <= len(parameters):
@@ -66,6 +66,6 @@ class _Parameter:
 
 
 def _parameters(family: Family) -> list[_Parameter]:
-    """The numbers that a spec of this family takes, in order."""
+    """Return the numbers that a spec of this family takes, in order."""
     in_order = sorted(fields(family), key=lambda each: each.kw_only is True)
     return [_Parameter(each.name, each.type is not float, each.default is MISSING) for each in in_order]

@@ -1,4 +1,4 @@
-"""Built-in stand-ins for data sets, and the workload of short requests behind long ones.
+"""Built-in stand-ins for data sets, and a workload of short requests that wait for long ones.
 
 Published facts are the ranges; the shapes inside them are stated fits.
 """
@@ -16,11 +16,11 @@ LEVAL_QUESTION_TOKENS = 64
 VICTIMS_PER_SECOND = 10.0
 REQUESTS_PER_ATTACKER = 300
 FIRST_ATTACKER = 5
-MIXED_TOGETHER = 12  # so many requests in a row have as many of each kind
+MIXED_TOGETHER = 12  # this many requests in a row have equal numbers of each kind
 
 
 def sharegpt(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Chats: 4 to 2,300 tokens in, at most 1,000 out (LoongServe's range).
+    """Return chats: 4 to 2,300 tokens in, at most 1,000 out (LoongServe's range).
 
     Log-normal fits whose means are those the vLLM paper gives for ShareGPT: 161 in and 338 out.
     """
@@ -31,10 +31,12 @@ def sharegpt(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
 
 
 def leval(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Questions on documents: 2,700 to 210,500 tokens in, tens to hundreds out (L-Eval, LoongServe's range).
+    """Return questions on documents: 2,700 to 210,500 tokens in, tens to hundreds out.
 
-    L-Eval asks some 2,000 questions on 508 documents, so four requests in a row share a document and
-    differ in the question at its end. Log-normal around 12,000 tokens, our choice.
+    The ranges are LoongServe's for L-Eval.
+
+    L-Eval asks some 2,000 questions on 508 documents, so four requests in a row share a document and differ
+    in the question at its end. Log-normal around 12,000 tokens, our choice.
     """
     num_documents = -(-num_requests // LEVAL_QUESTIONS_PER_DOCUMENT)
     totals = lengths.log_normal(rng, num_documents, median=12_000, sigma=0.9, low=2_700, high=210_500)
@@ -53,7 +55,9 @@ def leval(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
 
 
 def lveval(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Very long documents: 15,100 to 497,300 tokens in, tens out (LV-Eval, LoongServe's range).
+    """Return very long documents: 15,100 to 497,300 tokens in, tens out.
+
+    The ranges are LoongServe's for LV-Eval.
 
     LV-Eval has five levels, each twice as long as the one before, equally many of each: log-uniform.
     """
@@ -62,7 +66,7 @@ def lveval(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
 
 
 def mixed(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """One third each of sharegpt, leval and lveval, in random order: four of each in every twelve."""
+    """Return one third each of sharegpt, leval and lveval, in random order: four of each in every twelve."""
     in_turn = np.tile(np.arange(MIXED_TOGETHER) % 3, (-(-num_requests // MIXED_TOGETHER), 1))
     kinds = rng.permuted(in_turn, axis=1).ravel()[:num_requests]
     sources = [
@@ -72,7 +76,7 @@ def mixed(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
 
 
 def victim_attacker(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
-    """Prompts of 512 tokens with one of 500,000 in every three hundred; 128 tokens out.
+    """Return prompts of 512 tokens with one of 500,000 in every three hundred; 128 tokens out.
 
     At this workload's own pace of ten requests a second, a long prompt comes every thirty seconds, the first
     after half a second.
@@ -83,10 +87,10 @@ def victim_attacker(rng: np.random.Generator, num_requests: int) -> list[Request
 
 
 def answers(rng: np.random.Generator, prompts: lengths.Lengths) -> lengths.Lengths:
-    """Draw output lengths for prompts of which nothing else is known.
+    """Draw output lengths for prompts whose lengths alone are known.
 
-    LoongServe's ablation on Zipf lengths fills each with the data-set request nearest to it; likewise,
-    prompts up to ShareGPT's longest get a chat's answer here, and longer ones a document question's.
+    LoongServe's ablation on Zipf lengths replaces each by the nearest request of a data set. Here prompts up
+    to ShareGPT's longest get a chat's answer, and longer ones a document question's.
     """
     chats = _chat_outputs(rng, len(prompts))
     return np.where(prompts <= MAX_SHAREGPT_PROMPT, chats, _question_outputs(rng, len(prompts)))

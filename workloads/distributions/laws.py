@@ -24,12 +24,14 @@ LEAST_MASS = 0.01  # of a log-normal, inside its bounds: with less, drawing unti
 
 @dataclass(frozen=True)
 class Law(ABC):
-    """Prompts that share nothing, of drawn lengths. A class's fields are the numbers of its spec, in order.
+    """Prompts of drawn lengths without shared prefixes.
+
+    A class's fields are the numbers of its spec, in order.
 
     The last number is `output`, the tokens of every answer; None draws them, as `answers` does.
 
     Raises:
-        ConfigError: numbers that no length can have.
+        ConfigError: a number that is no valid length.
     """
 
     name: ClassVar[str]
@@ -149,7 +151,7 @@ class Zipf(Law):
 
 @dataclass(frozen=True)
 class Beta(Law):
-    """The beta distribution on [low, high] with this mean and standard deviation: all that a table tells."""
+    """The beta distribution on [low, high] with this mean and standard deviation."""
 
     name = "beta"
 
@@ -176,9 +178,9 @@ class Beta(Law):
 class Skewed(Law):
     """Chats and a few documents that together have this mean and standard deviation.
 
-    For means so small beside the deviation that a beta distribution would draw one token nearly always.
-    Chats are ShareGPT's log-normal cut to [low, 2300]. Documents are log-uniform on [L, high]. Their
-    share and L are solved for the mean and the standard deviation.
+    A beta distribution with a mean that is small relative to its deviation draws one token nearly always.
+    This law has no such heap. Chats are ShareGPT's log-normal cut to [low, 2300]. Documents are log-uniform
+    on [L, high]. Their share and L are solved for the mean and the standard deviation.
     """
 
     name = "skewed"

@@ -25,7 +25,7 @@ def log_normal(
 
 
 def log_uniform(rng: np.random.Generator, size: int, *, low: float, high: int) -> Lengths:
-    """Draw `size` lengths in [low, high], as many between n and 2n whatever n."""
+    """Draw `size` lengths in [low, high], uniform in the logarithm."""
     drawn = np.exp(rng.uniform(math.log(low), math.log(high), size))
     return np.clip(np.rint(drawn), low, high).astype(np.int64)
 
@@ -38,7 +38,7 @@ def uniform(rng: np.random.Generator, size: int, *, low: int, high: int) -> Leng
 def beta(rng: np.random.Generator, size: int, *, low: int, high: int, mean: float, sd: float) -> Lengths:
     """Draw `size` lengths of the beta distribution on [low, high] that has this mean and standard deviation.
 
-    There is one wherever sd^2 < (mean - low) * (high - mean), which is checked where the numbers come from.
+    It exists if sd^2 < (mean - low) * (high - mean), which the caller checks.
     """
     middle, variance = (mean - low) / (high - low), (sd / (high - low)) ** 2
     concentration = middle * (1 - middle) / variance - 1

@@ -22,9 +22,9 @@ Single: TypeAlias = Named | Law | SharedPrefix | DataFile
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """At least two sources; the chance that a request is of one is in proportion to its weight.
+    """At least two sources. A request is from a source with a probability in proportion to its weight.
 
-    A mix ends when a source of which one more is due has ended.
+    A mix ends when a source has no request left that is due.
     """
 
     parts: tuple[tuple[float, Single], ...]

@@ -33,13 +33,13 @@ class Moments:
 
     @classmethod
     def of_log_uniform(cls, low: float, high: float) -> "Moments":
-        """Return those of a distribution with as many lengths between n and 2n whatever n."""
+        """Return those of a distribution that is uniform in the logarithm."""
         width = math.log(high / low)
         return cls((high - low) / width, (high**2 - low**2) / 2 / width)
 
     @property
     def sd(self) -> float:
-        """The standard deviation."""
+        """Return the standard deviation."""
         return math.sqrt(self.square - self.mean**2)
 
 

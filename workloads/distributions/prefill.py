@@ -1,4 +1,4 @@
-"""How long an unloaded prefill takes, from a few measured points."""
+"""The time of an unloaded prefill, fitted to a few measured points."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where groups grow and shrink in a run, as the server counts it."""
+"""The scale-ups and scale-downs of groups in a run, as the server counts them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

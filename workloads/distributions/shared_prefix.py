@@ -1,4 +1,4 @@
-"""Requests of many users, each behind a system prompt that its other requests share."""
+"""Requests of many users, each with a system prompt that the user's requests share."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How much of each prompt another has sent before."""
+"""Counts the tokens of each prompt that an earlier prompt has sent."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from loong.workloads.request import RequestShape, TokenRun
 
 @dataclass(slots=True)
 class _Node:
-    """What has followed some runs of tokens: for the seed of the next run, every length it had."""
+    """A node of the tree of token runs: the next runs by seed and length."""
 
     after: "dict[int, dict[int, _Node]]" = field(default_factory=dict)
 
     def shared(self, run: TokenRun) -> int:
-        """How many tokens of `run` have been here."""
+        """Return the number of tokens of `run` that earlier prompts had here."""
         lengths = self.after.get(run.seed, {})
         return min(max(lengths, default=0), run.num_tokens)
 
@@ -25,9 +25,10 @@ class _Node:
 
 
 def shared_tokens(shapes: Iterable[RequestShape]) -> Iterator[int]:
-    """Yield for each prompt how many of its first tokens are those of one before it.
+    """Yield for each prompt how many of its first tokens an earlier prompt has.
 
-    Two prompts share the runs that both begin with, and of the next two the shorter if they have one seed.
+    Two prompts share their equal first runs. Of the next runs they share the shorter one if both have one
+    seed.
     """
     root = _Node()
     for shape in shapes:

@@ -1,1 +1,1 @@
-"""What is measured of requests: SLOs, attainment, backlog and results."""
+"""Measurements of requests: SLOs, attainment, backlog and results."""

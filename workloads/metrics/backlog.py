@@ -13,7 +13,7 @@ from loong.workloads.request import WorkloadRequest
 
 NUM_SAMPLES = 65  # of a backlog over time, both ends included
 MIN_REQUESTS = 40  # with fewer, one request decides whether the backlog grows
-GROWTH = 0.05  # of the work that arrives in the second half: what is taken for noise at least
+GROWTH = 0.05  # of the work that arrives in the second half; smaller growth counts as noise
 
 WorkOf: TypeAlias = Callable[[WorkloadRequest], float]
 """Device seconds of a request that has one instance to itself; an instance may have several devices."""
@@ -23,9 +23,9 @@ WorkOf: TypeAlias = Callable[[WorkloadRequest], float]
 class Backlog:
     """Device seconds of the requests that have arrived and are not finished, at evenly spaced `times`.
 
-    `at_half` is its value when half of the requests have arrived, `at_end` when all have. `allowance` is by
-    how much it may have grown: the largest request or `GROWTH` of the work of the second half, which are
-    chance, and what of `at_end` is still in time. Values that lie after the end of the run are None.
+    `at_half` is its value when half of the requests have arrived, `at_end` when all have. `allowance` is the
+    growth that counts as stable: the larger of the largest request and `GROWTH` of the second half's work,
+    and the part of `at_end` that is still in time. Values that lie after the end of the run are None.
     """
 
     times: tuple[float, ...]
@@ -36,7 +36,7 @@ class Backlog:
 
     @property
     def is_stable(self) -> bool | None:
-        """Whether the backlog does not grow; None if the requests are too few, or came all at once."""
+        """Return whether the backlog does not grow; None if the requests are too few, or came all at once."""
         if self.at_half is None or self.at_end is None:
             return None
         return self.at_end <= self.at_half + self.allowance
@@ -44,7 +44,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class UsedCapacity:
-    """How much work a run had to do, and which share of its devices' time that of completed requests is.
+    """The backlog of a run, and the share of its devices' time that completed requests used.
 
     The share is None if the number of devices is not known.
     """
@@ -60,7 +60,9 @@ def backlog_of(
     end: float,
     deadlines: Sequence[float] = (),
 ) -> Backlog:
-    """Return the backlog of requests in order of arrival, until `end`; what never finishes does so at inf.
+    """Return the backlog of requests in order of arrival, until `end`.
+
+    A request that never finishes has the time inf.
 
     A request that has not ended is in time up to its deadline, if there are any.
     """
@@ -106,9 +108,9 @@ def used_capacity(
 
 
 def deadline_of(arrival_time: float, ttft: float, tpot: float, num_output_tokens: int) -> float:
-    """Return when a request must have ended that is given its first token, and each other, just in time.
+    """Return the time by which a request must end if its tokens are just in time.
 
-    Without a bound on either there is no such time: it has come at once.
+    It is the arrival time if either bound is infinite.
     """
     deadline = arrival_time + ttft + (tpot * (num_output_tokens - 1) if num_output_tokens > 1 else 0.0)
     return deadline if deadline < inf else -inf

@@ -1,4 +1,4 @@
-"""What the server counted during a run, from the Prometheus text of its `/metrics`.
+"""Counters of a server during a run, from the Prometheus text of its `/metrics`.
 
 A server that lacks a metric (another engine, an older version) leaves its field None: not known, not zero.
 """
@@ -23,8 +23,8 @@ PREEMPTIONS = "vllm:num_preemptions_total"
 class ServerCounters:
     """Totals since the server started, or over a run: `after.since(before)`.
 
-    `num_batches_by_dop` maps a DoP to the batches that ran with it. `cost_model_errors` is no total: how far
-    the last batches of each phase were off what plans counted on, in the mean; 1 is twice or half as long.
+    `num_batches_by_dop` maps a DoP to the batches that ran with it. `cost_model_errors` is no total. It is
+    the mean error of the predicted times of each phase's last batches; 1 means twice or half as long.
     """
 
     num_batches_by_dop: dict[int, int] | None = None
@@ -51,7 +51,7 @@ class ServerCounters:
         }
 
     def since(self, before: "ServerCounters") -> "ServerCounters":
-        """Return what was added after `before` was taken; a count it did not have yet was 0."""
+        """Return the increase since `before` was taken; a count that `before` lacks was 0."""
         by_dop = self.num_batches_by_dop
         if by_dop is not None:
             earlier = before.num_batches_by_dop or {}

@@ -81,7 +81,7 @@ class BucketMetrics:
 
     @property
     def attainment(self) -> float | None:
-        """Fraction of sent requests that met the SLO."""
+        """Return the fraction of sent requests that met the SLO."""
         return None if self.num_attained is None or not self.num_sent else self.num_attained / self.num_sent
 
 
@@ -107,32 +107,32 @@ class Metrics:
 
     @property
     def num_failed(self) -> int:
-        """Requests that were sent and did not complete."""
+        """Return the number of requests that were sent and did not complete."""
         return self.num_sent - self.num_completed
 
     @property
     def request_throughput(self) -> float:
-        """Completed requests per second."""
+        """Return the completed requests per second."""
         return self._per_second(self.num_completed)
 
     @property
     def output_throughput(self) -> float:
-        """Output tokens per second."""
+        """Return the output tokens per second."""
         return self._per_second(self.num_output_tokens)
 
     @property
     def total_token_throughput(self) -> float:
-        """Prompt and output tokens per second."""
+        """Return the prompt and output tokens per second."""
         return self._per_second(self.num_input_tokens + self.num_output_tokens)
 
     @property
     def request_goodput(self) -> float | None:
-        """Requests per second that met the SLO."""
+        """Return the requests per second that met the SLO."""
         return None if self.num_attained is None else self._per_second(self.num_attained)
 
     @property
     def attainment(self) -> float | None:
-        """Fraction of all sent requests that met the SLO; a failed request is a miss."""
+        """Return the fraction of all sent requests that met the SLO; a failed request is a miss."""
         return None if self.num_attained is None or not self.num_sent else self.num_attained / self.num_sent
 
     def _per_second(self, count: int) -> float:
@@ -161,17 +161,17 @@ def compute_metrics(
 
 
 def slo_ratio(record: RequestRecord, limits_of: LimitsOf) -> float:
-    """Return at which scale of its bounds a request is just within them; infinity if it did not complete."""
+    """Return the scale of the bounds at which a request just meets them; infinity if it did not complete."""
     return limits_of(record.request.num_prompt_tokens).ratio(record)
 
 
 def is_attained(record: RequestRecord, limits_of: LimitsOf) -> bool:
-    """Whether the request completed within its bounds."""
+    """Return whether the request completed within its bounds."""
     return slo_ratio(record, limits_of) <= 1.0
 
 
 def run_attains(metrics: Metrics, rule: SLORule, goal: float) -> bool:
-    """Whether the share `goal` of requests met the rule, or their means did and none failed."""
+    """Return whether the share `goal` of requests met the rule, or their means did and none failed."""
     match rule.judged:
         case Judged.EACH:
             return (metrics.attainment or 0.0) >= goal
@@ -182,9 +182,10 @@ def run_attains(metrics: Metrics, rule: SLORule, goal: float) -> bool:
 
 
 def every_class_attains(metrics: Metrics, goal: float) -> bool:
-    """Whether the share `goal` of every class of prompt length that is judged met the rule.
+    """Return whether the share `goal` of every judged class of prompt length met the rule.
 
-    A class of fewer than `MIN_CLASS_REQUESTS` requests is not judged; without any that is, none attains.
+    A class of fewer than `MIN_CLASS_REQUESTS` requests is not judged. If no class is judged, the result is
+    false.
     """
     judged = [bucket for bucket in metrics.buckets if bucket.num_sent >= MIN_CLASS_REQUESTS]
     return bool(judged) and all((bucket.attainment or 0.0) >= goal for bucket in judged)

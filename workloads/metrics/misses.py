@@ -1,4 +1,4 @@
-"""Certain misses of a run so far, against how many it may have."""
+"""Certain misses of a run so far, and the number that is allowed."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -26,5 +26,5 @@ class Misses:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether more requests of a class have missed than may."""
+        """Return whether more requests of a class have missed than allowed."""
         return any(count > allowed for count, allowed in zip(self.counts, self.allowed, strict=True))

@@ -1,4 +1,4 @@
-"""What became of one request, as its client saw it."""
+"""The record of one request, as its client saw it."""
 
 import itertools
 from collections.abc import Sequence
@@ -38,62 +38,62 @@ class RequestRecord:
 
     @property
     def is_completed(self) -> bool:
-        """Whether the answer came to its regular end."""
+        """Return whether the answer came to its regular end."""
         return self.error is None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server was done with it, with success or without."""
+        """Return whether the server finished it, with or without success."""
         return self.error not in (CUT_OFF, TOO_LATE)
 
     @property
     def lateness(self) -> float:
-        """Seconds the generator itself was behind."""
+        """Return the seconds that the load generator was late."""
         return self.sent_time - self.due_time
 
     @property
     def num_prompt_tokens(self) -> int:
-        """As the server counts, or as sent where it does not say."""
+        """Return the tokens as the server counts them, or as sent if it does not say."""
         return self.request.num_prompt_tokens if self.usage is None else self.usage.num_prompt_tokens
 
     @property
     def num_output_tokens(self) -> int:
-        """As the server counts, or the pieces of the stream where it does not say."""
+        """Return the tokens as the server counts them, or the pieces of the stream if it does not say."""
         return len(self.token_times) if self.usage is None else self.usage.num_output_tokens
 
     @property
     def ttft(self) -> float:
-        """Seconds from sending to the first output of a completed request."""
+        """Return the seconds from sending to the first output of a completed request."""
         return self.token_times[0] - self.sent_time
 
     @property
     def e2el(self) -> float:
-        """Seconds from sending to the last output of a completed request."""
+        """Return the seconds from sending to the last output of a completed request."""
         return self.token_times[-1] - self.sent_time
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per output token after the first; None for an answer of one token."""
+        """Return the seconds per output token after the first; None for an answer of one token."""
         if self.num_output_tokens < 2:
             return None
         return (self.e2el - self.ttft) / (self.num_output_tokens - 1)
 
     @property
     def normalized(self) -> float:
-        """E2EL per token of prompt and output."""
+        """Return E2EL per token of prompt and output."""
         return self.e2el / max(self.num_prompt_tokens + self.num_output_tokens, 1)
 
     @property
     def normalized_input(self) -> float:
-        """TTFT per token of the prompt."""
+        """Return TTFT per token of the prompt."""
         return self.ttft / max(self.num_prompt_tokens, 1)
 
     @property
     def normalized_output(self) -> float:
-        """What E2EL has beyond TTFT, per token of the output."""
+        """Return E2EL minus TTFT, per token of the output."""
         return (self.e2el - self.ttft) / max(self.num_output_tokens, 1)
 
     @property
     def itls(self) -> list[float]:
-        """Seconds between consecutive pieces of the stream."""
+        """Return the seconds between consecutive pieces of the stream."""
         return [later - earlier for earlier, later in itertools.pairwise(self.token_times)]

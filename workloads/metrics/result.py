@@ -1,4 +1,4 @@
-"""A run as JSON, under the keys of `vllm bench serve`, so that what plots its results plots these."""
+"""A run as JSON, under the keys of `vllm bench serve`, so that plotting tools for its results work."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -38,7 +38,7 @@ def columns_json(records: Sequence[RequestRecord], limits_of: LimitsOf | None) -
 
 
 def metrics_json(metrics: Metrics) -> dict[str, JSON]:
-    """Return totals, latencies in ms, and the same by length of prompt. What has no samples is null."""
+    """Return totals, latencies in ms, and the same by length of prompt. A number without samples is null."""
     return {
         "duration": metrics.duration,
         "num_prompts": metrics.num_sent,
@@ -68,7 +68,7 @@ def metrics_json(metrics: Metrics) -> dict[str, JSON]:
 
 
 def backlog_json(backlog: Backlog) -> dict[str, JSON]:
-    """Return the backlog over time, and what `is_stable` compares."""
+    """Return the backlog over time, and the numbers that `is_stable` compares."""
     return {
         "times": [round(time, WORK_DIGITS) for time in backlog.times],
         "device_seconds": [round(work, WORK_DIGITS) for work in backlog.device_seconds],

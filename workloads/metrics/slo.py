@@ -53,7 +53,7 @@ LimitsOf = Callable[[int], SLOLimits]
 
 
 class Judged(Enum):
-    """What a rule is about: a run attains if enough of its requests do, or if its mean does."""
+    """The basis of a rule: a run attains if enough of its requests do, or if its mean does."""
 
     EACH = "each"
     MEAN = "mean"
@@ -80,7 +80,7 @@ class SLORule:
 
     @property
     def needs_prefill_time(self) -> bool:
-        """Whether the bounds depend on how long an unloaded prefill takes."""
+        """Return whether the bounds depend on the time of an unloaded prefill."""
         return self.prefill_factor > 0
 
     def limits(self, num_prompt_tokens: int, prefill_time: PrefillTime | None = None) -> SLOLimits:
@@ -108,7 +108,7 @@ class SLORule:
         return lambda num_prompt_tokens: self.limits(num_prompt_tokens, prefill_time)
 
     def describe(self) -> str:
-        """Return the name and what it asks, for a report."""
+        """Return the name and the bounds, for a report."""
         bounds = []
         if self.needs_prefill_time:
             bounds.append(f"TTFT <= max({self.prefill_factor:g} x unloaded prefill, {self.ttft:g} s)")
@@ -141,7 +141,7 @@ def _means(workload: str, total_ms: float, input_ms: float, output_ms: float) ->
 MEANS_RULE = "loongserve-10"
 # `interactive` is for chats and coding agents, at 65 tokens a second or more.
 # LoongServe's evaluation: 25 times the unloaded prefill, never under 15 s, for nine in ten (its figure 12),
-# and means under so many ms a token, by workload (its figure 10).
+# and means under a bound in ms a token, by workload (its figure 10).
 NAMED_RULES = {
     rule.name: rule
     for rule in (
@@ -154,8 +154,8 @@ NAMED_RULES = {
         _means("mixed", 70, 90, 360),
     )
 }
-RULE_NAMES = ("tight", "interactive", "loongserve-12", MEANS_RULE)  # as users are told of them
-FACTOR = "factor"  # of the unloaded prefill, beside the bounds in ms
+RULE_NAMES = ("tight", "interactive", "loongserve-12", MEANS_RULE)  # as users see them
+FACTOR = "factor"  # multiple of the unloaded prefill; other bounds are in ms
 
 _METRICS = ("ttft", "tpot", "e2el")
 _BOUND = re.compile(r"([a-z0-9]+):([0-9]+(?:\.[0-9]+)?)")

@@ -39,7 +39,7 @@ Curve: TypeAlias = Sequence[tuple[float, Spread]]
 
 
 def attainment_by_rate_figure(runs: RuleRuns) -> "Figure":
-    """The share of all sent requests that met the SLO, by rate, with a line at the goal."""
+    """Draw the share of all sent requests that met the SLO, by rate, with a line at the goal."""
     figure = new_figure(PANEL_INCHES)
     panel = figure.subplots()
     _draw_curves(panel, runs, partial(_by_rate, runs, "slo_attainment", 100.0))
@@ -51,7 +51,7 @@ def attainment_by_rate_figure(runs: RuleRuns) -> "Figure":
 
 
 def latency_by_rate_figure(runs: RuleRuns) -> "Figure":
-    """Median and P99 of TTFT and TPOT by rate."""
+    """Draw median and P99 of TTFT and TPOT by rate."""
     width, height = PANEL_INCHES
     figure = new_figure((2 * width, 2 * height))
     panels = figure.subplots(2, 2, sharex=True).flat
@@ -66,7 +66,7 @@ def latency_by_rate_figure(runs: RuleRuns) -> "Figure":
 
 
 def attainment_by_scale_figure(runs: RuleRuns) -> "Figure":
-    """What would have been attained had all bounds been stricter or looser, at one rate."""
+    """Draw the attainment that stricter or looser bounds would have given, at one rate."""
     rate = runs.shown_rate
     figure = new_figure(PANEL_INCHES)
     panel = figure.subplots()
@@ -83,7 +83,7 @@ def attainment_by_scale_figure(runs: RuleRuns) -> "Figure":
 
 
 def at_rate(rate: float) -> str:
-    """A rate in words."""
+    """Return a rate in words."""
     return "all sent at once" if rate == inf else f"at {rate:.4g} req/s"
 
 

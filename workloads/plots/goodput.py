@@ -24,14 +24,14 @@ class GoodputBar:
 
     @property
     def label(self) -> str:
-        """The rate in words."""
+        """Return the rate in words."""
         if self.rate == 0:
             return "none found"
         return f"{'≥ ' if self.is_at_least else ''}{self.rate:.3g}"
 
 
 def goodput_figure(panels: Sequence[tuple[str, Sequence[GoodputBar]]], meaning: str) -> "Figure":
-    """A panel for each title, each with a scale of its own; `meaning` says what the bars are."""
+    """Draw a panel for each title, each with a scale of its own; `meaning` says what the bars are."""
     width, _ = PANEL_INCHES
     num_columns = min(NUM_COLUMNS, len(panels))
     num_rows = -(-len(panels) // num_columns)

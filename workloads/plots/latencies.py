@@ -1,4 +1,4 @@
-"""Pictures of one rate: how latencies are spread, and TTFT by length of prompt."""
+"""Pictures of one rate: distributions of latencies, and TTFT by length of prompt."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ POINT_OPACITY = 0.55
 
 
 def latency_cdf_figure(runs: RuleRuns) -> "Figure":
-    """The share of all sent requests whose TTFT, and TPOT, is at most so much; repetitions are pooled."""
+    """Draw the share of all sent requests by their TTFT, and by their TPOT; repetitions are pooled."""
     width, height = PANEL_INCHES
     figure = new_figure((2 * width, height))
     ttft, tpot = figure.subplots(1, 2, sharey=True)
@@ -48,7 +48,7 @@ def latency_cdf_figure(runs: RuleRuns) -> "Figure":
 
 
 def ttft_by_length_figure(runs: RuleRuns) -> "Figure":
-    """Median and P99 of TTFT in each range of prompt lengths that was sent; of repetitions the median.
+    """Draw median and P99 of TTFT in each range of prompt lengths that was sent; of repetitions the median.
 
     Where a range has fewer requests than a P99 needs, each is a point.
     """
@@ -76,7 +76,7 @@ def ttft_by_length_figure(runs: RuleRuns) -> "Figure":
 
 
 def _key(buckets: Sequence[tuple[str, int]]) -> str:
-    """What the marks mean."""
+    """Return the legend of the marks."""
     marks = ["mark: median"]
     if any(num_sent >= MIN_FOR_P99 for _, num_sent in buckets):
         marks.append("end of the line: P99")
@@ -96,7 +96,7 @@ def _draw_spread(panel: "Axes", runs: RuleRuns, policy: str, bucket: str, x: flo
 
 
 def _draw_points(panel: "Axes", runs: RuleRuns, policy: str, bucket: str, x: float) -> None:
-    """Each request of all repetitions, in the order of arrival from left to right, and the median."""
+    """Draw each request of all repetitions in the order of arrival from left to right, and the median."""
     repeats, style = runs.at(policy, runs.shown_rate), styles_of(runs.policies)[policy]
     times = [ttft * 1e3 for run in repeats for ttft in _ttfts_of(run, bucket, runs.length_scale)]
     width = DODGE / len(runs.policies) * SCATTER
@@ -107,7 +107,7 @@ def _draw_points(panel: "Axes", runs: RuleRuns, policy: str, bucket: str, x: flo
 
 
 def _ttfts_of(run: RunRow, bucket: str, length_scale: float) -> list[float]:
-    """Those of requests whose prompts are in the range; none where the document does not tell them apart."""
+    """Return the TTFT of requests with prompts in the range; empty if the document has no lengths."""
     if bucket not in BUCKET_NAMES:
         return []
     place = BUCKET_NAMES.index(bucket)
@@ -129,7 +129,7 @@ def _draw_cdf(
 
 
 def _buckets(runs: RuleRuns) -> list[tuple[str, int]]:
-    """The ranges that were sent, with how many requests a run sent of each."""
+    """Return the ranges that were sent, with the number of requests that a run sent of each."""
     sent: dict[str, int] = {}
     for run in runs.runs:
         if run.request_rate == runs.shown_rate:

@@ -1,4 +1,4 @@
-"""The strip above the instances of a run: which requests arrive, and how many wait, by length of prompt."""
+"""The strip above the instances of a run: arrivals and waiting requests, by length of prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ MIN_MOST = 1.0  # that the strip has room for
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Arrivals and how many wait in each column, by length class; the longest prompts first."""
+    """Arrivals and the number of waiting requests in each column, by length class, longest first."""
 
     arrivals: Mapping[Work, Sequence[float]]
     waiting: Mapping[Work, Sequence[float]]
@@ -51,7 +51,7 @@ class Queue:
 
     @property
     def most(self) -> float:
-        """The most that waited at a time."""
+        """Return the most that waited at a time."""
         return max((sum(counts) for counts in zip(*self.waiting.values(), strict=True)), default=0.0)
 
 
@@ -61,7 +61,7 @@ def class_of(num_prompt_tokens: int, scale: Scale) -> Work:
 
 
 def _draw_area(panel: "Axes", floor: Sequence[float], top: Sequence[float], scale: Scale, work: Work) -> None:
-    """Fill between two levels a column; columns that look alike are one step, which keeps files small."""
+    """Fill between two levels a column; equal neighboring columns are one step, which keeps files small."""
     edges: list[float] = []
     levels: list[tuple[float, float]] = []
     for column, (low, high) in enumerate(zip(floor, top, strict=True)):
@@ -81,7 +81,7 @@ def _draw_area(panel: "Axes", floor: Sequence[float], top: Sequence[float], scal
 
 
 def draw_queue(panel: "Axes", queue: Queue, scale: Scale, most: float) -> None:
-    """Draw the strip; `most` is how many it has room for, the same in all strips of a picture."""
+    """Draw the strip; `most` is its greatest number, the same in all strips of a picture."""
     most = max(most, MIN_MOST)
     floor = [0.0] * NUM_COLUMNS
     for work, counts in queue.waiting.items():

@@ -1,4 +1,4 @@
-"""How all pictures look: one table of colors, and figures that are written for print and for pages."""
+"""The common style of all pictures: one table of colors, and figures for print and for pages."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DOTS_PER_INCH = 200
 FONT_POINTS = 9
-PANEL_INCHES = (4.8, 3.4)  # two beside each other on a page, one on a telephone
+PANEL_INCHES = (4.8, 3.4)  # two side by side on a page, one on a telephone
 LETTER_INCHES, LEGEND_MARK_INCHES = 0.063, 0.6  # of a legend's columns, about
 LEGEND_ROW_INCHES = 0.17
 PICTURE_KINDS = ("png", "svg")
@@ -25,14 +25,14 @@ NO_PICTURES = "No pictures: they need matplotlib; pip install matplotlib"
 INK, PALE_INK, PAPER = "#1f2328", "#8a9199", "#ffffff"
 ON_COLOR = "#fefefe"  # for words on bars, which stay as they are on a dark page
 
-# Okabe and Ito's colors, told apart by people with any common color blindness.
+# Okabe and Ito's colors, distinct for people with any common color blindness.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, GRAY, BROWN = "#56B4E9", "#D55E00", "#7F7F7F", "#8C6D31"
 
 
 @dataclass(frozen=True, slots=True)
 class LineStyle:
-    """How one policy's line looks."""
+    """The style of one policy's line."""
 
     color: str
     dashes: Literal["-", "--", ":"]
@@ -61,7 +61,7 @@ POLICY_STYLES = {
 }
 SIZED_GROUPS = re.compile(r"esp-(fixed|served)-(\d+)")
 FIXED_GROUP_MARKERS = "o^sDvP"  # of groups of 1, 2, 4, 8, 16, 32 instances, and so on
-# What is not named above, such as other engines, takes these in the order of names.
+# Names that are not above, such as other engines, take these in alphabetical order.
 OTHER_STYLES = tuple(
     LineStyle(color, ":", marker)
     for color, marker in zip(
@@ -71,7 +71,7 @@ OTHER_STYLES = tuple(
 
 
 def styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
-    """The style of each policy or server; `esp (simulated)` is as `esp`, but dotted."""
+    """Return the style of each policy or server; `esp (simulated)` is as `esp`, but dotted."""
     found = list(dict.fromkeys(names))
     known = {name: style for name in found if (style := _known_style(name))}
     others = sorted(name for name in found if name not in known)
@@ -98,7 +98,7 @@ def _fixed_group_style(policy: str) -> LineStyle | None:
 
 
 def is_available() -> bool:
-    """Whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -110,7 +110,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Figures made and written within look alike, and are the same bytes for the same data.
+    """Give figures made and written within a common style, and equal bytes for equal data.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -152,7 +152,7 @@ def house_style() -> Iterator[None]:
 
 
 def new_figure(inches: tuple[float, float]) -> "Figure":
-    """An empty figure that belongs to no window."""
+    """Return an empty figure that belongs to no window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -162,7 +162,7 @@ def new_figure(inches: tuple[float, float]) -> "Figure":
 
 
 def write_figure(figure: "Figure", paths: Sequence[Path]) -> None:
-    """Write it to every path, by its suffix."""
+    """Write a figure to every path, in the format of its suffix."""
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, metadata=metadata)
@@ -170,12 +170,12 @@ def write_figure(figure: "Figure", paths: Sequence[Path]) -> None:
 
 
 def say_nothing_to_show(panel: "Axes", why: str) -> None:
-    """Write why a panel is empty into it."""
+    """Write into a panel why it is empty."""
     panel.text(0.5, 0.5, why, ha="center", va="center", transform=panel.transAxes, color=PALE_INK)
 
 
 def log_scale(panel: "Axes", which: Literal["x", "y"], *, is_time: bool = False) -> None:
-    """A logarithmic axis with numbers as people write them; times are in ms, and told with their unit."""
+    """Make an axis logarithmic with readable numbers; times are in ms, and written with their unit."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = panel.xaxis if which == "x" else panel.yaxis
@@ -194,7 +194,7 @@ def log_scale(panel: "Axes", which: Literal["x", "y"], *, is_time: bool = False)
 
 
 def name_policies(figure: "Figure", policies: Sequence[str], *, has_markers: bool = True) -> None:
-    """Say below the picture which line is whose."""
+    """Write a legend of the policies below the picture."""
     from matplotlib.lines import Line2D
 
     handles = [

@@ -1,4 +1,4 @@
-"""The picture of the latest requests: what each waited for, and when it was computed, since it came."""
+"""The picture of the latest requests: waits and computation of each, since it arrived."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,12 +41,12 @@ class LateRequest:
 
     @property
     def end(self) -> float:
-        """Seconds from its arrival to its end, or to what is last known of it."""
+        """Return the seconds from its arrival to its end, or to the last known time."""
         ends = (self.span.ended_at, self.span.first_token_at, *(batch.ended_at for batch in self.batches))
         return max(end for end in (*ends, self.span.arrived_at) if end is not None) - self.span.arrived_at
 
     def steps(self) -> Iterator[tuple[Work, float, float, BatchSlice]]:
-        """Yield what each of its batches did for it, and from when to when, since it came."""
+        """Yield the work of each of its batches, with its start and end since the request arrived."""
         first = self.span.first_token_at
         for batch in self.batches:
             is_prefill = first is None or batch.started_at < first

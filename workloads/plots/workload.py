@@ -1,4 +1,4 @@
-"""The picture of a workload: how its lengths and gaps are spread."""
+"""The picture of a workload: histograms of its lengths and gaps."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -42,7 +42,7 @@ def plot_workload(title: str, requests: Sequence[WorkloadRequest], path: Path) -
 
 
 def _draw(panel: "Axes", label: str, samples: Sequence[float], color: str) -> None:
-    """A histogram on a logarithmic axis, all bins equally wide there; what is not above 0 is left out."""
+    """Draw a histogram on a logarithmic axis with bins of equal width; values of 0 or less are left out."""
     panel.set_xlabel(label)
     above = np.array([sample for sample in samples if sample > 0])
     if not above.size:

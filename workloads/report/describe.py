@@ -1,4 +1,4 @@
-"""What a workload is, in numbers: lengths, gaps, shared prefixes and the KV they need."""
+"""Statistics of a workload: lengths, gaps, shared prefixes and the KV they need."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class LengthBucket:
 class Description:
     """A workload's requests in numbers. Lengths are in tokens, gaps in seconds.
 
-    A request needs KV for all its tokens but the last. Of `num_unique_kv_tokens`, what prompts share with one
-    before them is counted once. `num_sharing` prompts share anything.
+    A request needs KV for all its tokens but the last. `num_unique_kv_tokens` counts a prefix that prompts
+    share once. `num_sharing` prompts share a prefix.
     """
 
     num_requests: int
@@ -70,7 +70,7 @@ class Description:
 
     @property
     def request_rate(self) -> float | None:
-        """Requests per second between the first and the last; None if all come at once."""
+        """Return the requests per second between the first and the last; None if all come at once."""
         return (self.num_requests - 1) / self.duration if self.duration else None
 
 

@@ -1,4 +1,4 @@
-"""Which seconds of a run to look at closely: where long prompts spread and others run beside them."""
+"""Chooses the seconds of a run to show closely: long prompts on several instances while others run."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -13,7 +13,7 @@ LEAD = 0.06  # of the window, before its first long prompt
 
 
 def informative_window(history: ClusterHistory) -> tuple[float, float] | None:
-    """Return the seconds that show most, None where the run as a whole shows no less.
+    """Return the most informative seconds, None where the whole run shows no less.
 
     They begin a little before a long prompt does.
     """
@@ -27,7 +27,7 @@ def informative_window(history: ClusterHistory) -> tuple[float, float] | None:
     sums = [(0.0, *accumulate(values)) for values in _seconds_by_bin(history, width)]
 
     def reported(start: float) -> float:
-        """High only if groups of several instances prefill, and others run beside them."""
+        """Score a window: high only if groups of several instances prefill while others run."""
         first = min(int(start / width), NUM_BINS - num_bins)
         wide, beside = (totals[first + num_bins] - totals[first] for totals in sums)
         return wide * beside
@@ -38,7 +38,7 @@ def informative_window(history: ClusterHistory) -> tuple[float, float] | None:
 
 
 def _long_prompts(history: ClusterHistory) -> Sequence[tuple[float, float]]:
-    """When the prefill of each long prompt began, and how long it ran."""
+    """Return the start and the duration of each long prompt's prefill."""
     threshold = long_prompt_of(history.batches)
     batches: dict[str, list[BatchSlice]] = {}
     for batch in history.batches:
@@ -56,19 +56,22 @@ def _extent(batches: Sequence[BatchSlice]) -> tuple[float, float]:
 
 
 def _seconds_by_bin(history: ClusterHistory, width: float) -> tuple[Sequence[float], Sequence[float]]:
-    """How long prefills ran on several instances, and at least how long groups ran at once, in each bin."""
+    """Return the seconds of prefills on several instances, and of groups that overlap, in each bin.
+
+    The second is a lower bound.
+    """
     spread, busy = [0.0] * NUM_BINS, [0.0] * NUM_BINS
     for batch in history.batches:
         for index, seconds in _bins(batch, width).items():
             busy[index] += seconds
             if batch.group.dop > 1 and batch.longest_prompt:
                 spread[index] += seconds
-    one_at_a_time = width * 1.001  # and what rounding adds
+    one_at_a_time = width * 1.001  # and rounding errors
     return spread, [max(seconds - one_at_a_time, 0.0) for seconds in busy]
 
 
 def _bins(batch: BatchSlice, width: float) -> Mapping[int, float]:
-    """The seconds of a batch by bin."""
+    """Return the seconds of a batch by bin."""
     first, last = (min(int(time / width), NUM_BINS - 1) for time in (batch.started_at, batch.ended_at))
     return {
         index: max(min(batch.ended_at, (index + 1) * width) - max(batch.started_at, index * width), 0.0)

@@ -1,4 +1,4 @@
-"""Reports for people: one block a run, tables by prompt length and by policy, and what the groups did."""
+"""Text reports: one block a run, tables by prompt length and by policy, and the work of groups."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -26,7 +26,7 @@ SHOWN_STATISTICS = {"mean": "Mean", "median": "Median", "p90": "P90", "p95": "P9
 def format_run(title: str, metrics: Metrics, slo: str | None, *, kind: str = "Policy") -> str:
     """Return the block of one run, laid out as vLLM's: name on the left, number on the right.
 
-    The title names what ran, which is of some kind.
+    The title names the run; `kind` is its kind.
     """
     lines = [
         f"{' Serving Benchmark Result ':=^{BLOCK_WIDTH}}",
@@ -116,7 +116,7 @@ def format_comparison(runs: Mapping[str, Sequence[Metrics]]) -> str:
 
 
 def format_counters(counters: ServerCounters) -> str:
-    """Return the histogram of DoP and the counts of elastic moves; nothing for what the server lacks."""
+    """Return the histogram of DoP and the counts of elastic moves, without those that the server lacks."""
     lines = []
     if counters.num_batches_by_dop is not None:
         lines += _histogram(counters.num_batches_by_dop)
@@ -174,7 +174,7 @@ def _row(name: str, value: str) -> str:
 
 
 def _spread(values: Sequence[float | None], show: Callable[[float | None], str]) -> str:
-    """The median and, of several, the range."""
+    """Return the median and, of several, the range."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return show(known[0] if known else None)
@@ -188,7 +188,7 @@ def _ms(distribution: Distribution | None, statistic: str) -> str:
 
 
 def _number(value: float | None) -> str:
-    """Two decimals as in vLLM's report, two digits where that would leave nothing to read."""
+    """Return two decimals as in vLLM's report, or two significant digits for a small number."""
     if value is None:
         return UNKNOWN
     return f"{value:.2g}" if 0 < value < 0.1 else f"{value:.2f}"

@@ -21,7 +21,7 @@ Spread: TypeAlias = tuple[float, float, float]
 
 
 class SLOText(msgspec.Struct, frozen=True):
-    """A rule as the document tells it; `planned_for` is another, for which policies planned in some runs."""
+    """A rule as the document writes it; `planned_for` is another, for which policies planned in some runs."""
 
     name: str
     description: str
@@ -39,14 +39,14 @@ class GoodputRow(msgspec.Struct, frozen=True):
 
 
 class TraceOfRun(msgspec.Struct, frozen=True):
-    """A file beside the document; the run began after this second of its clock."""
+    """A trace file in the document's folder; the run began after this second of its clock."""
 
     file: str
     after: float | None = None
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """One run; what is not here by name is in `numbers`."""
+    """One run; numbers without a field are in `numbers`."""
 
     policy: str
     slo: str
@@ -73,12 +73,12 @@ class RunRow(msgspec.Struct, frozen=True):
     numbers: dict[str, Scalar] = {}
 
     def number(self, key: str) -> float | None:
-        """A number of the run under its key; None where there is none."""
+        """Return a number of the run by its key; None if it is missing."""
         return as_number(self.numbers.get(key))
 
 
 class RunDocument(msgspec.Struct, frozen=True):
-    """All of it."""
+    """The document of a benchmark or a simulation."""
 
     schema_version: int
     kind: str
@@ -94,7 +94,7 @@ class RunDocument(msgspec.Struct, frozen=True):
 
     @property
     def length_scale(self) -> float:
-        """By what the lengths of prompts and outputs were multiplied."""
+        """Return the factor that multiplied the lengths of prompts and outputs."""
         raw = self.configuration.get("length_scale")
         scale = 1.0 if raw is None else msgspec.json.decode(raw)
         return float(scale) if isinstance(scale, float | int) else 1.0
@@ -112,45 +112,45 @@ class RuleRuns:
 
     @property
     def before_scaling(self) -> str:
-        """What to say behind a length that is not the one sent; nothing if all are."""
+        """Return the words that follow an unscaled length; empty if lengths were not scaled."""
         return "" if self.length_scale == 1 else f" before scaling by {_ratio(self.length_scale)}"
 
     @property
     def is_per_class(self) -> bool:
-        """Whether goodputs are of every length class, with a stable backlog."""
+        """Return whether goodputs are of every length class, with a stable backlog."""
         return any(found.is_per_class for found in self.goodput)
 
     @property
     def goodput_name(self) -> str:
-        """The name of the goodputs, for tables and pictures."""
+        """Return the name of the goodputs, for tables and pictures."""
         return "all-class goodput" if self.is_per_class else f"P{self.goal * 100:g} goodput"
 
     @property
     def judged_requests(self) -> str:
-        """The requests of which the goal is a share, in words."""
+        """Return the requests of which the goal is a share, in words."""
         if self.is_per_class:
             return "the requests of every length class, with a stable backlog,"
         return "all requests"
 
     @property
     def policies(self) -> list[str]:
-        """In the order of the document."""
+        """Return the policies, in the order of the document."""
         return list(dict.fromkeys(run.policy for run in self.runs))
 
     @property
     def rates(self) -> list[float]:
-        """Requests per second asked for, ascending; infinity where all were sent at once."""
+        """Return the requests per second asked for, ascending; infinity where all were sent at once."""
         return sorted({run.request_rate for run in self.runs})
 
     @property
     def shown_rate(self) -> float:
-        """The rate to look at closely: the highest goodput, or else the lowest that was run to its end."""
+        """Return the rate to show closely: the highest goodput, or else the lowest that was completed."""
         whole = [run for run in self.runs if not run.is_cut_off] or self.runs
         best = max((found.request_rate for found in self.goodput), default=0.0)
         return best or min((run.request_rate for run in whole), default=inf)
 
     def at(self, policy: str, rate: float) -> list[RunRow]:
-        """The repetitions of a policy at a rate that went to their end."""
+        """Return the completed repetitions of a policy at a rate."""
         return [
             run
             for run in self.runs
@@ -158,18 +158,18 @@ class RuleRuns:
         ]
 
     def spread(self, policy: str, rate: float, key: str) -> Spread | None:
-        """A number of a policy at a rate; None where there is none."""
+        """Return the spread of a number of a policy at a rate; None if it is missing."""
         return spread_of([run.number(key) for run in self.at(policy, rate)])
 
 
 def spread_of(values: Sequence[float | None]) -> Spread | None:
-    """The median, the least and the greatest of those there are."""
+    """Return the median, the least and the greatest of the values that are not None."""
     there = [value for value in values if value is not None]
     return (median(there), min(there), max(there)) if there else None
 
 
 def as_number(value: Scalar) -> float | None:
-    """A number of the document, where infinity is a word; None for what is no number."""
+    """Convert a number of the document, where infinity is a word; None for anything else."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, str):
@@ -201,7 +201,7 @@ def read_document(path: Path) -> RunDocument:
 
 
 def by_rule(document: RunDocument) -> list[RuleRuns]:
-    """The runs under each rule, in the order of the document."""
+    """Return the runs under each rule, in the order of the document."""
     return [
         RuleRuns(
             rule,
@@ -215,7 +215,7 @@ def by_rule(document: RunDocument) -> list[RuleRuns]:
 
 
 def _prepared(found: Mapping[str, JSON]) -> dict[str, object]:
-    """The document with what its types cannot say by themselves."""
+    """Return the document with raw JSON for the fields of any type."""
     configuration = found.get("configuration")
     probe = found.get("prefill_probe")
     runs = found.get("runs")
@@ -241,7 +241,7 @@ def _prepared_run(run: Mapping[str, JSON]) -> dict[str, object]:
 
 
 def as_simulated(document: RunDocument) -> RunDocument:
-    """The document, its policies marked if they were simulated: to be drawn beside those of servers."""
+    """Return the document with its policies marked if they were simulated, to be drawn with servers'."""
     if document.kind != "simulate":
         return document
     return msgspec.structs.replace(
@@ -254,12 +254,15 @@ def as_simulated(document: RunDocument) -> RunDocument:
 
 
 def simulated(policy: str) -> str:
-    """The name of a policy in virtual time, beside the same one on servers."""
+    """Return the name of a policy in virtual time, as opposed to the same one on servers."""
     return f"{policy}{SIMULATED}"
 
 
 def measured(runs: RuleRuns) -> RuleRuns:
-    """The runs without simulated ones that stand beside them: what was measured is compared with itself."""
+    """Return the runs without the simulated ones, so that measurements are compared with measurements.
+
+    If all are simulated, all are returned.
+    """
     if all(policy.endswith(SIMULATED) for policy in runs.policies):
         return runs
     return replace(
@@ -270,7 +273,10 @@ def measured(runs: RuleRuns) -> RuleRuns:
 
 
 def merged(documents: Sequence[RunDocument]) -> RunDocument | None:
-    """One document with the runs of all; what stands beside them is told of each. None if there are none."""
+    """Merge documents into one with the runs of all.
+
+    Facts that differ are listed for each document. Returns None if there are none.
+    """
     if len(documents) < 2:
         return documents[0] if documents else None
     first = documents[0]
@@ -299,7 +305,7 @@ def merged(documents: Sequence[RunDocument]) -> RunDocument | None:
 
 
 def _merged_rules(rules: Sequence[SLOText]) -> Iterator[SLOText]:
-    """Each rule once, with all others that runs under it were made under."""
+    """Yield each rule once, with all rules that runs under it were planned for."""
     by_description: dict[str, list[SLOText]] = {}
     for rule in rules:
         by_description.setdefault(rule.description, []).append(rule)
@@ -309,5 +315,5 @@ def _merged_rules(rules: Sequence[SLOText]) -> Iterator[SLOText]:
 
 
 def _ratio(scale: float) -> str:
-    """1/64 for what is that, and for others their digits."""
+    """Return 1/64 for such a fraction, and digits for other numbers."""
     return f"1/{1 / scale:.0f}" if abs(1 / scale - round(1 / scale)) < 1e-9 else f"{scale:.4g}"

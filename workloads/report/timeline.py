@@ -1,4 +1,4 @@
-"""What ran when and what KV moved, read back from a Chrome trace: a server's `/trace`, or a run's file."""
+"""Reads batches and KV migrations back from a Chrome trace: a server's `/trace`, or a run's file."""
 
 from itertools import groupby
 from operator import attrgetter
@@ -91,7 +91,7 @@ def parse_trace(trace: bytes) -> ClusterHistory:
 
 
 def _batch(parts: list[tuple[_WireEvent, _WireBatch]]) -> BatchSlice:
-    """A batch of its slices, one on the track of each instance of its group, which may end at other times."""
+    """Return a batch from its slices, one on the track of each instance, which may end at different times."""
     event, batch = max(parts, key=lambda part: part[0].ended_at)
     on = {int(event.tid): part for event, part in parts}
     members = [(i, on[i]) for i in batch.group if i in on]

@@ -1,6 +1,6 @@
-"""A run cut into columns of time: what took most of each on every instance, and the KV that was held.
+"""A run cut into columns of time: the longest work of each column on every instance, and its KV.
 
-So a run of any length is a picture of bounded size.
+A run of any length becomes a picture of bounded size.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ LONG_SHARE = 0.25  # of the longest prompt, from which prompts are long
 
 
 class Work(Enum):
-    """What a batch does, as far as colors go."""
+    """The kind of work of a batch, as far as colors go."""
 
     LONG = VERMILION
     SHORT = BLUE
@@ -29,7 +29,7 @@ class Work(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What an instance does in a column; `decodes` too, in a batch that also prefills."""
+    """The work of an instance in a column; `decodes` is set for a batch that also prefills."""
 
     members: frozenset[InstanceId]
     work: Work
@@ -39,7 +39,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What all panels share: the seconds that are shown, from which length a prompt is long, and the most KV.
+    """The scale that all panels share: the seconds shown, the least length of a long prompt, and the most KV.
 
     `peak_kv` is a share of an instance's pool.
     """
@@ -51,7 +51,7 @@ class Scale:
 
     @staticmethod
     def of(histories: Collection[ClusterHistory], window: tuple[float, float] | None) -> "Scale":
-        """Of all of them; `window` None shows everything."""
+        """Return the scale of all histories; `window` None shows everything."""
         start, end = window or (0.0, max((history.end for history in histories), default=0.0) or 1.0)
         batches = [batch for history in histories for batch in history.batches]
         scale = Scale(start, end, long_prompt_of(batches), 0.0)
@@ -64,25 +64,28 @@ class Scale:
 
     @property
     def column(self) -> float:
-        """Seconds."""
+        """Return the seconds of a column."""
         return (self.end - self.start) / NUM_COLUMNS
 
     def time(self, column: int) -> float:
-        """When a column begins."""
+        """Return the time at which a column begins."""
         return self.start + column * self.column
 
 
 Row: TypeAlias = Mapping[int, Cell]
-"""What one instance does, by column; nothing where it is idle."""
+"""The work of one instance by column; idle columns are missing."""
 
 
 def long_prompt_of(batches: Iterable[BatchSlice]) -> int:
-    """From which length prompts are long; 0 if nothing was prefilled."""
+    """Return the least length of a long prompt; 0 if nothing was prefilled."""
     return ceil(LONG_SHARE * max((batch.longest_prompt for batch in batches), default=0))
 
 
 def kv_shares(history: ClusterHistory, instance_id: InstanceId) -> list[tuple[float, float]]:
-    """From when on an instance has which share of its pool in use; nothing where its size is not known."""
+    """Return times and shares of an instance's pool in use from each time on.
+
+    Empty if its size is unknown.
+    """
     capacity = history.kv_capacity.get(instance_id)
     if not capacity:
         return []
@@ -96,15 +99,12 @@ def kv_shares(history: ClusterHistory, instance_id: InstanceId) -> list[tuple[fl
 
 
 def rows_of(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, Row]:
-    """What took most of each column, of every instance."""
+    """Return the longest work of each column, of every instance."""
     seconds: dict[tuple[InstanceId, int], dict[Cell, float]] = defaultdict(lambda: defaultdict(float))
     for batch in history.batches:
         start, end = max(batch.started_at, scale.start), min(batch.ended_at, scale.end)
-        if start >= end:
-            continue
         cell = _cell(batch, scale.long_prompt)
-        first, last = (min(int((t - scale.start) / scale.column), NUM_COLUMNS - 1) for t in (start, end))
-        for column in range(first, last + 1):
+        for column in _columns_of(batch, scale):
             share = min(end, scale.time(column + 1)) - max(start, scale.time(column))
             for instance_id in cell.members:
                 seconds[instance_id, column][cell] += max(share, 0.0)
@@ -112,6 +112,38 @@ def rows_of(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, Row]:
     for (instance_id, column), shares in seconds.items():
         cells[instance_id][column] = max(shares, key=lambda cell: shares[cell])
     return cells
+
+
+def served_stretches(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, list[range]]:
+    """Return the columns in which each instance attends for batches of which it is no member."""
+    columns: dict[InstanceId, set[int]] = defaultdict(set)
+    for batch in history.batches:
+        for instance_id in batch.holder_ids:
+            columns[instance_id].update(_columns_of(batch, scale))
+    return {instance_id: list(_runs(sorted(served))) for instance_id, served in columns.items() if served}
+
+
+def _runs(columns: Sequence[int]) -> Iterator[range]:
+    """Return columns that follow each other, as ranges."""
+    start = last = None
+    for column in columns:
+        if start is None or last is None:
+            start = column
+        elif column > last + 1:
+            yield range(start, last + 1)
+            start = column
+        last = column
+    if start is not None and last is not None:
+        yield range(start, last + 1)
+
+
+def _columns_of(batch: BatchSlice, scale: Scale) -> range:
+    """Return the columns in which a batch runs."""
+    start, end = max(batch.started_at, scale.start), min(batch.ended_at, scale.end)
+    if start >= end:
+        return range(0)
+    first, last = (min(int((t - scale.start) / scale.column), NUM_COLUMNS - 1) for t in (start, end))
+    return range(first, last + 1)
 
 
 def _cell(batch: BatchSlice, long_prompt: int) -> Cell:
@@ -123,7 +155,7 @@ def _cell(batch: BatchSlice, long_prompt: int) -> Cell:
 
 
 def stretches(row: Row) -> Iterator[tuple[Cell, range]]:
-    """Columns that follow each other and show the same."""
+    """Yield stretches of neighboring columns with equal work."""
     start = last = None
     for column in sorted(row):
         if start is not None and last is not None and (column > last + 1 or row[column] != row[start]):
@@ -135,7 +167,7 @@ def stretches(row: Row) -> Iterator[tuple[Cell, range]]:
 
 
 def group_stretches(row: Row) -> Iterator[tuple[list[Cell], range]]:
-    """Cells of one group doing one kind of work that follow each other closely."""
+    """Yield stretches of one group with one kind of work, across short gaps."""
     cells: list[Cell] = []
     start = last = 0
     for column in sorted(row):
@@ -154,7 +186,7 @@ def group_stretches(row: Row) -> Iterator[tuple[list[Cell], range]]:
 
 
 def most_by_column(samples: Sequence[tuple[float, float]], scale: Scale) -> list[float]:
-    """The most in each column."""
+    """Return the maximum of each column."""
     most = [0.0] * NUM_COLUMNS
     column, level = 0, 0.0
     shown = [sample for sample in samples if sample[0] < scale.end]

@@ -1,4 +1,4 @@
-"""Who waited when, read from a run: a request waits while neither a batch nor a migration has it."""
+"""Waiting requests of a run: a request waits while it is in no batch and no migration."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from loong.core.request import RequestId
 from loong.workloads.report.timeline_cells import NUM_COLUMNS, Scale
 
 Interval: TypeAlias = tuple[float, float]
-"""From when to when, in seconds."""
+"""Start and end, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def batches_of_requests(history: ClusterHistory) -> Mapping[RequestId, Sequence[
 def waits_of(history: ClusterHistory) -> Iterator[MeasuredWait]:
     """Yield every time in which a request waited.
 
-    Requests whose batches are not known any more are left out.
+    Requests whose batches are no longer known are left out.
     """
     batches = batches_of_requests(history)
     moves: dict[RequestId, list[Interval]] = defaultdict(list)
@@ -50,7 +50,7 @@ def waits_of(history: ClusterHistory) -> Iterator[MeasuredWait]:
 
 
 def _gaps(start: float, busy: Iterable[Interval], end: float) -> Iterator[Interval]:
-    """What is left of a time without those in which it was busy, by their beginnings."""
+    """Yield the parts of a time span that are outside the busy intervals, which are sorted by start."""
     for begin, until in busy:
         if min(begin, end) > start:
             yield start, min(begin, end)
@@ -60,7 +60,7 @@ def _gaps(start: float, busy: Iterable[Interval], end: float) -> Iterator[Interv
 
 
 def waiting_by_column(waits: Iterable[MeasuredWait], scale: Scale) -> list[float]:
-    """Return how many waited in each column, in the mean."""
+    """Return the mean number of waiting requests in each column."""
     seconds = [0.0] * NUM_COLUMNS
     for wait in waits:
         start, end = max(wait.start, scale.start), min(wait.end, scale.end)

@@ -1,4 +1,4 @@
-"""Where arriving messages wait for the caller, and where late ones end."""
+"""The queue of received messages, which also drops late ones."""
 
 from collections import deque
 from collections.abc import Callable, Collection
@@ -16,7 +16,7 @@ from loong.fabric.world import World
 
 
 class Address(NamedTuple):
-    """What a message is: its purpose, its batch or migration, and the rank it comes from."""
+    """The address of a message: its channel, its batch or migration, and the source rank."""
 
     channel: Channel
     batch_or_migration_id: int
@@ -24,13 +24,13 @@ class Address(NamedTuple):
 
     @property
     def verb(self) -> str:
-        """The address in the words of an error message."""
+        """The address as a phrase for errors."""
         plane = self.channel.plane
         return f"{self.channel.name.lower()} of {plane.name.lower()} {self.batch_or_migration_id}"
 
 
 class Peer(Protocol):
-    """What a waiter must know of a process that it depends on."""
+    """The state of a peer that a waiter depends on."""
 
     rank: int
     is_lost: bool
@@ -39,8 +39,8 @@ class Peer(Protocol):
 class MessageQueue:
     """All messages received and not yet taken, first in, first out at each address. Thread safe.
 
-    Messages land in memory of their own and are copied out by whoever waits for them,
-    so a late or repeated message can never write into a tensor of the caller.
+    Messages have their own memory and are copied out by the waiting thread. So a late or repeated message can
+    never write into a tensor of the caller.
     """
 
     def __init__(self, world: World) -> None:
@@ -55,11 +55,11 @@ class MessageQueue:
         self._report: Callable[[], None] = lambda: None
 
     def watch(self, report: Callable[[], None]) -> None:
-        """Let `report` be called, by any thread, whenever a peer may have been lost or have left."""
+        """Call `report`, from any thread, whenever a peer may have been lost or have left."""
         self._report = report
 
     def deliver(self, address: Address, message: Tensor) -> None:
-        """Add a message (uint8 [num_bytes]), unless nobody will ever want it."""
+        """Add a message (uint8 [num_bytes]), unless its batch or migration has ended."""
         with self._changed:
             if not self._is_stale(address):
                 self._messages.setdefault(address, deque()).append(message)
@@ -70,8 +70,8 @@ class MessageQueue:
     def take(self, address: Address, peers: Collection[Peer], seconds: float) -> Tensor:
         """Return the next message at `address`, waiting for it for at most `seconds`.
 
-        Raises PeerLostError once any of `peers` is lost and the message has not come, AbandonedError
-        once any has left the batch or migration by an error, else DeadlineError.
+        Raises PeerLostError if any of `peers` is lost before the message arrives, and AbandonedError if any
+        has left the batch or migration by an error. Otherwise raises DeadlineError.
         """
 
         def is_decided() -> bool:
@@ -85,19 +85,19 @@ class MessageQueue:
             raise self._broken(address, peers) or late
 
     def check(self, address: Address, peers: Collection[Peer]) -> None:
-        """Raise what `take` raises if any of `peers` is lost or has left, without waiting."""
+        """Raise the error of `take` if any of `peers` is lost or has left, without waiting."""
         with self._changed:
             if error := self._broken(address, peers):
                 raise error
 
     def wake(self) -> None:
-        """Let every waiter look again: a peer was lost."""
+        """Make all waiters check their peers again."""
         with self._changed:
             self._changed.notify_all()
         self._report()
 
     def open(self, plane: Plane, batch_or_migration_id: int) -> None:
-        """Keep messages of this batch or migration until it is closed, as those of what may still be opened.
+        """Keep messages of this batch or migration until it is closed, and drop stale ones.
 
         Raises `InvalidMessageError` if it was opened before, or after a later one but for what is served.
         """
@@ -105,7 +105,7 @@ class MessageQueue:
             self._fences[plane].open(batch_or_migration_id)
 
     def close(self, plane: Plane, batch_or_migration_id: int) -> None:
-        """Drop every message of this batch or migration, now and later."""
+        """Drop all messages of this batch or migration, now and later."""
         with self._changed:
             self._fences[plane].close(batch_or_migration_id)
             self._messages = {
@@ -113,7 +113,7 @@ class MessageQueue:
             }
 
     def _broken(self, address: Address, peers: Collection[Peer]) -> ClusterError | None:
-        """Why no more is to be waited for at `address`."""
+        """Return the reason why no message will arrive at `address`, or None."""
         for peer in peers:
             if peer.is_lost:
                 return PeerLostError(address.verb, *self._world.place(peer.rank))

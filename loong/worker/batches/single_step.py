@@ -1,4 +1,4 @@
-"""A batch whose steps the host begins one after the other."""
+"""A batch whose steps the host launches one after the other."""
 
 from itertools import count
 
@@ -27,7 +27,7 @@ class HostSteppedBatch:
         *,
         is_alone: bool,
     ) -> None:
-        """Begin the one step of an instance alone at once, unless it needs tokens that are not there yet."""
+        """Begin the one step of a single instance at once, unless tokens are still missing."""
         self._placeholders, self._pending_tokens = placeholders, pending_tokens
         self._step_runner, self._fabric = step_runner, fabric
         self._first: PendingStep | None = None
