@@ -55,7 +55,7 @@ _H200 = DeviceRates(
     ring_launch=2.8e-4,
     hop_launch=2.8e-4,
     beside_ring_launch=3.7e-3,
-    # A stream of high priority beside chunks of short kernels: KV of 270 to 540 MB a layer at 1.4 to 2.1 TB/s.
+    # High priority beside chunks of short kernels: KV of 270 to 540 MB a layer is read at 1.4 to 2.1 TB/s.
     # Chunks take 9 % longer, and as long as that KV takes at full bandwidth.
     lane=ServiceLane(compute_share=0.85, bandwidth_share=0.48, reserved_share=0.09),
 )
