@@ -269,6 +269,9 @@ class SimulatedExecutor:
 
     def _start_step(self, batch_id: int, running: _Running, hidden: float = 0.0) -> None:
         step = running.work.step
+        if step.holders:
+            idle_ids = frozenset(i for i in step.holders if i not in self._computing)
+            step = replace(step, idle_holder_ids=idle_ids)
         seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
         delays: dict[int, float] = {}  # by batch, which waits for the member that serves longest
