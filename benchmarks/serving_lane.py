@@ -19,7 +19,6 @@ KV, by the number of multiprocessors.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import ceil
 from statistics import median
 from typing import Any
 
@@ -28,20 +27,21 @@ from lane_steps import LaneModel
 from one_gpu import PromptStep
 from result import print_result, script_parser
 from served_layers import GAP, NUM_LAYERS, Load, ServedKV
-from sm_lanes import Lane, LaneDevice, Replay, Stamps, processors_seen, seconds_of, split, whole
+from sm_lanes import Lane, LaneDevice, Replay, Stamps, processors_seen, seconds_of, split, times_beside, whole
 
 from loong.model.shapes import find_config
 
 LOADS = ("1x1024", "1x65536", "16x1024", "16x8192", "64x1024", "64x8192")
 WAYS = (
-    *("plain", "high", "lane-16", "lane-32", "lane-48"),
-    *("rows-1024", "rows-1024+blocks", "rows-512+blocks", "left-16+rows-1024+blocks", "left-16"),
+    *("plain", "high", "lane-16", "lane-32", "lane-48", "left-16"),
+    *("rows-1024+blocks", "rows-512+blocks", "left-16+rows-1024+blocks"),
 )
 SIZES = (8, 16, 24, 32, 40, 48, 64, 96, 132)
 READS = ("16x8192", "128x1024")
 HIGH = -1
 NUM_CHUNKS, NUM_WARM_UPS = 3, 5
 NUM_STEPS = 10  # of served layers alone
+STEPS_AT_ONCE = 4  # launched while chunks run
 COPY_BYTES = 1 << 32
 
 
@@ -139,22 +139,22 @@ class Bench:
                 "context": load.context,
                 "bytes": load.num_bytes(self._kv.config),
                 "chunk_alone": alone,
-                **self._measured(way, replay, alone, served),
+                **self._measured(way, replay, served),
             }
 
-    def _measured(self, way: Way, chunk: Replay, alone: float, served: Replay) -> dict[str, object]:
+    def _measured(self, way: Way, chunk: Replay, served: Replay) -> dict[str, object]:
         """Measure a served load alone, and with chunks, of which the first does not count."""
         self._kv.reset()
-        step = median(seconds_of(served, way.served, self._stamps, NUM_STEPS))
+        seconds_of(served, way.served, self._stamps, NUM_STEPS)
         served_alone = self._kv.latencies()
         self._kv.reset()
-        for _ in range(1 + NUM_CHUNKS):
-            chunk()
-            self._stamps.put(way.chunks)
-        for _ in range(ceil(1.4 * (1 + NUM_CHUNKS) * alone / step)):
-            served()
-        times = self._stamps.take(way.chunks)
-        way.served.stream.synchronize()
+
+        def serve() -> None:
+            for _ in range(STEPS_AT_ONCE):
+                served()
+            way.served.stream.synchronize()
+
+        times = times_beside(chunk, way.chunks, self._stamps, 1 + NUM_CHUNKS, serve)
         chunks = [(later - earlier) * 1e-9 for earlier, later in pairwise(times)]
         return {
             "alone": asdict(served_alone),

@@ -5,6 +5,7 @@ Needs the driver's green contexts (CUDA 12.4 or later).
 
 import ctypes
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -189,6 +190,29 @@ def seconds_of(replay: Replay, lane: Lane, stamps: Stamps, count: int) -> list[f
         stamps.put(lane)
     times = stamps.take(lane)
     return [(later - earlier) * 1e-9 for earlier, later in pairwise(times)]
+
+
+def times_beside(
+    replay: Replay, lane: Lane, stamps: Stamps, count: int, other: Callable[[], None]
+) -> list[int]:
+    """Return when each of so many replays ended, in nanoseconds, while `other` was called again and again.
+
+    A thread launches the replays, because a graph of thousands of kernels blocks its launcher.
+    """
+
+    def launch() -> None:
+        torch.cuda.set_device(lane.stream.device)
+        for _ in range(count):
+            replay()
+            stamps.put(lane)
+        lane.stream.synchronize()
+
+    with ThreadPoolExecutor(1) as thread:
+        launching = thread.submit(launch)
+        while not launching.done():
+            other()
+        launching.result()
+    return stamps.take(lane)
 
 
 def processors_seen(lane: Lane, device: torch.device) -> int:

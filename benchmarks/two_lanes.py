@@ -19,10 +19,10 @@ from lane_steps import LaneModel
 from one_gpu import Floors, PromptStep
 from result import print_result, script_parser
 from serving_lane import Way, copy_rate, way_of
-from sm_lanes import LaneDevice, Stamps, seconds_of, whole
+from sm_lanes import LaneDevice, Stamps, seconds_of, times_beside, whole
 
 CHATS, CONTEXT = (32, 128), 1024
-WAYS = ("high", "rows-512+blocks", "lane-16", "lane-24", "lane-32", "lane-48", "lane-64")
+WAYS = ("high", "rows-1024+blocks", "lane-16", "lane-24", "lane-32", "lane-48", "lane-64")
 SIZES = (
     16,
     64,
@@ -74,14 +74,14 @@ class Bench:
         step_alone = median(seconds_of(decodes, way.served, self._stamps, NUM_STEPS))
         chunk_alone = median(seconds_of(chunk, way.chunks, self._stamps, 2))
         theirs = Stamps(self._model.pool.device)
-        for _ in range(1 + NUM_CHUNKS):
-            chunk()
-            self._stamps.put(way.chunks)
-        for _ in range(ceil(1.4 * (1 + NUM_CHUNKS) * chunk_alone / step_alone)):
-            theirs.put(way.served)
+
+        def decode() -> None:
             decodes()
-        theirs.put(way.served)
-        times, ticks = self._stamps.take(way.chunks), theirs.take(way.served)
+            theirs.put(way.served)
+            way.served.stream.synchronize()  # as a lease reads its tokens
+
+        times = times_beside(chunk, way.chunks, self._stamps, 1 + NUM_CHUNKS, decode)
+        ticks = theirs.take(way.served)
         chunks = [(later - earlier) * 1e-9 for earlier, later in pairwise(times)]
         steps = [
             (later - earlier) * 1e-9

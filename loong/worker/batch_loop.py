@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
+from typing import Protocol
 
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
@@ -16,6 +17,13 @@ from loong.worker.runner import BatchRunner
 _LOOK_SECONDS = 100e-6  # between checks whether the device is done
 
 
+class SendReports(Protocol):
+    """Sends reports to the engine, which gets them together."""
+
+    def __call__(self, *reports: BatchBegun | StepDone | PromptScored | BatchDone) -> None:
+        """Send them in this order."""
+
+
 class BatchLoop:
     """Begins batches and finishes them, and reports what they produce; for one thread."""
 
@@ -25,7 +33,7 @@ class BatchLoop:
         tp_rank: int,
         runner: BatchRunner,
         lease_ends: LeaseEnds,
-        send: Callable[[BatchBegun | StepDone | PromptScored | BatchDone], None],
+        send: SendReports,
         trace: Callable[[], None],
     ) -> None:
         """Take the report function, and the function that runs at each step boundary."""
@@ -71,15 +79,15 @@ class BatchLoop:
 
     def _finish(self, started: StartedBatch) -> None:
         batch_id = started.command.batch_id
-        last_tokens: tuple[ProducedToken, ...] = ()
+        last: list[StepDone] = []  # leaves with the end of the batch
 
         def report_step(step: int, tokens: tuple[ProducedToken, ...], is_last: bool) -> None:
-            nonlocal last_tokens
             if tokens and self._tp_rank == 0:  # all ranks sample the same
+                done = StepDone(batch_id, step, tokens, is_last)
                 if is_last:
-                    last_tokens = tokens
+                    last.append(done)
                 else:
-                    self._send(StepDone(batch_id, step, tokens))
+                    self._send(done)
             self._trace()  # a long lease has no batch end to wait for
 
         num_steps = started.finish(self._lease_ends.of(started.command), report_step)
@@ -88,4 +96,4 @@ class BatchLoop:
             for found in started.prompt_logprobs():
                 self._send(PromptScored(batch_id, self._instance_id, self._tp_rank, found))
         worked = self._began_at, monotonic()
-        self._send(BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, last_tokens, *worked))
+        self._send(*last, BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, *worked))

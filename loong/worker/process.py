@@ -76,9 +76,9 @@ class Reports:
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(address(endpoint))
 
-    def send(self, report: Report) -> None:
-        """Queue one report; it leaves in order."""
-        self._socket.send(encode(report))
+    def send(self, *reports: Report) -> None:
+        """Queue reports, which leave in order and reach the engine together."""
+        self._socket.send_multipart([encode(report) for report in reports])
 
     def close(self) -> None:
         """Send what is queued, for at most a second."""

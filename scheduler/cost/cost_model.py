@@ -1,5 +1,6 @@
 """The cost model: seconds from counts of work, with one coefficient a kind of work."""
 
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from math import hypot
 
@@ -80,8 +81,8 @@ WHOLE_INSTANCE = ServiceLane()
 class WorkCostModel:
     """The time of a step is a fixed part of its group, plus the time of its busiest instance.
 
-    An instance outside the group serves in its `lane`. Its attention overlaps with attention of members, and
-    with nothing else: a layer needs the answers of all holders before its products.
+    An instance outside the group serves in its `lane`, or as a whole while it runs no batch of its own. Its
+    attention overlaps that of members but not their products, which need the answers of all holders.
 
     `overlap` is the part of attention that hides ring transfers, and the part of launches that overlaps with
     computing: 0 on CPUs, 1 with copy engines and streams. Steps within `graph_limits` launch no kernel one by
@@ -108,11 +109,16 @@ class WorkCostModel:
         overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
         if not work.holders:
             return overhead + max(map(self.instance_time, work.instances.values()))
-        served = max(self.instance_time(self.lane.slowed(part)) for part in work.holders.values())
+        served = max(map(self.instance_time, self.served_works(work)))
         return overhead + max(
             self.instance_time(part) + max(0.0, served - attention_seconds(seconds, part))
             for part in work.instances.values()
         )
+
+    def served_works(self, work: StepWork) -> Iterator[InstanceWork]:
+        """Yield, for each holder, the work of a whole instance that takes as long."""
+        for instance_id, part in work.holders.items():
+            yield part if instance_id in work.idle_holder_ids else self.lane.slowed(part)
 
     def served_time(self, work: InstanceWork, seconds: float, /) -> float:
         """Return the seconds that an instance's own batch loses: keys read, pairs computed, and the lane."""

@@ -65,7 +65,7 @@ def test_damage_is_an_error_that_names_the_file(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("start", "said"),
-    [(b"PK\x03\x04", "no GGUF file: it begins with"), (b"GGUF\x01\0\0\0", "version 2 or 3")],
+    [(b"PK\x03\x04", "not a GGUF file: it begins with"), (b"GGUF\x01\0\0\0", "version 2 or 3")],
 )
 def test_other_files_are_refused(start: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
