@@ -63,7 +63,7 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def num_long_sentences(text: str) -> int:
-    """Return how many sentences of a docstring have more words than a reader holds."""
+    """Return how many sentences of a docstring are too long."""
     return sum(len(sentence.split()) > MAX_WORDS for sentence in SENTENCE_END.split(text))
 
 
