@@ -167,6 +167,37 @@ def test_what_a_holder_runs_itself_may_be_preempted_while_it_serves(cluster: Clu
     assert num_preempted
 
 
+@pytest.mark.parametrize("transfer", list(Transfer))
+def test_new_kv_is_pushed_to_where_it_is_decoded(
+    any_cluster: Cluster, folder: Path, transfer: Transfer
+) -> None:
+    """All chunks push their KV to another instance; later ones meet it there by their queries."""
+    first_id, last_id = members(any_cluster)
+
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding:
+            return decode([view], (last_id,), {view.request_id: last_id}, num_steps=4)
+        moved = Transfer.QUERY if view.num_computed_tokens else transfer
+        return prefill([view], (first_id,), num_tokens=13, keep_on=(last_id,), transfer=moved)
+
+    requests = three_requests()
+    assert_exact(folder, requests, any_cluster.run(requests, each_by_itself(plan)))
+    served = served_batches(any_cluster)
+    assert {(run.plan.group.instance_ids, run.holder_ids) for run in served} == {((first_id,), (last_id,))}
+    assert len(served) == sum(-(-length // 13) for length in LENGTHS)
+
+
+def test_a_ring_pushes_parts_of_its_stripes_to_several_instances(cluster: Cluster, folder: Path) -> None:
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding:
+            return decode([view], (3, 0), {view.request_id: 3}, num_steps=3)
+        return prefill([view], (1, 2), keep_on=(3, 2, 0))
+
+    requests = three_requests()
+    assert_exact(folder, requests, cluster.run(requests, each_by_itself(plan)))
+    assert {run.holder_ids for run in served_batches(cluster)} == {(0, 3), (2,)}
+
+
 @pytest.mark.parametrize("name", ["esp-served", "esp-served-1"])
 def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     any_cluster: Cluster, folder: Path, name: str

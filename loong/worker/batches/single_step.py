@@ -2,6 +2,7 @@
 
 from itertools import count
 
+from loong.attention.push import await_stored
 from loong.core.instructions import RunBatch, RunScoredBatch
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
@@ -70,6 +71,8 @@ class HostSteppedBatch:
                 begun = self._first or self._step_runner.begin(step_plan, requests, scored=self._scored)
                 tokens, self._prompt_logprobs = begun.tokens(), begun.prompt_logprobs()
                 self._fabric.check()
+                if plan.pushes:
+                    await_stored(self._fabric, plan, self._step_runner.instance_id)
                 is_last = plan.num_steps == 1
                 if not is_last:
                     ended = {token.request_id for token in tokens if token.finish_reason is not None}
