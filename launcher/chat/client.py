@@ -31,7 +31,7 @@ class ChatServer:
 
     def __post_init__(self) -> None:
         if not _is_http(self.base_url):
-            raise ConfigError(f"--base-url {self.base_url!r} is no URL such as http://localhost:8000")
+            raise ConfigError(f"--base-url {self.base_url!r} is not a URL such as http://localhost:8000")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError("--api-key has characters that no header can hold")
 

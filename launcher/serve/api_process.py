@@ -58,7 +58,7 @@ async def _answer(config: ApiProcessConfig, listener: socket.socket, channel: so
     app = create_remote_app(client, tokenizer, config.settings, CollectorRegistry(), config.cluster)
     runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
     gc.freeze()  # as in the engine's process
-    client.tell_listening()
+    client.report_listening()
     try:
         await client.stop_listening.wait()
         await stop_listening(runner)

@@ -20,10 +20,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from loong.core.errors import ClusterError
 from loong.engine.client import EngineClient
 from loong.launcher.serve.api_process import ApiProcessConfig
-from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
+from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
 from loong.launcher.serve.front import LAST_WORDS_SECONDS, Front
 from loong.server.admission import Admission
-from loong.server.api.listen import sockets_beside
+from loong.server.api.listen import sibling_sockets
 from loong.server.cluster import Cluster
 from loong.server.cluster_app import create_cluster_app, serve_cluster
 from loong.server.remote.connection import ApiConnection
@@ -47,7 +47,7 @@ class ApiProcesses:
     ) -> None:
         self.admission = admission
         self._config, self._engine, self._listeners = config, engine, listeners
-        self._environment = {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)}
+        self._fork_server = ForkServer(_PROCESS, {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)})
         self._running: dict[int, tuple[ChildProcess, ApiConnection]] = {}  # by number
         self._is_stopping = False
         self._watching: list[asyncio.Task[None]] = []
@@ -79,18 +79,13 @@ class ApiProcesses:
         for _, connection in self._running.values():
             connection.close()
         await asyncio.gather(*(stop(process) for process, _ in self._running.values()))
+        self._fork_server.close()
 
     async def _start(self, number: int) -> None:
         ours, theirs = socketpair()
         with theirs:
             descriptors = (self._listeners[number].fileno(), theirs.fileno())
-            process = ChildProcess(
-                _PROCESS,
-                self._config,
-                arguments=map(str, descriptors),
-                descriptors=descriptors,
-                environment=self._environment,
-            )
+            process = self._fork_server.start(self._config, descriptors)
         connection = ApiConnection(self._engine, self.admission)
         await connection.open(ours)
         self._running[number] = process, connection
@@ -137,7 +132,7 @@ async def api_processes(
     """
     with (
         TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as folder,
-        sockets_beside(listener, num_processes - 1) as others,
+        sibling_sockets(listener, num_processes - 1) as others,
     ):
         listeners = (listener, *others)
         metrics_folder, path = Path(folder) / "metrics", Path(folder) / "cluster"

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,14 @@ from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import guarded
+from loong.launcher.serve.child_processes import ForkServer, guarded
 from loong.launcher.serve.worker_processes import WorkerProcesses
 from loong.wire import HEARTBEAT_SECONDS
-from loong.worker.config import WorkerConfig
+from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 logger = logging.getLogger(__name__)
 
+_WORKER = "loong.worker.process"
 MAX_SOCKET_PATH = 107
 
 
@@ -77,21 +78,29 @@ class ClusterConfig:
 
 @asynccontextmanager
 async def local_workers(
-    config: ClusterConfig, lookahead: LookaheadMargin | None = None, *, restarts: bool = False
+    config: ClusterConfig,
+    lookahead: LookaheadMargin | None = None,
+    fork_server: ForkServer | None = None,
+    *,
+    restarts: bool = False,
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
 
-    The executor predicts the ends of batches with a margin of `lookahead`, or never (None). With `restarts`,
-    an instance that is lost from then on is started again.
+    The executor predicts the ends of batches with a margin of `lookahead`, or never (None).
+    `fork_server` is a `worker_fork_server` (None: one for these workers). With `restarts`, an instance that
+    is lost from then on is started again.
 
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
     _remove_leftovers()
-    with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory(prefix=f"loong-{os.getpid()}-"))
         _check_socket_path(Path(directory))
+        if fork_server is None:
+            fork_server = stack.enter_context(closing(worker_fork_server()))
         endpoints = _endpoints(config, Path(directory))
         workers = WorkerProcesses(
-            partial(_worker_config, config, endpoints.reports, Path(directory)), config.instances
+            fork_server, partial(_worker_config, config, endpoints.reports, Path(directory)), config.instances
         )
         executor = WorkersExecutor(
             endpoints, lookahead, config.heartbeat, workers.restarts if restarts else None
@@ -115,6 +124,11 @@ async def local_workers(
             if not is_ready:  # workers that are loading do not listen yet, and have nothing to lose
                 workers.kill()
             await workers.stop()
+
+
+def worker_fork_server() -> ForkServer:
+    """Start what starts workers, of any number of clusters."""
+    return ForkServer(_WORKER, ENVIRONMENT)
 
 
 def _remove_leftovers() -> None:

@@ -11,12 +11,11 @@ from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
 from loong.executor.recovery import Restarts
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
-from loong.worker.config import ENVIRONMENT, WorkerConfig
+from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
+from loong.worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
 
-_WORKER = "loong.worker.process"
 _LAST_WORDS_SECONDS = 0.3
 FIRST_DELAY_SECONDS = 0.5  # before the third start of an instance that is lost soon after each
 MAX_DELAY_SECONDS = 60.0
@@ -27,10 +26,13 @@ class WorkerProcesses:
     """One process for each rank of each instance."""
 
     def __init__(
-        self, config_of: Callable[[WorkerId, str], WorkerConfig], instances: tuple[ElasticInstance, ...]
+        self,
+        fork_server: ForkServer,
+        config_of: Callable[[WorkerId, str], WorkerConfig],
+        instances: tuple[ElasticInstance, ...],
     ) -> None:
         """`config_of` returns the configuration of a worker that takes commands at an endpoint."""
-        self._config_of = config_of
+        self._fork_server, self._config_of = fork_server, config_of
         self._processes: dict[WorkerId, ChildProcess] = {}
         self._commands: dict[WorkerId, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -48,9 +50,7 @@ class WorkerProcesses:
 
     def kill(self) -> None:
         """Kill all that have not ended."""
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.kill()
+        self._fork_server.kill(self._processes.values())
 
     def forget(self) -> None:
         """Watch no process any more, and start none again."""
@@ -63,7 +63,7 @@ class WorkerProcesses:
 
     def _start(self, config: WorkerConfig, executor: WorkersExecutor) -> None:
         worker_id = config.instance_id, config.tp_rank
-        process = ChildProcess(_WORKER, config, environment=ENVIRONMENT)
+        process = self._fork_server.start(config)
         self._processes[worker_id] = process
         self._started_at[config.instance_id] = asyncio.get_running_loop().time()
         self._run(self._watch(process, worker_id, executor), executor)

@@ -1,6 +1,7 @@
-"""Which queries meet which keys and values, and where: one step of a plan, as arithmetic on ranges.
+"""The attention of one step of a plan, as arithmetic on ranges: queries, keys and values, and instances.
 
-Workers take from it what they attend and whom they ask; tests hold it to the definition of causal attention.
+Workers take from it what they attend and where they send queries. Tests hold it to the definition of causal
+attention.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,14 +23,14 @@ class AttentionTask:
 
 
 def fresh_segments(batch: BatchPlan, request_id: RequestId) -> tuple[KVSegment, ...]:
-    """The KV that a step makes of one request, on the instances that make it."""
+    """Return the KV that a step makes of one request, on the instances that make it."""
     return tuple(
         KVSegment(request_id, block.positions, block.master_id) for block in batch.blocks_of(request_id)
     )
 
 
 def attention_tasks(batch: BatchPlan, placements: Mapping[RequestId, Placement]) -> Iterator[AttentionTask]:
-    """All attention of one step, except pairs of which the mask would leave nothing.
+    """Return all attention of one step, except pairs that the mask removes entirely.
 
     `placements` is the KV before the step. KV that travels is attended at the block's master, KV that stays
     is attended where it is.
@@ -46,7 +47,7 @@ def attention_tasks(batch: BatchPlan, placements: Mapping[RequestId, Placement])
 
 
 def num_retained_tokens(batch: BatchPlan) -> int:
-    """Tokens whose KV stays on another instance than the one that makes it (proactive scale-down)."""
+    """Return the tokens whose KV stays on another instance than the one that makes it (scale-down)."""
     total = 0
     for request_id in batch.request_ids:
         blocks = batch.blocks_of(request_id)

@@ -27,7 +27,7 @@ def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
 
 @value
 class Part:
-    """What a batch is to do for one request: compute its next `positions`, in these blocks."""
+    """A batch's part for one request: the next `positions` to compute, in these blocks."""
 
     view: RequestView
     blocks: tuple[QueryBlock, ...]
@@ -43,7 +43,7 @@ class Case:
     plan: IterationPlan
 
     def view(self, request_id: RequestId) -> RequestView:
-        """A request that the plan names. Raises `InvalidPlanError` unless it is live."""
+        """Return a request that the plan names. Raises `InvalidPlanError` unless it is live."""
         view = self.snapshot.request.get(request_id)
         if view is None:
             raise InvalidPlanError(f"the plan names request {request_id}, which is not live")
@@ -51,7 +51,7 @@ class Case:
 
     @cached_property
     def parts(self) -> tuple[tuple[BatchPlan, tuple[Part, ...]], ...]:
-        """Every batch, with its part for each of its requests."""
+        """Return every batch, with its part for each of its requests."""
         return tuple((batch, tuple(self._parts_of(batch))) for batch in self.plan.batches)
 
     def _parts_of(self, batch: BatchPlan) -> Iterator[Part]:
@@ -64,7 +64,7 @@ class Case:
 
 
 def check_ranges(case: Case) -> None:
-    """Whatever is computed, stored or moved is at least one position, none below 0, in ascending order."""
+    """Check that each range of positions is not empty, not below 0, and in ascending order."""
     named_ranges: list[QueryBlock | KVSegment] = []
     for batch in case.plan.batches:
         named_ranges += (*batch.queries, *batch.writes)
@@ -76,7 +76,7 @@ def check_ranges(case: Case) -> None:
 
 
 def check_groups_are_idle(case: Case) -> None:
-    """An instance is a member of at most one batch, whatever it serves, and host tiers run none."""
+    """Check that an instance is a member of at most one batch, and host tiers of none."""
     taken: set[InstanceId] = set()
     for batch in case.plan.batches:
         for instance_id in batch.group.instance_ids:
@@ -93,9 +93,9 @@ def check_groups_are_idle(case: Case) -> None:
 
 
 def check_tp_sizes(case: Case) -> None:
-    """KV is cut over `tp_size` devices, so it only meets or moves between instances of equal size.
+    """Check that KV meets and moves only between instances of equal `tp_size`, over which it is cut.
 
-    A host tier takes the cut of whatever comes.
+    A host tier takes KV of any cut.
     """
     together = [batch.group.instance_ids for batch in case.plan.batches]
     together += [(m.segment.instance_id, m.destination_id) for m in case.plan.migrations]
@@ -109,7 +109,7 @@ def check_tp_sizes(case: Case) -> None:
 
 
 def check_requests_are_at_rest(case: Case) -> None:
-    """A request is in at most one thing at a time: a batch, migrations, a preemption, or a failure."""
+    """Check that a request has at most one of these: a batch, migrations, a preemption, or a failure."""
     other_ids = [*{migration.segment.owner_id for migration in case.plan.migrations}]
     other_ids += [preemption.request_id for preemption in case.plan.preemptions]
     other_ids += [failure.request_id for failure in case.plan.failures]
@@ -127,7 +127,7 @@ def check_requests_are_at_rest(case: Case) -> None:
 
 
 def check_queries(case: Case) -> None:
-    """Each request's queries are its next uncomputed positions, each once, at masters with weights."""
+    """Check that each request's queries are its next uncomputed positions, each once, at valid masters."""
     for batch, parts in case.parts:
         if not batch.queries:
             raise InvalidPlanError(f"the batch of group {batch.group.instance_ids} has no queries")
@@ -151,9 +151,9 @@ def _check_positions(part: Part) -> None:
 def _check_each_once(
     name: str, view: RequestView, named: Sequence[QueryBlock | KVSegment], whole: range
 ) -> None:
-    """That these have all positions of `whole`, each once, and no others."""
+    """Raise `InvalidPlanError` unless these have all positions of `whole`, each once, and no others."""
     if len(named) == 1 and named[0].positions == whole:
-        return  # as of every decode
+        return  # always so for a decode
     positions = [one.positions for one in named]
     if not is_partition(positions, whole):
         raise InvalidPlanError(
@@ -179,7 +179,10 @@ def _check_masters(snapshot: Snapshot, batch: BatchPlan) -> None:
 
 
 def check_leases(case: Case) -> None:
-    """Only decode tokens whose queries travel are leased; whoever may take fewer steps leaves early."""
+    """Check that only decode tokens whose queries travel are leased.
+
+    A request that may take fewer steps than the lease leaves it early.
+    """
     for batch, parts in case.parts:
         if batch.num_steps < 1:
             raise InvalidPlanError(f"a batch takes at least 1 step, not {batch.num_steps}")
@@ -196,7 +199,10 @@ def check_leases(case: Case) -> None:
 
 
 def check_writes(case: Case) -> None:
-    """Every new token is stored exactly once, in the group, and at its master unless its KV travels."""
+    """Check that every new token is stored once, and at its master unless its KV travels or is pushed.
+
+    KV that one step makes may be pushed outside the group. A lease's KV stays, since its next step reads it.
+    """
     for batch, parts in case.parts:
         for part in parts:
             _check_stored_once(batch, part)
@@ -204,10 +210,10 @@ def check_writes(case: Case) -> None:
                 _check_masters_store(batch, part)
         group = frozenset(batch.group.instance_ids)
         for segment in batch.writes:
-            if segment.instance_id not in group:
+            if segment.instance_id not in group and batch.num_steps > 1:
                 raise InvalidPlanError(
                     f"instance {segment.instance_id} is to store KV of request {segment.owner_id}, "
-                    f"but is not in group {batch.group.instance_ids}"
+                    f"but is not in group {batch.group.instance_ids} of the lease"
                 )
         unknown = {segment.owner_id for segment in batch.writes} - set(batch.request_ids)
         if unknown:
@@ -223,9 +229,11 @@ def _check_stored_once(batch: BatchPlan, part: Part) -> None:
 
 def _check_masters_store(batch: BatchPlan, part: Part) -> None:
     if len(part.writes) == len(part.blocks) == 1 and part.writes[0].instance_id == part.blocks[0].master_id:
-        return  # as of every decode: all that is made is made there, and stored once
+        return  # as in every decode: each token is made and stored once on the same instance
     made = {block.master_id: block.positions for block in part.blocks}
     for segment in part.writes:
+        if segment.instance_id not in batch.group.instance_ids:
+            continue  # pushed
         positions = made.get(segment.instance_id, EMPTY)
         if batch.num_steps > 1 and positions:  # the block's one token, and those of the steps after it
             positions = range(positions[0], segment.positions[-1] + 1)
@@ -234,40 +242,36 @@ def _check_masters_store(batch: BatchPlan, part: Part) -> None:
 
 
 def check_holders(case: Case) -> None:
-    """KV outside the group is where queries can meet it: on live instances that serve, of equal tp size.
+    """Check that KV outside the group is on live instances that can serve it, of equal `tp_size`.
 
-    KV travels only between members, so a request with history elsewhere moves its queries. What a batch reads
-    is pinned until it ends, with no rule of its own: all of it is KV of requests of the batch, of which no
-    plan may move or release anything (`check_requests_are_at_rest`, `check_preemptions`).
+    KV at rest travels only between members, so a request with history outside the group moves its queries.
+    The KV that a batch reads needs no rule of its own: it belongs to requests of the batch, and no plan may
+    move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`).
     """
     for batch, parts in case.parts:
         group = frozenset(batch.group.instance_ids)
         for part in parts:
-            if not group.issuperset(part.view.placement.instance_ids):
-                outside = sorted(set(part.view.placement.instance_ids) - group)
-                _check_served(case.snapshot, batch, part, outside)
+            held_ids = set(part.view.placement.instance_ids) - group
+            if held_ids and part.blocks[0].transfer is not Transfer.QUERY:
+                raise InvalidPlanError(
+                    f"request {part.view.request_id} has KV on instances {sorted(held_ids)}, outside group "
+                    f"{batch.group.instance_ids}, and is to move its KV; only its queries can reach that"
+                )
+        for holder_id in batch.holder_ids([part.view.placement for part in parts]):
+            _check_serves(case.snapshot, batch, holder_id)
 
 
-def _check_served(snapshot: Snapshot, batch: BatchPlan, part: Part, holder_ids: Sequence[InstanceId]) -> None:
-    request_id, tp_size = part.view.request_id, snapshot.instance[batch.group.leader_id].tp_size
-    if part.blocks[0].transfer is not Transfer.QUERY:
-        raise InvalidPlanError(
-            f"request {request_id} has KV on instances {holder_ids}, outside group "
-            f"{batch.group.instance_ids}, and is to move its KV; only its queries can reach that"
-        )
-    for holder in (snapshot.instance[i] for i in holder_ids):
-        where = f"request {request_id} has KV on instance {holder.instance_id}, outside group"
-        if holder.kind is InstanceKind.HOST or not holder.serves:
-            raise InvalidPlanError(f"{where} {batch.group.instance_ids}, which does not serve attention")
-        if holder.tp_size != tp_size:
-            raise InvalidPlanError(
-                f"{where} {batch.group.instance_ids}, with tp size {holder.tp_size}; "
-                f"those of the group have {tp_size}"
-            )
+def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -> None:
+    holder, tp_size = snapshot.instance[holder_id], snapshot.instance[batch.group.leader_id].tp_size
+    where = f"the batch of group {batch.group.instance_ids} has KV on instance {holder_id}, outside it"
+    if holder.kind is InstanceKind.HOST or not holder.serves:
+        raise InvalidPlanError(f"{where}, which does not serve attention")
+    if holder.tp_size != tp_size:
+        raise InvalidPlanError(f"{where}, with tp size {holder.tp_size}; those of the group have {tp_size}")
 
 
 def check_migrations(case: Case) -> None:
-    """A migration moves KV that is where it says, no position twice, to an instance that exists."""
+    """Check that a migration moves KV that is there, no position twice, to an instance that exists."""
     segments = [migration.segment for migration in case.plan.migrations]
     for migration in case.plan.migrations:
         segment = migration.segment
@@ -282,7 +286,7 @@ def check_migrations(case: Case) -> None:
 
 
 def check_preemptions(case: Case) -> None:
-    """Only a request that has KV is preempted, and nobody while a batch is ending that makes some of it."""
+    """Check that only requests with KV are preempted, and none while an ending batch makes some of it."""
     for preemption in case.plan.preemptions:
         if preemption.request_id in case.snapshot.ending_ids:
             raise InvalidPlanError(
@@ -293,10 +297,10 @@ def check_preemptions(case: Case) -> None:
 
 
 def check_room(case: Case) -> None:
-    """What is to be stored fits what is free, counting what the same plan's preemptions free."""
+    """Check that the KV to store fits the free slots, with those that the plan's preemptions free."""
     arriving: Counter[InstanceId] = Counter()
     for batch in case.plan.batches:
-        arriving.update(batch.num_stored_tokens)
+        arriving.update(batch.num_reserved_tokens)
     for migration in case.plan.migrations:
         arriving[migration.destination_id] += len(migration.segment.positions)
     for extension in case.plan.lease_extensions:
@@ -314,7 +318,7 @@ def check_room(case: Case) -> None:
 
 
 def check_lease_ends(case: Case) -> None:
-    """Only running batches end, once each, and only at a step that may still come."""
+    """Check that only running batches end, once each, and only at a step that is still to come."""
     seen = set()
     for end in case.plan.lease_ends:
         if end.batch_id in seen:
@@ -331,7 +335,7 @@ def check_lease_ends(case: Case) -> None:
 
 
 def check_lease_extensions(case: Case) -> None:
-    """Only leases go on that nobody ends, with steps that they did not have, while there is time to tell."""
+    """Check that only leases without an early end are extended, by additional steps and in time."""
     ended_ids = {end.batch_id for end in case.plan.lease_ends}
     extended_ids = [extension.batch_id for extension in case.plan.lease_extensions]
     for extension in case.plan.lease_extensions:

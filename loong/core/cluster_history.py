@@ -50,7 +50,9 @@ class KVMove:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """A request from its arrival to its end; times are the executor's, None for what has not happened.
+    """A request from its arrival to its end.
+
+    Times are the executor's, None for events that have not happened.
 
     `end` is the value of a `FinishReason`.
     """
@@ -75,7 +77,7 @@ class RequestSpan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterHistory:
-    """The last batches and migrations, in the order in which they ended; and how many tokens pools hold.
+    """The last batches and migrations, in the order in which they ended, and the sizes of KV pools.
 
     `requests` are the last ones, those that have ended first.
     """
@@ -87,16 +89,16 @@ class ClusterHistory:
 
     @property
     def instance_ids(self) -> list[InstanceId]:
-        """Every instance that ran a batch."""
+        """Return every instance that ran a batch."""
         return sorted({instance_id for batch in self.batches for instance_id in batch.group.instance_ids})
 
     @property
     def end(self) -> float:
-        """When the last batch ended; 0 if there is none."""
+        """Return when the last batch ended; 0 if there is none."""
         return max((batch.ended_at for batch in self.batches), default=0.0)
 
     def on(self, instance_id: InstanceId) -> list[BatchSlice]:
-        """Return what an instance ran, in order.
+        """Return the batches that an instance ran, in order.
 
         A batch that other members of its group ended later ends where the next one begins here.
         """
@@ -109,7 +111,7 @@ class ClusterHistory:
         ]
 
     def after(self, time: float) -> "ClusterHistory":
-        """What started after `time`, on a clock that is 0 at the first request or batch left."""
+        """Return the part that started after `time`, on a clock that is 0 at its first request or batch."""
         batches = [batch for batch in self.batches if batch.started_at > time]
         requests = [span for span in self.requests if span.arrived_at > time]
         starts = (*(batch.started_at for batch in batches), *(span.arrived_at for span in requests))

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: what a policy chose, and what it passed over. Nothing acts on it."""
+"""The reasons of a plan: choices of a policy, and their alternatives. Nothing acts on them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,20 +8,20 @@ from loong.core.value import value
 
 
 class DecisionKind(Enum):
-    """What was decided. That a request waits or is deferred is said in every plan, all else once."""
+    """The kind of a decision. Waits and deferrals are reported in every plan, all others once."""
 
-    WAIT = "wait"  # that requests do not run now
-    DEFER = "defer"  # that they run after others
-    DOP = "dop"  # how many instances they run on
-    MIGRATE = "migrate"  # which KV not in flight moves
-    PREEMPT = "preempt"  # whose KV is dropped
-    END_LEASE = "end_lease"  # which lease ends early
-    FAIL = "fail"  # who can never go on
+    WAIT = "wait"  # requests that do not run now
+    DEFER = "defer"  # requests that run after others
+    DOP = "dop"  # the number of instances of a group
+    MIGRATE = "migrate"  # KV not in flight that moves
+    PREEMPT = "preempt"  # requests whose KV is dropped
+    END_LEASE = "end_lease"  # a lease that ends early
+    FAIL = "fail"  # a request that can never go on
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One thing that could have been done; `cost` is predicted seconds, infinite for what is impossible."""
+    """One possible choice; `cost` is predicted seconds, infinite if it is impossible."""
 
     what: str
     cost: float
@@ -29,7 +29,7 @@ class Alternative:
 
 @value
 class Decision:
-    """What was chosen for these requests, among which alternatives."""
+    """A choice for these requests, and its alternatives."""
 
     kind: DecisionKind
     request_ids: tuple[RequestId, ...]

@@ -1,8 +1,8 @@
 """Every error loong raises on purpose.
 
 LoongError
-├── ConfigError            what an operator wrote: a flag, a file, a model's config  (also ValueError)
-├── InvalidRequestError    what a client sent                                        (also ValueError)
+├── ConfigError            an operator's value: a flag, a file, a model's config  (also ValueError)
+├── InvalidRequestError    a client's request                                     (also ValueError)
 ├── InvalidPlanError       a policy broke a rule of the cluster: a bug
 ├── InvalidEventError      a worker reported what cannot have happened: a bug
 └── ClusterError           the cluster cannot go on with what it was asked
@@ -32,7 +32,7 @@ class InvalidPlanError(LoongError):
 
 
 class InvalidEventError(LoongError):
-    """An event contradicts the cluster's state. Whoever sent it has a bug."""
+    """An event contradicts the cluster's state. Its sender has a bug."""
 
 
 class ClusterError(LoongError):
@@ -40,7 +40,7 @@ class ClusterError(LoongError):
 
 
 class EngineStoppedError(ClusterError):
-    """The engine makes no more tokens. Clients read this message; the cause is in `/health` and the log."""
+    """The engine makes no more tokens. Clients receive this message; `/health` and the log have the cause."""
 
     def __init__(self) -> None:
         super().__init__("the engine of this server has stopped, so it makes no more tokens; try again later")

@@ -1,4 +1,4 @@
-"""What happens to the cluster, in the order in which it is told. Times are seconds of the executor."""
+"""Events of the cluster, in the order in which they are reported. Times are seconds of the executor."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ class Logprobs:
 
 
 class ProducedToken(NamedTuple):
-    """One output token, and whether its request ends with it. A tuple, which the wire reads quickest."""
+    """One output token, and the reason if its request ends with it. A tuple, which decodes fastest."""
 
     request_id: RequestId
     token_id: TokenId
@@ -36,9 +36,9 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class BatchStarted:
-    """All instances of a batch's group have begun it, or some are done with their part already.
+    """All instances of a batch's group have begun it, or some have already finished their part.
 
-    Its tokens and its end come after, and so do the starts of later batches on its instances.
+    Its tokens and its end come later, and so do the starts of later batches on its instances.
     """
 
     time: float
@@ -57,7 +57,7 @@ class TokensProduced:
 
 @dataclass(frozen=True, slots=True)
 class BatchEndPredicted:
-    """A batch is to end at `ends_at`, as its plan says, so that what comes then can be planned now."""
+    """A batch is predicted to end at `ends_at`, so that the next one can be planned now."""
 
     time: float
     batch_id: int
@@ -66,9 +66,9 @@ class BatchEndPredicted:
 
 @dataclass(frozen=True, slots=True)
 class BatchFinished:
-    """A batch's whole group is done with it, after `num_steps` steps; its tokens were told before.
+    """A batch's whole group has finished it, after `num_steps` steps; its tokens were reported before.
 
-    `seconds` is the time from when the last instance began to the end of all, by the clock of the workers
+    `seconds` is the time from the start of the last instance to the end of all, by the clock of the workers
     (None: not measured). Reports that wait to be read do not change it.
     """
 
@@ -89,7 +89,7 @@ class MigrationFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted:
-    """A request is to end now: its client left."""
+    """A request is to end now, because its client left."""
 
     time: float
     request_id: RequestId

@@ -1,16 +1,15 @@
 """Instances and the groups they form."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from loong.core.errors import InvalidPlanError
-from loong.core.placement import InstanceId, Placement
+from loong.core.placement import InstanceId
 from loong.core.value import value
 
 
 class InstanceKind(Enum):
-    """What an instance can do."""
+    """The capabilities of an instance."""
 
     FULL = "full"  # weights and KV: every kind of work
     ATTENTION = "attention"  # KV only: attends, is never a master
@@ -36,17 +35,17 @@ class ElasticInstance:
 
     @property
     def kv_free(self) -> int:
-        """Tokens it still has room for."""
+        """Return the tokens that it still has room for."""
         return self.kv_capacity - self.kv_used
 
     def using(self, kv_used: int) -> "ElasticInstance":
-        """The same instance with so many tokens in its pool."""
+        """Return the same instance with `kv_used` tokens in its pool."""
         return ElasticInstance(
             self.instance_id, self.tp_size, self.kind, self.kv_capacity, kv_used, self.batch_id, self.serves
         )
 
     def running(self, batch_id: int | None) -> "ElasticInstance":
-        """The same instance with this batch, or none."""
+        """Return the same instance with this batch, or none."""
         return ElasticInstance(
             self.instance_id, self.tp_size, self.kind, self.kv_capacity, self.kv_used, batch_id, self.serves
         )
@@ -58,12 +57,12 @@ class ElasticInstance:
 
 
 def host_tier_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
-    """The id of the host tier that an instance keeps; `num_instances` does not count host tiers."""
+    """Return the id of the host tier of an instance; `num_instances` does not count host tiers."""
     return num_instances + instance_id
 
 
 def home_instance_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
-    """The instance whose processes keep the pool of `instance_id`: itself, or whose host tier it is."""
+    """Return the instance whose processes keep the pool of `instance_id`, which may be a host tier."""
     return instance_id % num_instances
 
 
@@ -81,19 +80,17 @@ class ESPGroup:
 
     @property
     def dop(self) -> int:
-        """Degree of parallelism: the number of instances."""
+        """Return the degree of parallelism: the number of instances."""
         return len(self.instance_ids)
 
     @property
     def leader_id(self) -> InstanceId:
-        """The instance that settles, at each step boundary, whether a lease goes on."""
+        """Return the instance that decides, at each step boundary, whether a lease goes on."""
         return self.instance_ids[0]
 
-    def holder_ids(self, placements: Iterable[Placement]) -> tuple[InstanceId, ...]:
-        """Return the instances outside the group that hold some of this KV, ascending: they serve it."""
-        held = frozenset().union(*[placement.instance_ids for placement in placements])
-        return tuple(sorted(held.difference(self.instance_ids)))
-
     def source_at(self, instance_id: InstanceId, ring_step: int) -> InstanceId:
-        """Whose KV block is at `instance_id` in a ring step (each step every block goes to the next)."""
+        """Return the instance whose KV block is at `instance_id` in a ring step.
+
+        Blocks advance by one a step.
+        """
         return self.instance_ids[(self.instance_ids.index(instance_id) - ring_step) % self.dop]

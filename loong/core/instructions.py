@@ -1,4 +1,4 @@
-"""What an executor is told to do. `ClusterState` makes these; nothing else does."""
+"""Instructions for an executor. Only `ClusterState` makes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +13,24 @@ from loong.core.request import RequestId, SamplingParams, TokenId
 
 
 class Sibling(NamedTuple):
-    """A request that begins with the KV of another's prompt, in the same slots, but draws its own token."""
+    """A request that begins with the KV of another's prompt, in the same slots, and samples separately."""
 
     request_id: RequestId
     sampling_params: SamplingParams
 
 
 class RequestInput(NamedTuple):
-    """What workers need of one request of a batch, and do not know yet.
+    """The data of one request of a batch that workers do not have yet.
 
     `token_ids` are those of the batch's positions of this request, ascending. `placement` is the KV that
     exists before the batch. `sampling_params` is None where the batch does not reach the last known token, so
     that nothing is sampled. `prompt_token_ids` are given only if there is a repetition penalty, and
-    `output_token_ids` only if the draw needs them. `siblings` begin when the batch ends, with all KV that the
-    request then has. `depends_on_batch_id` is the batch before, which is to sample the newest token, if
-    nobody knew it yet when this was submitted: `num_output_tokens` counts it, but no ids hold it. The same
-    instance samples it, in a step that is neither of a lease nor the end of a prompt with siblings.
+    `output_token_ids` only if sampling needs them. `siblings` begin when the batch ends, with all KV that the
+    request then has.
+
+    `depends_on_batch_id` is the previous batch, if it has yet to sample the request's newest token. Then
+    `num_output_tokens` counts that token, but no ids hold it. The same instance samples it, in a step that is
+    neither of a lease nor the end of a prompt with siblings.
     """
 
     request_id: RequestId
@@ -43,7 +45,7 @@ class RequestInput(NamedTuple):
     depends_on_batch_id: int | None = None
 
     def with_token(self, token: ProducedToken) -> "RequestInput":
-        """The same, now that `token` is known; if the request ended with it, it ends with one more."""
+        """Return the same input with `token` known; if the request ended with it, it ends with one more."""
         params = self.sampling_params
         assert params is not None, "the token before the one to be sampled is its newest"
         if token.finish_reason is not None:
@@ -57,13 +59,13 @@ class RequestInput(NamedTuple):
 
     @property
     def last_stop(self) -> int:
-        """One more than the last position whose KV is made, if the request ends at its declared maximum."""
+        """Return the position after the last one whose KV is made before the declared end."""
         assert self.sampling_params is not None, "it is sampled"
         return self.num_prompt_tokens + self.sampling_params.max_tokens - 1
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its one newest token is computed, as of a `RequestView` that is decoding."""
+        """Return whether only its newest token is computed, as for a `RequestView` that is decoding."""
         num_known_tokens = self.num_prompt_tokens + self.num_output_tokens
         return self.num_output_tokens > 0 and num_known_tokens - self.placement.num_tokens == 1
 
@@ -78,8 +80,8 @@ class RunBatch:
 
     @property
     def holder_ids(self) -> tuple[InstanceId, ...]:
-        """The instances outside the group that hold KV which the batch reads, ascending."""
-        return self.plan.group.holder_ids([given.placement for given in self.inputs])
+        """The instances outside the group that hold KV which the batch reads or makes, ascending."""
+        return self.plan.holder_ids([given.placement for given in self.inputs])
 
     @property
     def participant_ids(self) -> tuple[InstanceId, ...]:
@@ -87,16 +89,16 @@ class RunBatch:
         return (*self.plan.group.instance_ids, *self.holder_ids)
 
     def lengthened(self, num_steps: int) -> "RunBatch":
-        """The same lease with so many steps, as if none of its requests ended by a token."""
+        """Return the same lease with `num_steps` steps, as if no token ended its requests."""
         stops = {given.request_id: given.last_stop for given in self.inputs}
         return RunBatch(self.batch_id, self.plan.lengthened(num_steps, stops), self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class RunScoredBatch(RunBatch):
-    """A batch of one step in which log probabilities of prompts are found too.
+    """A batch of one step that also computes log probabilities of prompts.
 
-    It is a message of its own, so that other batches carry no trace of it.
+    It is a separate message, so that it adds nothing to other batches.
     """
 
     scored: tuple[ScoredChunk, ...] = ()
@@ -104,7 +106,7 @@ class RunScoredBatch(RunBatch):
 
 @dataclass(frozen=True, slots=True)
 class ExtendLease:
-    """The lease may go on up to `num_steps` steps, if the group's leader hears of it before it ends."""
+    """The lease may go on up to `num_steps` steps, if the group's leader receives this before it ends."""
 
     batch_id: int
     group: ESPGroup
@@ -122,8 +124,10 @@ class StopLease:
 
 @dataclass(frozen=True, slots=True)
 class MoveKV:
-    """The two ends of a migration copy it into reserved slots. Once both are done, `ReleaseKV` commits it
-    (the source's slots go) or rolls it back (the destination's)."""
+    """The two ends of a migration copy it into reserved slots.
+
+    Once both are done, `ReleaseKV` commits it (the source's slots go) or rolls it back (the destination's).
+    """
 
     migration_id: int
     migration: KVMigration

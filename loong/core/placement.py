@@ -1,4 +1,4 @@
-"""Where the keys and values of an owner are."""
+"""The location of an owner's keys and values."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -29,16 +29,16 @@ class Placement:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Tokens whose KV exists, over all instances."""
+        """Return the tokens whose KV exists, over all instances."""
         return sum(len(segment.positions) for segment in self.segments)
 
     @cached_property
     def instance_ids(self) -> tuple[InstanceId, ...]:
-        """The instances that hold any of it, ascending."""
+        """Return the instances that hold any of it, ascending."""
         return tuple(sorted({segment.instance_id for segment in self.segments}))
 
     def tokens_by_instance(self) -> Mapping[InstanceId, int]:
-        """How many tokens each instance holds; 0 where it holds none."""
+        """Return the number of tokens that each instance holds; 0 where it holds none."""
         return self._tokens_by_instance
 
     @cached_property
@@ -46,43 +46,46 @@ class Placement:
         return tokens_by_instance(self.segments)
 
     def on(self, instance_id: InstanceId) -> tuple[range, ...]:
-        """The positions that one instance holds."""
+        """Return the positions that one instance holds."""
         return tuple([s.positions for s in self.segments if s.instance_id == instance_id])
 
     def holds(self, segment: KVSegment) -> bool:
-        """Whether all of `segment` is where it says."""
+        """Return whether all of `segment` is where it says."""
         found = sum(len(intersection(held, segment.positions)) for held in self.on(segment.instance_id))
         return found == len(segment.positions)
 
     def of(self, owner_id: OwnerId) -> "Placement":
-        """The same segments, of another owner."""
+        """Return the same segments with another owner."""
         return Placement(tuple(KVSegment(owner_id, s.positions, s.instance_id) for s in self.segments))
 
     def adding(self, segments: Iterable[KVSegment]) -> "Placement":
-        """This placement and `segments`, which must be disjoint from it."""
+        """Return this placement and `segments`, which must be disjoint from it."""
         result = self
         for segment in segments:
             result = result._growing(segment) or result._coalescing(segment)
         return result
 
     def removing(self, segment: KVSegment) -> "Placement":
-        """This placement without `segment`, which must be where it says."""
+        """Return this placement without `segment`, which must be where it says."""
         if not self.holds(segment):
             raise InvalidPlanError(f"{segment} is not in {self}")
         positions = coalesce(subtract(self.on(segment.instance_id), segment.positions))
         return self._with(segment.owner_id, segment.instance_id, positions)
 
     def without(self, instance_id: InstanceId) -> "Placement":
-        """This placement but for all that one instance holds."""
+        """Return this placement without the segments on one instance."""
         return Placement(tuple(s for s in self.segments if s.instance_id != instance_id))
 
     def moving(self, segment: KVSegment, destination_id: InstanceId) -> "Placement":
-        """This placement after `segment` has gone to another instance."""
+        """Return this placement after `segment` has gone to another instance."""
         moved = KVSegment(segment.owner_id, segment.positions, destination_id)
         return self.removing(segment).adding((moved,))
 
     def _growing(self, segment: KVSegment) -> "Placement | None":
-        """With `segment` at the end of the newest run, as decode tokens come; None if it is not next."""
+        """Return it with `segment` at the end of the newest run, as decode tokens come.
+
+        None if it is not next.
+        """
         if not self.segments or not segment.positions:
             return None
         newest, new = self.segments[-1], segment.positions
@@ -90,7 +93,7 @@ class Placement:
         if newest.instance_id == segment.instance_id and run.stop == new.start and run.step == new.step == 1:
             grown = KVSegment(segment.owner_id, range(run.start, new.stop), segment.instance_id)
             placement = Placement((*self.segments[:-1], grown))
-            known = vars(placement)  # what its properties would find, known from before
+            known = vars(placement)  # the known values of its cached properties
             known["num_tokens"], known["instance_ids"] = self.num_tokens + len(new), self.instance_ids
             return placement
         return None
@@ -109,7 +112,7 @@ class Placement:
 
 
 def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:
-    """How many tokens of `segments` are on each instance."""
+    """Return the number of tokens of `segments` on each instance."""
     counts: Counter[InstanceId] = Counter()
     for segment in segments:  # `get`, since what a counter lacks it finds by a call
         counts[segment.instance_id] = counts.get(segment.instance_id, 0) + len(segment.positions)
@@ -117,7 +120,7 @@ def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:
 
 
 def striped(owner_id: OwnerId, positions: range, instance_ids: tuple[InstanceId, ...]) -> Placement:
-    """The placement in which token i of `positions` is on instance `i mod P` of the ring order given."""
+    """Return the placement with token i of `positions` on instance `i mod P` of the given ring order."""
     count = len(instance_ids)
     stripes = ((stripe(positions, i, count), instance_id) for i, instance_id in enumerate(instance_ids))
     return Placement(tuple(KVSegment(owner_id, p, i) for p, i in stripes if p))

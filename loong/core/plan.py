@@ -1,4 +1,4 @@
-"""What a policy decides: batches, the instances that run them, and where KV goes."""
+"""The decisions of a policy: batches, the instances that run them, and the moves of KV."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from typing import NamedTuple, TypeVar
 from loong.core.decision import Decision
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
+from loong.core.placement import InstanceId, KVSegment, Placement, tokens_by_instance
+from loong.core.positions import intersection
 from loong.core.request import RequestId
 
 T = TypeVar("T")
 
 
 class Transfer(Enum):
-    """What travels between the instances of a group so that queries meet KV."""
+    """The tensors that travel between the instances of a group so that queries meet KV."""
 
     KV = "kv"  # blocks of KV go round the ring (striped prefill)
     QUERY = "query"  # queries go where KV is, partials come back (multi-master decode)
@@ -32,19 +33,37 @@ class QueryBlock(NamedTuple):
     transfer: Transfer
 
     def at_step(self, step: int) -> "QueryBlock":
-        """The block `step` decode steps later."""
+        """Return the block `step` decode steps later."""
         shifted = range(self.positions.start + step, self.positions.stop + step, self.positions.step)
         return QueryBlock(self.request_id, shifted, self.master_id, self.transfer)
+
+
+class KVPush(NamedTuple):
+    """New KV of some positions of a block that its master pushes to an instance outside the group."""
+
+    block: QueryBlock
+    segment: KVSegment
+
+    @property
+    def is_attended_in_place(self) -> bool:
+        """Return whether queries meet it in the master's pool, before it has gone."""
+        return self.block.transfer is Transfer.QUERY
+
+    @property
+    def passing(self) -> KVSegment:
+        """The same KV, where it is made."""
+        return self.segment._replace(instance_id=self.block.master_id)
 
 
 @dataclass(frozen=True)
 class BatchPlan:
     """A batch for one group.
 
-    With `num_steps` > 1 it is a lease: every block is one decode token, the group takes up to that many
-    steps by itself, and `writes` names the slots of all of them. KV that travels may be written anywhere
-    in the group; KV whose queries travel is written by the block's master. `predicted_time` is how many
-    seconds its policy expects one step to take, for people to compare with what it took.
+    With `num_steps` > 1 it is a lease: every block is one decode token, the group takes up to that many steps
+    by itself, and `writes` names the slots of all of them. KV that travels may be written anywhere in the
+    group; KV whose queries travel is written by the block's master. KV of one step may be written outside
+    the group too: its master pushes it there. `predicted_time` is the predicted time of one step in seconds,
+    for reports and comparisons.
     """
 
     group: ESPGroup
@@ -55,25 +74,56 @@ class BatchPlan:
 
     @cached_property
     def request_ids(self) -> tuple[RequestId, ...]:
-        """The requests of the batch, each once, in the order of their first blocks."""
+        """Return the requests of the batch, each once, in the order of their first blocks."""
         return tuple(self._blocks)
 
     def blocks_of(self, request_id: RequestId) -> tuple[QueryBlock, ...]:
-        """The blocks of one request."""
+        """Return the blocks of one request."""
         return self._blocks.get(request_id, ())
 
     def writes_of(self, request_id: RequestId) -> tuple[KVSegment, ...]:
-        """Where the new KV of one request goes."""
+        """Return the segments of one request's new KV."""
         return self._writes.get(request_id, ())
 
     @cached_property
     def num_stored_tokens(self) -> Mapping[InstanceId, int]:
-        """How many tokens each instance is to store."""
+        """Return the number of tokens that each instance is to store."""
         return tokens_by_instance(self.writes)
 
     @cached_property
+    def pushes(self) -> tuple["KVPush", ...]:
+        """The KV that is written outside the group, with the block that makes it."""
+        group = self.group.instance_ids
+        return tuple(
+            KVPush(block, segment._replace(positions=common))
+            for segment in self.writes
+            if segment.instance_id not in group
+            for block in self.blocks_of(segment.owner_id)
+            if (common := intersection(segment.positions, block.positions))
+        )
+
+    @cached_property
+    def num_reserved_tokens(self) -> Mapping[InstanceId, int]:
+        """For how many tokens each instance has room while the batch runs.
+
+        This is the KV that it stores, and KV whose queries travel until it is pushed, which a master attends.
+        """
+        if not self.pushes:
+            return self.num_stored_tokens
+        passing = [push.passing for push in self.pushes if push.is_attended_in_place]
+        return tokens_by_instance((*self.writes, *passing))
+
+    def holder_ids(self, placements: Iterable[Placement]) -> tuple[InstanceId, ...]:
+        """Return the instances outside the group that serve the batch, ascending.
+
+        They hold some of the KV in `placements`, that of its requests, or are to hold KV that it makes.
+        """
+        held = frozenset().union(*[placement.instance_ids for placement in placements])
+        return tuple(sorted(held.union(self.num_stored_tokens).difference(self.group.instance_ids)))
+
+    @cached_property
     def num_written_tokens(self) -> Mapping[RequestId, int]:
-        """How many tokens of each request are to be stored."""
+        """Return the number of tokens of each request that are to be stored."""
         counts: dict[RequestId, int] = {}
         for segment in self.writes:
             counts[segment.owner_id] = counts.get(segment.owner_id, 0) + len(segment.positions)
@@ -88,7 +138,7 @@ class BatchPlan:
         return _grouped(self.writes, attrgetter("owner_id"))
 
     def lengthened(self, num_steps: int, stops: Mapping[RequestId, int]) -> "BatchPlan":
-        """The lease with `num_steps` steps, in which these requests go on, each before position `stops`."""
+        """Return the lease with `num_steps` steps for these requests, each up to position `stops`."""
         writes: list[KVSegment] = []
         for block in self.queries:
             request_id, first = block.request_id, block.positions.start
@@ -100,14 +150,14 @@ class BatchPlan:
         return BatchPlan(self.group, self.queries, tuple(writes), num_steps, self.predicted_time)
 
     def only_for(self, request_ids: Iterable[RequestId]) -> "BatchPlan":
-        """Return the batch with what it does for these of its requests alone."""
+        """Return the batch with the parts of these requests alone."""
         kept_ids = frozenset(request_ids)
         queries = tuple(block for block in self.queries if block.request_id in kept_ids)
         writes = tuple(segment for segment in self.writes if segment.owner_id in kept_ids)
         return BatchPlan(self.group, queries, writes, self.num_steps, self.predicted_time)
 
     def at_step(self, step: int, live: Iterable[RequestId]) -> "BatchPlan":
-        """Step number `step` of a lease, for the requests that have not left it."""
+        """Return step number `step` of a lease, for the requests that have not left it."""
         live_ids = frozenset(live)
         queries = tuple(block.at_step(step) for block in self.queries if block.request_id in live_ids)
         writes = tuple(KVSegment(b.request_id, b.positions, b.master_id) for b in queries)
@@ -134,7 +184,7 @@ class KVMigration:
 
     @property
     def arriving(self) -> KVSegment:
-        """The segment as it is to be at its destination."""
+        """Return the segment at its destination."""
         return self.segment._replace(instance_id=self.destination_id)
 
 
@@ -147,7 +197,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request ends now, with the tokens that it has: it could never go on."""
+    """A request ends now, with the tokens that it has, because it could never go on."""
 
     request_id: RequestId
     reason: str
@@ -155,9 +205,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnd:
-    """A running lease ends before step `step`, or at the first boundary after it that its group
-    can agree on.
-    """
+    """A running lease ends before step `step`, or at the first later boundary its group can agree on."""
 
     batch_id: int
     step: int
@@ -165,7 +213,7 @@ class LeaseEnd:
 
 @dataclass(frozen=True, slots=True)
 class LeaseExtension:
-    """A running lease may take `num_steps` steps in all, if its group hears of it before it ends.
+    """A running lease may take `num_steps` steps in all, if its group receives this before it ends.
 
     Those of its requests that have not ended go on as they are, with room at their masters.
     """
@@ -176,7 +224,7 @@ class LeaseExtension:
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """Everything a policy decides on one event. The empty plan changes nothing; `decisions` say why."""
+    """Everything a policy decides on one event. The empty plan changes nothing; `decisions` are reasons."""
 
     batches: tuple[BatchPlan, ...] = ()
     migrations: tuple[KVMigration, ...] = ()

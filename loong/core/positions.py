@@ -1,8 +1,8 @@
 """Arithmetic on sets of token positions, each a `range` (an arithmetic progression).
 
-A stripe of a prompt is a `range` with a step, so a placement of a million tokens is a handful of
-objects, and every question about it is answered by number theory, never by enumeration.
-All ranges here have a positive step and non-negative members.
+A stripe of a prompt is a `range` with a step, so a placement of a million tokens is a few objects. Every
+function here uses number theory, never enumeration. All ranges here have a positive step and non-negative
+members.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ EMPTY = range(0)
 
 
 def stripe(positions: range, index: int, count: int) -> range:
-    """Every `count`-th position, beginning with number `index`: what ring position `index` computes."""
+    """Return every `count`-th position, beginning with number `index`: the part of ring position `index`."""
     return positions[index::count]
 
 
 def intersection(a: range, b: range) -> range:
-    """The common members of `a` and `b`, by the Chinese remainder theorem."""
+    """Return the common members of `a` and `b`, by the Chinese remainder theorem."""
     if a.step == b.step == 1:
         return range(max(a.start, b.start), min(a.stop, b.stop))
     if not a or not b:
@@ -38,7 +38,7 @@ def intersection(a: range, b: range) -> range:
 
 
 def difference(a: range, b: range) -> tuple[range, ...]:
-    """The members of `a` that are not in `b`, as disjoint ranges."""
+    """Return the members of `a` that are not in `b`, as disjoint ranges."""
     common = intersection(a, b)
     if not common:
         return (a,) if a else ()
@@ -53,22 +53,22 @@ def difference(a: range, b: range) -> tuple[range, ...]:
 
 
 def subtract(ranges: Iterable[range], removed: range) -> tuple[range, ...]:
-    """The members of any of `ranges` that are not in `removed`."""
+    """Return the members of any of `ranges` that are not in `removed`."""
     return tuple(piece for positions in ranges for piece in difference(positions, removed))
 
 
 def is_subset(a: range, b: range) -> bool:
-    """Whether every member of `a` is in `b`."""
+    """Return whether every member of `a` is in `b`."""
     if a and b.step == 1:
         return b.start <= a[0] and a[-1] < b.stop
     return len(intersection(a, b)) == len(a)
 
 
 def first_overlap(ranges: Iterable[range]) -> range | None:
-    """Positions that two of `ranges` share, or None if all are disjoint.
+    """Return positions that two of `ranges` share, or None if all are disjoint.
 
     Ranges of one step meet only if they have the same remainder, and then in the order of their first
-    members; so the many stripes of a chunk take no comparison of each with each.
+    members. So the stripes of a chunk need no comparison of all pairs.
     """
     by_step: dict[int, list[range]] = {}
     for positions in ranges:
@@ -83,7 +83,7 @@ def first_overlap(ranges: Iterable[range]) -> range | None:
 
 
 def _first_overlap_of_different_steps(groups: Iterable[list[range]]) -> range | None:
-    """Sweeps by first member, so ranges of different chunks are never compared."""
+    """Sweep by first member, so that ranges of different chunks are never compared."""
     active: list[range] = []
     for current in sorted(chain.from_iterable(groups), key=lambda r: r.start):
         active = [other for other in active if other[-1] >= current.start]
@@ -95,7 +95,7 @@ def _first_overlap_of_different_steps(groups: Iterable[list[range]]) -> range | 
 
 
 def is_partition(ranges: Iterable[range], whole: range) -> bool:
-    """Whether every member of `whole` is in exactly one of `ranges`, and nothing else is in any."""
+    """Return whether every member of `whole` is in exactly one of `ranges`, and nothing else is in any."""
     pieces = [r for r in ranges if r]
     if len(pieces) == 1:
         return pieces[0] == whole
@@ -107,7 +107,7 @@ def is_partition(ranges: Iterable[range], whole: range) -> bool:
 
 
 def coalesce(ranges: Iterable[range]) -> tuple[range, ...]:
-    """The same positions, with ranges joined that go on in equal steps; by first member."""
+    """Return the same positions with ranges joined that continue each other, sorted by first member."""
     joined: tuple[range, ...] = ()
     for current in sorted((r for r in ranges if r), key=lambda r: r[0]):
         joined = joining(joined, current)
@@ -115,9 +115,9 @@ def coalesce(ranges: Iterable[range]) -> tuple[range, ...]:
 
 
 def joining(ranges: tuple[range, ...], later: range) -> tuple[range, ...]:
-    """These and one that begins after all of them, joined to one that it goes on from if there is any.
+    """Return these ranges and a later one, joined to the nearest one that it continues, if any.
 
-    Of several that is the nearest: a run of decode tokens is not torn by a stripe that ends before it.
+    The nearest is right: a run of decode tokens must not be broken by a stripe that ends before it.
     """
     nearest, last, first = None, -1, later[0]
     for place, earlier in enumerate(ranges):
@@ -130,9 +130,10 @@ def joining(ranges: tuple[range, ...], later: range) -> tuple[range, ...]:
 
 
 def _continues(earlier: range, later: range) -> bool:
-    """Whether `later` goes on where `earlier` ends, with the step that both have.
+    """Return whether `later` continues `earlier` with the step of both.
 
-    A single has any step beside a longer range, and beside another its own: that of the stripe that it is.
+    A single position takes the step of a longer range. With another single position, both have the step of
+    the stripe that they come from.
     """
     gap = later[0] - earlier[-1]
     if len(earlier) == 1 and len(later) == 1:

@@ -9,7 +9,7 @@ from loong.core.request import RequestId, TokenId
 
 
 class ScoredChunk(NamedTuple):
-    """A chunk of a prompt that a batch computes, and of which the log probabilities are asked for.
+    """A chunk of a prompt that a batch computes with log probabilities.
 
     `next_token_id` is the prompt's token after the chunk, None at its end. `num_top` is how many of the
     likeliest tokens are reported at each position.
@@ -51,9 +51,9 @@ class PromptLogprobs:
 
 
 class AssembledLogprobs:
-    """The log probabilities of a whole prompt, put together of those of its stripes and chunks.
+    """The log probabilities of a whole prompt, assembled from its stripes and chunks.
 
-    What is computed twice, as after a preemption, replaces what was there.
+    Entries computed twice, as after a preemption, replace the earlier ones.
     """
 
     def __init__(self, request_id: RequestId, num_prompt_tokens: int, num_top: int) -> None:
@@ -74,7 +74,10 @@ class AssembledLogprobs:
         return 1 not in self._is_missing
 
     def add(self, part: PromptLogprobs) -> None:
-        """Take in some positions. Raises InvalidEventError for those that the prompt does not have."""
+        """Add the entries of some positions.
+
+        Raises `InvalidEventError` for those that the prompt does not have.
+        """
         whole, positions = self.whole, part.positions
         if not positions:
             return

@@ -1,4 +1,4 @@
-"""Requests: what a client asks for, and what a policy sees of it."""
+"""Requests: a client's parameters, and the view that a policy has."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,7 +48,9 @@ _ALWAYS_GIVEN = (
 
 
 class FinishReason(Enum):
-    """Why a request ended; the values are the OpenAI API's, `abort` and `error` are vLLM's, `stuck` is ours.
+    """The reason why a request ended.
+
+    The values are the OpenAI API's, `abort` and `error` are vLLM's, `stuck` is ours.
 
     A request is stuck where its grammar allows no token.
     """
@@ -62,13 +64,13 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen; names and meanings as in vLLM.
+    """The parameters of sampling; names and meanings as in vLLM.
 
-    `temperature` 0 is greedy. `top_k` None keeps all. `seed` fixes every draw of the request, whatever
-    batch, instance or DoP computes it. `stop_token_ids` holds every token that ends the output, the
-    model's end-of-sequence tokens included; they cannot be drawn before `min_tokens`.
-    `num_logprobs` None asks for none. `logit_bias` is added to the logits of these tokens. The
-    output is held to the `grammar`; `stop_token_ids` may end it only where it is whole.
+    `temperature` 0 is greedy. `top_k` None keeps all. `seed` fixes every draw of the request, in any batch,
+    on any instance and at any DoP. `stop_token_ids` holds every token that ends the output, the model's
+    end-of-sequence tokens included; they cannot be drawn before `min_tokens`. `num_logprobs` None asks for
+    none. `logit_bias` is added to the logits of these tokens. The output follows the `grammar`;
+    `stop_token_ids` may end it only where it is complete.
     """
 
     max_tokens: int = 16
@@ -104,12 +106,12 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the choice depends on the tokens seen so far."""
+        """Return whether the choice depends on the tokens seen so far."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
 
     @property
     def is_plain(self) -> bool:
-        """Whether every token is drawn of the logits as they come, and nothing is told of these."""
+        """Return whether tokens are drawn from unchanged logits without reported log probabilities."""
         return (
             self.num_logprobs is None
             and not self.min_tokens
@@ -119,11 +121,14 @@ class SamplingParams:
 
     @property
     def needs_output(self) -> bool:
-        """Whether the choice depends on the output so far, by itself or through the host."""
+        """Return whether the choice depends on the output so far, by itself or through the host."""
         return self.has_penalties or self.grammar is not None
 
     def finish_reason(self, num_output_tokens: int, token_id: TokenId) -> FinishReason | None:
-        """Whether the request ends with `token_id` as its output token number `num_output_tokens`."""
+        """Return why the request ends with `token_id` as its output token `num_output_tokens`.
+
+        None if it does not.
+        """
         if token_id in self.stop_token_ids and num_output_tokens > self.min_tokens:
             return FinishReason.STOP
         return FinishReason.LENGTH if num_output_tokens >= self.max_tokens else None
@@ -163,7 +168,7 @@ def _beyond(name: str, given: float, low: float, high: float) -> InvalidRequestE
 class SLO:
     """A request's targets in seconds: to the first token, and for each token after it.
 
-    None stands for the policy's own target, infinity for none.
+    None stands for the policy's own target, infinity for no target.
     """
 
     ttft: float | None = None
@@ -177,10 +182,10 @@ class SLO:
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """One sequence to complete, in as many ways as there are choices, before it has arrived at an engine.
+    """One prompt to complete, with one or more choices, before it has arrived at an engine.
 
-    The prompt is a tuple where requests are served; a simulation may give a `range`, which costs nothing
-    however long it is. The caller checks its ids: there may be a million. `user` names the end user, as in
+    The prompt is a tuple where requests are served. A simulation may give a `range`, which takes no memory
+    for its length. The caller checks its ids: there may be a million. `user` names the end user, as in
     the OpenAI API; "" is a user without a name. Each step of `priority` doubles the time that it may take to
     its first token; those below 0 halve it. `num_prompt_logprobs` None asks for no log probabilities of the
     prompt's tokens, another number for as many of the likeliest at each position too.
@@ -208,7 +213,7 @@ class NewRequest:
 
     @property
     def choice_ids(self) -> tuple[RequestId, ...]:
-        """The ids of its choices; the first has the id of the request."""
+        """Return the ids of its choices; the first has the id of the request."""
         others = (f"{self.request_id}-{number}" for number in range(1, self.num_choices))
         return (self.request_id, *others)
 
@@ -245,13 +250,13 @@ NOTHING = Placement()
 
 @value
 class RequestView:
-    """What a policy sees of a live request. Known tokens are the prompt's and those produced so far.
+    """The view that a policy has of a live request. Known tokens are the prompt's and those produced so far.
 
-    `first_token_time` is that of the event with the first output token, `last_token_time` that of the newest.
-    A preemption keeps both. `num_losses` is how many instances were lost while they computed it, since its
-    last token. `num_siblings` is how many requests are to begin with the KV of its prompt, once that is
-    computed; policies see them from then on. `shared` is what of its KV other choices hold too, in the same
-    slots.
+    `first_token_time` is that of the event with the first output token, `last_token_time` that of the newest;
+    a preemption keeps both. `num_siblings` is the number of requests that begin with the KV of its prompt
+    once that is computed; policies see them from then on. `shared` is the part of its KV that other choices
+    hold too, in the same slots. `num_losses` counts the instances that were lost while they computed it,
+    since its last token.
     """
 
     request_id: RequestId
@@ -262,7 +267,7 @@ class RequestView:
     slo: SLO | None
     placement: Placement
     batch_id: int | None = None
-    is_migrating: bool = False  # or to lose its KV, once nothing in flight touches it
+    is_migrating: bool = False  # or about to lose its KV, once nothing in flight touches it
     has_ended: bool = False  # finished or aborted, and waiting for its batch to end
     user: str = ""
     first_token_time: float | None = None
@@ -275,32 +280,32 @@ class RequestView:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it runs: it has KV, or is in a batch; all others wait."""
+        """Return whether it runs: it has KV, or is in a batch; all others wait."""
         return self.batch_id is not None or bool(self.placement.segments)
 
     @property
     def num_known_tokens(self) -> int:
-        """Tokens whose ids are known: the KV of all but the last is needed to go on."""
+        """Return the tokens whose ids are known: the KV of all but the last is needed to go on."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens whose KV exists."""
+        """Return the tokens whose KV exists."""
         return self.placement.num_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Tokens to compute before the next one can be sampled; 1 in the decode phase."""
+        """Return the tokens to compute before the next one can be sampled; 1 in the decode phase."""
         return self.num_prompt_tokens + self.num_output_tokens - self.placement.num_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Output tokens it may still produce."""
+        """Return the output tokens that it may still produce."""
         return self.max_tokens - self.num_output_tokens
 
     @property
     def num_final_tokens(self) -> int:
-        """Tokens whose KV exists when it ends at its declared maximum, as all its siblings do.
+        """Return the tokens whose KV exists when it and all its siblings end at the declared maximum.
 
         The last token of each needs none.
         """
@@ -308,11 +313,11 @@ class RequestView:
 
     @property
     def num_own_tokens(self) -> int:
-        """Tokens whose slots are free once it holds them no more."""
+        """Return the tokens whose slots become free once it no longer holds them."""
         return self.placement.num_tokens - self.shared.num_tokens
 
     def own_tokens_by_instance(self) -> Mapping[InstanceId, int]:
-        """The same, on each instance."""
+        """Return the same number on each instance."""
         held = self.placement.tokens_by_instance()
         if not self.shared.segments:
             return held
@@ -321,10 +326,10 @@ class RequestView:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether a step computes its one newest token."""
+        """Return whether a step computes only its newest token."""
         return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
 
     @property
     def is_plannable(self) -> bool:
-        """Whether a plan may name it: not in flight, and not over."""
+        """Return whether a plan may name it: not in flight, and not over."""
         return self.batch_id is None and not self.is_migrating and not self.has_ended

@@ -10,17 +10,17 @@ from loong.core.plan import BatchPlan, KVMigration, LeaseExtension
 from loong.core.request import RequestId, RequestView
 from loong.core.value import value
 
-EXTENSION_STEPS = 8  # before the end of a lease a policy is asked whether it is to go on
+EXTENSION_STEPS = 8  # before the end of a lease, the policy plans whether to extend it
 
 
 @value
 class RunningBatch:
     """A batch in flight.
 
-    `started_at` is predicted until the batch `has_started`. `stepped_at` is when the step that runs now
-    began, as the tokens of the one before told. `last_step` is the step before which its lease is to end. A
-    group that hears of it too late goes beyond, but never beyond `plan.num_steps`. `holder_ids` are the
-    instances outside its group that serve it, as the placements at its beginning say.
+    `started_at` is predicted until the batch `has_started`. `stepped_at` is when the present step began, by
+    the event with the previous step's tokens. `last_step` is the step before which its lease is to end. A
+    group that receives this too late takes more steps, but never more than `plan.num_steps`. `holder_ids` are
+    the instances outside its group that serve it, as the placements at its beginning say.
     """
 
     batch_id: int
@@ -39,26 +39,26 @@ class RunningBatch:
 
     @property
     def is_extendable(self) -> bool:
-        """Whether it is a lease that nobody ends early, and that its group can still hear of more steps."""
+        """Return whether it is a lease without an early end that can still be extended in time."""
         return 1 < self.plan.num_steps == self.last_step > self.num_steps_taken + 1
 
     @property
     def can_end_early(self) -> bool:
-        """Whether it would take more steps than the one that runs now."""
+        """Return whether it would take more steps than the present one."""
         return self.num_steps_taken + 1 < self.last_step
 
     @property
     def is_ending(self) -> bool:
-        """Whether it is time to extend the lease, if that is wished, for the group to hear of it."""
+        """Return whether it is time to extend the lease, so that the group receives this before the end."""
         return self.num_steps_taken >= self.plan.num_steps - EXTENSION_STEPS and self.is_extendable
 
     @property
     def step_ends_at(self) -> float:
-        """When the step that runs now is to end, as far as is planned."""
+        """Return when the present step is planned to end."""
         return self.stepped_at + (self.plan.predicted_time or 0.0)
 
     def after(self, step: int, time: float) -> "RunningBatch":
-        """The same batch when it has taken `step`, as told at `time`."""
+        """Return the same batch after `step`, by an event at `time`."""
         return RunningBatch(
             self.batch_id,
             self.plan,
@@ -73,12 +73,12 @@ class RunningBatch:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStats:
-    """Counts since the start. Those that failed have ended, too.
+    """Counts since the start. Failed requests have ended, too.
 
-    A scale-up is a batch on more instances than any of its requests had in the batch before, a scale-down one
-    on fewer than one of them had. Retained tokens are those kept by another instance than the one that
-    computed them, computed tokens those of which KV was made, prompts' and outputs'. Losses and joins are of
-    instances; those at the start are no joins.
+    A scale-up is a batch on more instances than any of its requests had in the batch before. A scale-down is
+    one on fewer than one of them had. Retained tokens are those kept by another instance than the one that
+    computed them. Computed tokens are those whose KV was made, of prompts and outputs. Losses and joins
+    are of instances; those at the start are no joins.
     """
 
     num_arrived: int = 0
@@ -98,15 +98,15 @@ class ClusterStats:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a policy may know.
+    """The state that a policy plans from.
 
-    Waiting requests have no KV, and are in order of arrival; running ones have, or are in a batch, and are in
-    the order in which they began. `recent_prompt_lengths` are those of the last arrivals, latest last: the
-    best guess at what comes next. `version` is that of the state: each event and each plan makes another.
+    Waiting requests have no KV, and are in order of arrival. Running ones have KV or are in a batch, and are
+    in the order in which they began. `recent_prompt_lengths` are those of the last arrivals, latest last, as
+    an estimate of the next ones. `version` is that of the state: each event and each plan makes another.
 
-    Batches that are `ending` run as well, but all else is as it will be when they have ended as predicted,
-    but for the room that then comes free: `leaving` is what is held by requests that end with them, of which
-    there are no views. What is planned for their instances begins after them.
+    `ending` are batches still running whose end is predicted. The snapshot already shows the state after
+    them, except that the KV they free (`leaving`) is not yet available. That KV belongs to requests that end
+    with these batches and have no view. Batches planned for their instances begin after them.
 
     `returning` are the slots of instances that were lost and are being started again.
     """
@@ -126,36 +126,36 @@ class Snapshot:
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:
-        """Instances by id."""
+        """Return instances by id."""
         return {instance.instance_id: instance for instance in self.instances}
 
     @cached_property
     def request(self) -> dict[RequestId, RequestView]:
-        """Live requests by id."""
+        """Return live requests by id."""
         return {view.request_id: view for view in (*self.waiting, *self.running)}
 
     @cached_property
     def pools(self) -> dict[InstanceId, int]:
-        """Slots of the full instances by id, free or not."""
+        """Return the slots of the full instances by id, free or not."""
         return {i.instance_id: i.kv_capacity for i in self.instances if i.kind is InstanceKind.FULL}
 
     @cached_property
     def free(self) -> dict[InstanceId, int]:
-        """Free slots of the full instances by id."""
+        """Return the free slots of the full instances by id."""
         return {i.instance_id: i.kv_free for i in self.instances if i.kind is InstanceKind.FULL}
 
     @cached_property
     def most_tokens(self) -> int:
-        """So many tokens, or fewer, is the KV of what any live request and its siblings come to."""
+        """Return a bound on the KV tokens that any live request and its siblings need until their ends."""
         return max((view.num_final_tokens for view in (*self.waiting, *self.running)), default=0)
 
     @cached_property
     def batch(self) -> dict[int, RunningBatch]:
-        """Batches in flight by id."""
+        """Return batches in flight by id."""
         return {batch.batch_id: batch for batch in self.batches}
 
     def extended(self, extension: LeaseExtension) -> BatchPlan:
-        """What a running lease becomes: those of its requests that have not ended go on."""
+        """Return the extended plan of a running lease: its requests that have not ended go on."""
         plan = self.batch[extension.batch_id].plan
         views = (self.request[request_id] for request_id in plan.request_ids)
         stops = {v.request_id: v.num_prompt_tokens + v.max_tokens - 1 for v in views if not v.has_ended}
@@ -172,7 +172,7 @@ class Snapshot:
 
     @cached_property
     def predicted_ends(self) -> dict[InstanceId, float]:
-        """When the batches that are ending leave their instances."""
+        """Return when the batches that are ending leave their instances."""
         return {
             instance_id: batch.step_ends_at
             for batch in self.ending
@@ -181,15 +181,15 @@ class Snapshot:
 
     @cached_property
     def ending_ids(self) -> frozenset[RequestId]:
-        """Requests of batches that are ending."""
+        """Return the requests of batches that are ending."""
         return frozenset(request_id for batch in self.ending for request_id in batch.plan.request_ids)
 
     @property
     def kv_capacity(self) -> int:
-        """Tokens of KV that all instances hold; host tiers do not count."""
+        """Return the tokens of KV that all instances hold; host tiers do not count."""
         return sum(i.kv_capacity for i in self.instances if i.kind is not InstanceKind.HOST)
 
     @property
     def kv_used(self) -> int:
-        """Tokens of it that are in use or reserved."""
+        """Return the tokens of it that are in use or reserved."""
         return sum(i.kv_used for i in self.instances if i.kind is not InstanceKind.HOST)

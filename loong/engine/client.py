@@ -42,7 +42,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class RequestLoad:
     """The load of one client's call: requests with their prompt lengths, each in `num_choices` choices.
 
     `key` is the index of the API key of the call.
@@ -73,7 +73,7 @@ class TokenEngine(Protocol):
 class EngineClient(TokenEngine, Protocol):
     """An engine as the server's handlers see it, in the same process or in another one."""
 
-    def admit(self, asking: Asking) -> AbstractAsyncContextManager[None]:
+    def admit(self, load: RequestLoad) -> AbstractAsyncContextManager[None]:
         """Count requests, all or none, while the context lasts. The counts cover all server processes.
 
         Raises the errors of `Admission.admit`.

@@ -46,11 +46,11 @@ class Refusals:
     ) -> IterationPlan:
         """Return a replacement after the policy has raised `error`.
 
-        If the policy can plan without one of the requests at rest, that request fails. The newest are tried
+        If the policy can plan without one of the plannable requests, that request fails. The newest are tried
         first.
         """
-        at_rest = [view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable]
-        for view in sorted(at_rest, key=_age, reverse=True)[:MAX_TRIES]:
+        plannable = [view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable]
+        for view in sorted(plannable, key=_age, reverse=True)[:MAX_TRIES]:
             with suppress(Exception):  # this request is not the only cause
                 plan = policy(_without(snapshot, view), cost_model)
                 check_plan(snapshot, plan)
@@ -116,7 +116,7 @@ def _without(snapshot: Snapshot, view: RequestView) -> Snapshot:
 
 
 def _newest(snapshot: Snapshot, refused_ids: frozenset[RequestId]) -> list[RequestView]:
-    """Return the newest refused request at rest. If none of those is at rest, return the newest at rest."""
+    """Return the newest refused request that can be planned, or else the newest that can be planned."""
     plannable = [view for view in snapshot.request.values() if view.is_plannable]
     named = [view for view in plannable if view.request_id in refused_ids]
     newest = max(named or plannable, key=_age, default=None)

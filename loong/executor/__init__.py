@@ -1,1 +1,1 @@
-"""What carries plans out: real workers, or a simulator driven by the cost model."""
+"""Executors of plans: real workers, or a simulator driven by the cost model."""

@@ -1,4 +1,4 @@
-"""Commands that all workers are to carry out and report as done, at one time or another."""
+"""Commands that all workers carry out and report as done, in any order."""
 
 import asyncio
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from loong.wire import CommandDone
 
 
 class Answers:
-    """The numbered commands that are under way, each with the workers that have not reported it as done."""
+    """The numbered commands in progress, each with the workers that have not reported it as done."""
 
     def __init__(self, workers: Iterable[WorkerId]) -> None:
         self._workers = frozenset(workers)
@@ -32,16 +32,16 @@ class Answers:
         return number, done
 
     def take(self, report: CommandDone) -> None:
-        """Note that a worker has carried out a command, or could not."""
+        """Record that a worker has carried out a command, or could not."""
         if report.number not in self._awaited:
-            return  # it was given up
+            return  # the command was abandoned
         what, late, done = self._awaited[report.number]
         late.discard((report.instance_id, report.tp_rank))
         if late and not report.failure:
             return
         del self._awaited[report.number]
         if done.done():
-            return  # nobody waits any more
+            return  # nothing awaits it any more
         if report.failure:
             message = f"instance {report.instance_id} could not {what}: {report.failure}"
             done.set_exception(ClusterError(message))

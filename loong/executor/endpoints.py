@@ -1,4 +1,4 @@
-"""Where workers are reached, and which of them an instruction is for."""
+"""Addresses of workers, and the workers that an instruction is for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where workers take commands, and where they report, of so many instances without their host tiers."""
+    """Addresses of workers' commands and reports. `num_instances` does not count host tiers."""
 
     reports: str
     commands: Mapping[WorkerId, str]
@@ -25,12 +25,12 @@ class Endpoints:
         return tuple(worker for i in group.instance_ids for worker in self.workers_of(i))
 
     def workers_of(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
-        """The ranks of an instance, or of the instance that keeps a host tier."""
+        """Return the ranks of an instance, or of the instance that keeps a host tier."""
         home_id = home_instance_id(instance_id, self.num_instances)
         return tuple(worker_id for worker_id in self.commands if worker_id[0] == home_id)
 
     def addressees(self, instruction: Instruction) -> tuple[WorkerId, ...]:
-        """The workers that have a part in it."""
+        """Return the workers that take part in an instruction."""
         match instruction:
             case RunBatch():
                 instance_ids = instruction.participant_ids

@@ -10,8 +10,8 @@ MAX_MISSED = 20  # in a row, after which a worker is given up
 class Heartbeats:
     """The heartbeats of all workers, `seconds` apart, and how many each has missed in a row.
 
-    A worker misses one at each `count_missed` since it was heard. That is called at intervals of `seconds`.
-    So a pause of this process (SIGSTOP, a frozen cgroup) costs every worker one heartbeat at most.
+    A worker misses one at each `count_missed` since its last message. `count_missed` is called every
+    `seconds`. So a pause of this process (SIGSTOP, a frozen cgroup) costs every worker one heartbeat at most.
     """
 
     def __init__(self, workers: Iterable[WorkerId], seconds: float) -> None:
@@ -19,7 +19,7 @@ class Heartbeats:
         self._num_missed = dict.fromkeys(workers, 0)
 
     def add(self, workers: Iterable[WorkerId]) -> None:
-        """Expect the heartbeats of these."""
+        """Expect the heartbeats of these workers as well."""
         self._num_missed.update(dict.fromkeys(workers, 0))
 
     def drop(self, workers: Iterable[WorkerId]) -> None:
@@ -28,18 +28,18 @@ class Heartbeats:
             self._num_missed.pop(worker_id, None)
 
     def hear(self, worker_id: WorkerId) -> None:
-        """Note a heartbeat of a worker; one that has yet to be added counts for nothing."""
+        """Record a heartbeat of a worker, unless it has yet to be added."""
         if worker_id in self._num_missed:
             self._num_missed[worker_id] = 0
 
     def count_missed(self) -> None:
-        """Note that a heartbeat of every worker was due."""
+        """Record that a heartbeat of every worker was due."""
         for worker_id in self._num_missed:
             self._num_missed[worker_id] += 1
 
     @property
     def silent_seconds(self) -> float:
-        """The longest silence of a worker."""
+        """Return the longest silence of a worker."""
         return self.seconds * max(self._num_missed.values(), default=0)
 
     def lost(self) -> WorkerId | None:

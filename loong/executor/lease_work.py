@@ -12,7 +12,7 @@ _COUNTS = tuple(field.name for field in fields(InstanceWork))
 
 
 class LeaseWork:
-    """Counted once at the start; then every step adds a key for each request, at its master.
+    """The work of a lease, counted once; then every step adds a key for each request, at its master.
 
     `step` is the work of the present step, and changes in place.
     """

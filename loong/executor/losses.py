@@ -1,4 +1,4 @@
-"""The worker that is named when one is lost: the first that failed, not one that failed because of it."""
+"""Finds the worker that caused a loss: the first that failed, not one that failed because of it."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,9 +7,7 @@ from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
 from loong.wire import WorkerFailed
 
-MAX_WAIT_SECONDS = (
-    5.0  # from a report about a peer to the end of the peer's process, which has memory to free
-)
+MAX_WAIT_SECONDS = 5.0  # from a report about a peer to the end of the peer's process, which must free memory
 
 
 class Losses:
@@ -18,7 +16,7 @@ class Losses:
     That is the instance that failed first, not those that failed because of it.
 
     In a ring, the survivors report that a peer did not do its part before the end of its process is known.
-    Such a report only says that something happened elsewhere. An error of a worker's own, and the end of one
+    Such a report only says that another worker failed. An error of a worker's own, and the end of one
     that had reported nothing, are declared at once.
     """
 
@@ -31,7 +29,7 @@ class Losses:
         self._declared: set[InstanceId] = set()
 
     def take(self, report: WorkerFailed) -> None:
-        """Note that a worker failed: by an error of its own, or because another did not do its part."""
+        """Record that a worker failed, by an error of its own or because another did not do its part."""
         if report.blamed is None:
             self._declare_once(report.instance_id, report.message)
             return
@@ -42,16 +40,19 @@ class Losses:
             self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._conclude)
 
     def end(self, worker_id: WorkerId, reason: str) -> None:
-        """Note that a worker is gone; if it has reported that of another, that is not news."""
+        """Record that a worker has ended; this is not news if it has reported the failure of another."""
         if worker_id not in self._about_peers:
             self._declare_once(worker_id[0], reason)
 
     def rejoin(self, instance_id: InstanceId) -> None:
-        """Note that a lost instance is there again."""
+        """Record that a lost instance is there again."""
         self._declared.discard(instance_id)
 
     def _conclude(self) -> None:
-        """Declare a worker that hangs: others blame it, and it blames nobody. Else, the first reporter."""
+        """Declare a worker that hangs: others blame it, and it blames none.
+
+        Otherwise declare the first reporter.
+        """
         self._timer = None
         if not self._about_peers:
             return
@@ -64,7 +65,7 @@ class Losses:
         self._declare_once(first.instance_id, first.message)
 
     def _declare_once(self, instance_id: InstanceId, reason: str) -> None:
-        """Declare an instance, which explains what its workers and others reported about it."""
+        """Declare an instance, which explains the reports of its workers and about them."""
         if instance_id in self._declared:
             return
         self._declared.add(instance_id)

@@ -1,35 +1,50 @@
-"""What workers were told to do, and have not all reported as done."""
+"""The work that workers have not reported as done."""
 
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from loong.core.errors import InvalidEventError
+from loong.core.events import ProducedToken
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.wire import BatchBegun, BatchDone, MigrationDone
+from loong.wire import BatchBegun, BatchDone, MigrationDone, StepDone
 
 logger = logging.getLogger(__name__)
 
 
+class EndedBatch(NamedTuple):
+    """The common report of the workers of a batch. They may not have measured its seconds."""
+
+    num_steps: int
+    last_tokens: Sequence[ProducedToken]
+    seconds: float | None
+
+
 class Outstanding:
-    """Batches and migrations, each with the workers that have yet to tell of its end."""
+    """Batches and migrations, each with the workers that have yet to report its end."""
 
     def __init__(self) -> None:
         self._batches: dict[int, set[WorkerId]] = {}
         self._migrations: dict[int, set[WorkerId]] = {}
         self._done: defaultdict[int, list[BatchDone]] = defaultdict(list)  # by batch; all must agree
+        self._last_tokens: defaultdict[int, list[ProducedToken]] = defaultdict(list)  # by batch
         self._rolled_back: set[int] = set()
         self._not_begun: dict[int, set[InstanceId]] = {}  # by batch that has not started
 
     def begin_batch(self, batch_id: int, workers: Iterable[WorkerId]) -> None:
-        """These are to run a batch."""
+        """Record the workers that are to run a batch."""
         self._batches[batch_id] = set(workers)
         self._not_begun[batch_id] = {instance_id for instance_id, _ in self._batches[batch_id]}
 
     def begin_migration(self, migration_id: int, workers: Iterable[WorkerId]) -> None:
-        """These are the two ends of a migration."""
+        """Record the workers at the two ends of a migration."""
         self._migrations[migration_id] = set(workers)
+
+    def runs(self, batch_id: int) -> bool:
+        """Return whether a batch has workers that have not reported its end."""
+        return batch_id in self._batches
 
     def has_batch(self, batch_id: int, worker_id: WorkerId) -> bool:
         """Return whether a worker runs a batch, or is to."""
@@ -47,13 +62,18 @@ class Outstanding:
         return is_awaited and not instance_ids
 
     def start(self, batch_id: int) -> bool:
-        """Let a batch have started, whoever has yet to say so. Return whether it had not before."""
+        """Mark a batch as started, even before all reports. Return whether it was not started before."""
         return self._not_begun.pop(batch_id, None) is not None
 
-    def end_batch(self, report: BatchDone) -> Sequence[BatchDone]:
-        """What all workers of a batch told, if this was the last of them; nothing if others are to tell.
+    def take_tokens(self, report: StepDone) -> None:
+        """Keep the tokens of a batch's last step."""
+        if report.is_last:
+            self._last_tokens[report.batch_id] += report.tokens
 
-        Raises `InvalidEventError` if another told another number of steps.
+    def end_batch(self, report: BatchDone) -> EndedBatch | None:
+        """Return the end of a batch if this is its last report; None if other workers have yet to report.
+
+        Raises `InvalidEventError` if two workers report different numbers of steps.
         """
         reports = self._done[report.batch_id]
         reports.append(report)
@@ -65,25 +85,25 @@ class Outstanding:
                 f"{report.instance_id}"
             )
         if not _is_last(self._batches, report.batch_id, (report.instance_id, report.tp_rank)):
-            return ()
-        return self._done.pop(report.batch_id)
+            return None
+        tokens = self._last_tokens.pop(report.batch_id, [])
+        return EndedBatch(report.num_steps, tokens, _measured_seconds(self._done.pop(report.batch_id)))
 
     def leave_batch(self, batch_id: int, worker_id: WorkerId) -> None:
-        """Note that a worker is done with a batch that nobody completes."""
+        """Record that a worker is done with a void batch."""
         self._batches[batch_id].discard(worker_id)
 
     def is_left(self, batch_id: int) -> bool:
-        """Return whether all workers are done with a batch that nobody completes, or it was never sent."""
+        """Return whether all workers are done with a void batch, or it was never sent to them."""
         return not self._batches.get(batch_id)
 
     def drop_batch(self, batch_id: int) -> None:
-        """Forget a batch that nobody completes."""
-        self._batches.pop(batch_id, None)
-        self._done.pop(batch_id, None)
-        self._not_begun.pop(batch_id, None)
+        """Forget a void batch."""
+        for by_batch in (self._batches, self._done, self._not_begun, self._last_tokens):
+            by_batch.pop(batch_id, None)
 
     def drop_workers(self, workers: Iterable[WorkerId]) -> list[int]:
-        """Expect nothing more of lost workers. Return the migrations that nobody is to report any more."""
+        """Expect nothing more of lost workers. Return the migrations that no worker will report."""
         lost = frozenset(workers)
         for waiting in self._batches.values():
             waiting -= lost
@@ -100,7 +120,10 @@ class Outstanding:
         return over
 
     def end_migration(self, report: MigrationDone) -> bool | None:
-        """Whether all ends committed a migration, if this was the last; None if others are still to tell."""
+        """Return whether all ends committed a migration, if this was the last.
+
+        None if others are to report.
+        """
         migration_id = report.migration_id
         if not report.is_committed:
             self._rolled_back.add(migration_id)
@@ -122,7 +145,10 @@ def _is_last(waiting_for: dict[int, set[WorkerId]], number: int, worker_id: Work
     return True
 
 
-def measured_seconds(reports: Sequence[BatchDone]) -> float | None:
-    """Return what a batch took by the clock of the workers, which is one machine's; None if none measured."""
+def _measured_seconds(reports: Sequence[BatchDone]) -> float | None:
+    """Return the seconds of a batch by the clock of the workers, which is one machine's.
+
+    None if none measured.
+    """
     began_at = max(report.began_at for report in reports)
     return max(report.ended_at for report in reports) - began_at if began_at else None

@@ -1,4 +1,4 @@
-"""What carries plans out: real workers, or virtual time."""
+"""The protocol of executors: real workers, or virtual time."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -8,16 +8,16 @@ from loong.core.instructions import Instruction
 
 
 class Executor(Protocol):
-    """Takes instructions, tells events. The order of events is the order in which they happened.
+    """Takes instructions and returns events, in the order in which they happened.
 
     Of each batch there is one `BatchStarted`, then its `TokensProduced`, then one `BatchFinished`. Each
     `MoveKV` ends in one `MigrationFinished`. Arrivals and aborts come through the same stream.
     """
 
     async def next_events(self) -> Sequence[Event]:
-        """Wait for what happens next: all that has by now, or nothing if there will be no more events."""
+        """Wait for the next events, and return all so far; empty if there will be no more."""
         ...
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
-        """Start carrying these out, in this order on each instance; returns at once."""
+        """Start carrying out instructions, in this order on each instance; return at once."""
         ...

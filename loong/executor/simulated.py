@@ -1,4 +1,4 @@
-"""Virtual time: what a cluster would tell, by the cost model's clock."""
+"""A cluster in virtual time: its events, by the cost model's clock."""
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,23 +25,22 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
-from loong.executor.batch_queue import BatchQueue
-from loong.executor.held_instructions import HeldInstructions
+from loong.executor.batch_queue import BatchQueue, Ready
 from loong.executor.lease_work import LeaseWork
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.scheduler.cost.idle_tracker import IdleTracker
 
-HIDDEN_SHARE = 0.5  # of what it takes to tell a batch, that is over by then if another ran for as long
+HIDDEN_SHARE = 0.5  # of the time to send a batch that is hidden if another ran for as long
 
 _Instructions: TypeAlias = tuple[Instruction, ...]
 
 
 @dataclass(slots=True)
 class _Running:
-    """A batch in flight. `sampled` has, for each request that gets tokens, how many it had and may have.
+    """A batch in flight. `sampled` has, for each request that gets tokens, its tokens before and its limit.
 
-    In step number `next_end` the first of these ends. All steps take `slowness` times as long as predicted.
+    The first of these ends in step number `next_end`. All steps take `slowness` times as long as predicted.
     """
 
     plan: BatchPlan
@@ -59,7 +58,7 @@ class _Running:
         self._see_next_end()
 
     def sample(self) -> tuple[ProducedToken, ...]:
-        """The tokens of the present step."""
+        """Return the tokens of the present step."""
         step = self.num_steps_taken
         if step < self.next_end:
             return tuple([ProducedToken(request_id, had + step) for request_id, had, _ in self.sampled])
@@ -69,7 +68,7 @@ class _Running:
         )
 
     def take_step(self) -> None:
-        """Go on to the next step, without the requests that ended with this one."""
+        """Go on to the next step, without the requests that ended in this one."""
         step, self.num_steps_taken = self.num_steps_taken, self.num_steps_taken + 1
         self.work.take_step()
         if step < self.next_end:
@@ -85,16 +84,16 @@ class _Running:
 
 
 class SimulatedExecutor:
-    """An `Executor` without workers: deterministic, and as quick as its policy.
+    """An `Executor` without workers: deterministic, and as fast as its policy.
 
     Requests arrive at their `arrival_time`, and are drawn one by one in that order (or `InvalidEventError` is
     raised); `incidents` (aborts, losses, joins) happen at theirs. Every request produces its `max_tokens`:
-    the ids of its output tokens count up from 0 and stop nothing. Whatever is told to the executor starts
-    `plan_time` seconds later, and a batch when its instances have ended those before. A batch takes as long
-    as the cost model says, but for `noise`: the standard deviation of the logarithm of a factor that is drawn
-    for each batch, whose median is 1. Ends are predicted by `lookahead` before they are predicted to come;
-    without it, none is. What is told while another batch runs takes less, by up to `HIDDEN_SHARE` of telling
-    it. A step that instances outside its group serve delays the steps that run there.
+    the ids of its output tokens count up from 0 and stop nothing. Each instruction starts `plan_time` seconds
+    after it is submitted, and a batch when its instances have ended the batches before. A batch takes the
+    time of the cost model, times a random factor of median 1: `noise` is the standard deviation of the
+    factor's logarithm. Ends are reported before they come by the margin `lookahead`; without it, none is
+    predicted. Sending a batch while another runs takes less time, by up to `HIDDEN_SHARE`. A step that
+    instances outside its group serve delays the steps that run there.
     """
 
     def __init__(
@@ -109,11 +108,7 @@ class SimulatedExecutor:
         lookahead: LookaheadMargin | None = None,
     ) -> None:
         self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
-        self._lookahead, self._held_instructions, self._batch_queue = (
-            lookahead,
-            HeldInstructions(),
-            BatchQueue(),
-        )
+        self._lookahead, self._queue = lookahead, BatchQueue()
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
@@ -130,7 +125,7 @@ class SimulatedExecutor:
 
     @property
     def now(self) -> float:
-        """Virtual seconds: when the last event told has happened."""
+        """Return virtual seconds: the time of the last event."""
         return self._now
 
     def pause(self, seconds: float) -> None:
@@ -140,7 +135,7 @@ class SimulatedExecutor:
         self._now += seconds
 
     async def next_events(self) -> Sequence[Event]:
-        """All that happens at the next moment at which something does, at once."""
+        """Return all events at the next moment that has any."""
         events: list[Event] = []
         while True:
             next_end, next_due = self._processors.next_end, self._next_due
@@ -154,7 +149,7 @@ class SimulatedExecutor:
                 events.append(event)
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
-        """Put what depends_on_batch_id from these on the clock."""
+        """Schedule the effects of instructions."""
         submitted = tuple(instructions)
         if not submitted:
             return
@@ -168,7 +163,7 @@ class SimulatedExecutor:
         return self._due[0][0] if self._due else inf
 
     def _take_due(self) -> Event | None:
-        """Do what is due first; None if it is nothing to tell."""
+        """Do the next due item; return its event, or None if it has none."""
         _, _, item = heapq.heappop(self._due)
         if isinstance(item, tuple):
             self._carry_out(item)
@@ -176,7 +171,7 @@ class SimulatedExecutor:
         return self._happen(item)
 
     def _happen(self, event: Event) -> Event | None:
-        """Take in what was due; None if a loss has made it void."""
+        """Apply a due event and return it; None if a loss has made it void."""
         match event:
             case RequestArrived():
                 self._draw_arrival()
@@ -198,13 +193,15 @@ class SimulatedExecutor:
 
     def _carry_out(self, instructions: _Instructions) -> None:
         for instruction in instructions:
-            if (ready := self._held_instructions.take(instruction)) is not None:
+            if (ready := self._queue.take(instruction)) is not None:
                 self._do(ready)
 
-    def _do(self, instruction: Instruction) -> None:
-        match instruction:
+    def _do(self, ready: Ready) -> None:
+        match instruction := ready.instruction:
             case RunBatch():
-                self._start_batch(instruction)
+                self._open_batch(instruction)
+                if ready.begins:
+                    self._begin(instruction.batch_id)
             case ExtendLease():
                 if (running := self._running.get(instruction.batch_id)) is not None:
                     running.last_step = instruction.num_steps
@@ -219,7 +216,7 @@ class SimulatedExecutor:
             case _:
                 assert_never(instruction)
 
-    def _start_batch(self, instruction: RunBatch) -> None:
+    def _open_batch(self, instruction: RunBatch) -> None:
         plan, inputs = instruction.plan, instruction.inputs
         placements = {given.request_id: given.placement for given in inputs}
         sampled = [
@@ -236,11 +233,9 @@ class SimulatedExecutor:
         self._running[instruction.batch_id] = _Running(
             plan, placements, sampled, plan.num_steps, slowness, self._now, instruction.participant_ids
         )
-        if self._batch_queue.enqueue(instruction.batch_id, plan.group.instance_ids):
-            self._begin(instruction.batch_id)
 
     def _begin(self, batch_id: int) -> None:
-        """Take the first step of a batch now that its instances have ended all before."""
+        """Take the first step of a batch, now that its instances have ended all before."""
         running = self._running[batch_id]
         plan = running.plan
         starts_idle = self._idle_tracker.were_idle(plan.group.instance_ids, self._now)
@@ -255,16 +250,17 @@ class SimulatedExecutor:
             self._schedule(end.time, end)
 
     def _end_batch(self, batch_id: int) -> None:
-        """Let all go on that waited for a batch that has ended, or never will."""
+        """Start the batches that waited for one that has ended, or never will."""
         self._computing = {i: computed for i, computed in self._computing.items() if computed != batch_id}
-        for instruction in self._held_instructions.end(batch_id):
-            self._do(instruction)
-        self._held_instructions.forget(batch_id)
-        for begun_id in self._batch_queue.end(batch_id):
+        released = self._queue.end(batch_id)
+        self._queue.forget(batch_id)
+        for ready in released.ready:
+            self._do(ready)
+        for begun_id in released.begun_ids:
             self._begin(begun_id)
 
     def _hidden(self, running: _Running) -> float:
-        """Seconds that a batch which begins now need not take, for another ran while it was instruction."""
+        """Return the seconds that a batch saves because it was sent while another ran."""
         waited, first = self._now - running.submitted_at, running.work.step
         if not waited:
             return 0.0
@@ -273,6 +269,9 @@ class SimulatedExecutor:
 
     def _start_step(self, batch_id: int, running: _Running, hidden: float = 0.0) -> None:
         step = running.work.step
+        if step.holders:
+            idle_ids = frozenset(i for i in step.holders if i not in self._computing)
+            step = replace(step, idle_holder_ids=idle_ids)
         seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
         delays: dict[int, float] = {}  # by batch, which waits for the member that serves longest
@@ -284,7 +283,7 @@ class SimulatedExecutor:
             self._processors.delay(delayed_id, delay)
 
     def _end_step(self, batch_id: int) -> TokensProduced:
-        """Tell the tokens of a step; begin the next at once, or finish the batch."""
+        """Return the tokens of a step; begin the next at once, or finish the batch."""
         running = self._running[batch_id]
         event = TokensProduced(self._now, batch_id, running.num_steps_taken, running.sample())
         running.take_step()
@@ -303,8 +302,8 @@ class SimulatedExecutor:
         self._schedule(time, MigrationFinished(time, instruction.migration_id, is_committed=True))
 
     def _lose(self, instance_id: InstanceId) -> None:
-        """Drop the batches and migrations that an instance was to take part in: they never end, or begin."""
-        self._held_instructions.drop(lambda instruction: _needs(instruction, instance_id))
+        """Drop the batches and migrations of an instance: they never end, or never begin."""
+        self._queue.drop(lambda instruction: _needs(instruction, instance_id))
         for batch_id, running in tuple(self._running.items()):
             if instance_id in running.participant_ids:
                 del self._running[batch_id]
@@ -338,7 +337,7 @@ def _ends(migration: KVMigration) -> tuple[InstanceId, InstanceId]:
 
 
 def _without(instance_id: InstanceId, instructions: _Instructions) -> _Instructions:
-    """What of these does not need an instance."""
+    """Return the instructions that do not need an instance."""
     return tuple(instruction for instruction in instructions if not _needs(instruction, instance_id))
 
 

@@ -4,12 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
-from pathlib import Path
 from time import monotonic
 from typing import assert_never
-
-import zmq
 
 from loong.core.errors import ClusterError
 from loong.core.events import (
@@ -23,61 +19,51 @@ from loong.core.events import (
     MigrationFinished,
     TokensProduced,
 )
-from loong.core.grammar import Grammar
 from loong.core.instance import ElasticInstance
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.executor.answers import Answers
-from loong.executor.batch_queue import BatchQueue
+from loong.executor.batch_queue import BatchQueue, Ready
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.heartbeats import Heartbeats
-from loong.executor.held_instructions import HeldInstructions
-from loong.executor.lookahead import LookaheadMargin
+from loong.executor.lookahead import EndPredictions, LookaheadMargin
 from loong.executor.losses import Losses
-from loong.executor.outstanding import Outstanding, measured_seconds
+from loong.executor.outstanding import EndedBatch, Outstanding
 from loong.executor.recovery import Recovery, Restarts
+from loong.executor.worker_calls import WorkerCalls
+from loong.executor.worker_sockets import WorkerSockets
 from loong.stray_frames import StrayFrames
 from loong.stream import Stream
 from loong.wire import (
     HEARTBEAT_SECONDS,
-    MAX_FRAME_BYTES,
     BatchBegun,
     BatchDone,
     BatchFailed,
     CommandDone,
-    EndTrace,
     ForgetFailures,
     Heartbeat,
     MigrationDone,
-    PrepareGrammar,
     PromptScored,
     Report,
     Shutdown,
-    StartTrace,
     StepDone,
     WireError,
     WorkerFailed,
     WorkerReady,
-    address,
     decode_report,
-    encode,
 )
 
 logger = logging.getLogger(__name__)
 
-MAX_GRAMMAR_SECONDS = 60.0  # for all workers: one schema takes 2 s at most, but others may come before it
-MAX_TRACE_START_SECONDS = 120.0  # a worker begins between two steps, and no step takes longer
-MAX_TURN_SECONDS = 0.005  # of whoever takes events, after which others have their turn
+MAX_TURN_SECONDS = 0.005  # of a caller that takes events, after which other tasks run
 
 
 class WorkersExecutor:
-    """An `Executor` whose events are what the workers report, and what `post` adds.
+    """An `Executor` whose events are the reports of workers, and those that `post` adds.
 
-    Ends are predicted by `lookahead` before they come; without it, none is. Workers send a heartbeat every
-    `heartbeat` seconds. With `restarts`, a lost instance is started again and joins; `expect` takes its new
-    workers.
+    Ends are reported before they come by the margin `lookahead`; without it, none is predicted. Workers send
+    a heartbeat every `heartbeat` seconds. With `restarts`, a lost instance is started again and joins;
+    `expect` takes its new workers.
     """
 
     def __init__(
@@ -87,54 +73,40 @@ class WorkersExecutor:
         heartbeat: float = HEARTBEAT_SECONDS,
         restarts: Restarts | None = None,
     ) -> None:
-        self._endpoints, self._lookahead, self._restarts = endpoints, lookahead, restarts
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._reports = self._context.socket(zmq.PULL)
-        self._reports.setsockopt(zmq.RCVHWM, 0)
-        self._reports.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._reports.bind(address(endpoints.reports))
-        self._commands = {worker_id: self._connect(where) for worker_id, where in endpoints.commands.items()}
+        self._endpoints, self._restarts = endpoints, restarts
+        self._sockets = WorkerSockets(endpoints)
+        self.calls = WorkerCalls(endpoints.commands, self._sockets.send)
         self._events = Stream[Event | Drained | BaseException]()
-        self._ending: Drained | BaseException | None = None  # what came after the last event
+        self._ending: Drained | BaseException | None = None  # the end after the last event
         self._turn_began_at = monotonic()
         self._outstanding = Outstanding()
-        self._held_instructions = HeldInstructions()
-        self._batch_queue = BatchQueue()
-        self._to_predict: dict[int, BatchPlan] = {}  # batches in flight
-        self._alarms: dict[int, asyncio.TimerHandle] = {}
+        self._queue = BatchQueue()
+        self._end_predictions = EndPredictions(lookahead, self._predict_end)
         self._not_ready = set(endpoints.commands)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers = Answers(endpoints.commands)
         self._heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self._losses = Losses(self._declare_lost)
         self._recovery = Recovery(self._outstanding.is_left)
-        self._restarting: dict[InstanceId, set[WorkerId]] = {}  # those that are not ready again
-        self._ready_again: list[InstanceId] = []  # those whose loss is not an event yet
+        self._restarting: dict[InstanceId, set[WorkerId]] = {}  # workers that are not ready again
+        self._ready_again: list[InstanceId] = []  # instances whose loss is not an event yet
         self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
         self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
 
-    def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
-        socket = self._context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.connect(address(endpoint))
-        return socket
-
     @property
     def now(self) -> float:
-        """Seconds since the start, the clock of all events."""
+        """Return the seconds since the start, the clock of all events."""
         return monotonic() - self._started_at
 
     @property
     def seconds_since_heard(self) -> float:
-        """The longest silence of a worker; a pause of this process does not count."""
+        """Return the longest silence of a worker; a pause of this process does not count."""
         return self._heartbeats.silent_seconds
 
     @property
     def num_stray_frames(self) -> int:
-        """Frames that were dropped on the sockets of this process and of the workers."""
+        """Return the frames that were dropped on the sockets of this process and of the workers."""
         return self._strays.num_dropped + sum(self._num_strays.values())
 
     async def wait_until_ready(self, timeout: float) -> None:
@@ -150,16 +122,16 @@ class WorkersExecutor:
             raise ClusterError(f"instances {late} were not ready within {timeout:g} s") from None
 
     def post(self, event: Event | Drained) -> None:
-        """Put an event of this process into the stream."""
+        """Add an event of this process to the stream."""
         self._events.put(event)
 
     @property
     def survives_losses(self) -> bool:
-        """Whether lost instances are started again."""
+        """Return whether lost instances are started again."""
         return self._restarts is not None
 
     def lose(self, worker_id: WorkerId, reason: str) -> None:
-        """Note that a worker is gone. The instance that is then lost is the one that failed first."""
+        """Record that a worker is gone. The instance that is then lost is the one that failed first."""
         if self._restarts is not None and worker_id[0] in self._restarting:
             logger.warning("instance %d did not start again: %s", worker_id[0], reason)
             self._drop_workers(worker_id[0])
@@ -168,9 +140,9 @@ class WorkersExecutor:
             self._losses.end(worker_id, reason)
 
     def expect(self, commands: Mapping[WorkerId, str]) -> None:
-        """Take the workers of an instance that is started again, by where they take commands."""
-        for worker_id, where in commands.items():
-            self._commands[worker_id] = self._connect(where)
+        """Take the workers of an instance that is started again, by the endpoints of their commands."""
+        self._sockets.add(commands)
+        for worker_id in commands:
             self._restarting.setdefault(worker_id[0], set()).add(worker_id)
         self._endpoints = replace(self._endpoints, commands={**self._endpoints.commands, **commands})
 
@@ -193,9 +165,8 @@ class WorkersExecutor:
         workers = self._endpoints.workers_of(instance_id)
         self._restarting.pop(instance_id, None)
         self._heartbeats.drop(workers)
-        self._answers.drop(workers)
-        for worker_id in workers:
-            self._commands.pop(worker_id).close(linger=0)
+        self.calls.drop(workers)
+        self._sockets.drop(workers)
         kept = {w: where for w, where in self._endpoints.commands.items() if w not in workers}
         self._endpoints = replace(self._endpoints, commands=kept)
         return workers
@@ -212,21 +183,21 @@ class WorkersExecutor:
             for instance_id in ready:
                 self._join(instance_id)
 
-    def _close_void(self, batch_ids: Sequence[int]) -> None:
+    def _close_void(self, batch_ids: Iterable[int]) -> None:
         for batch_id in batch_ids:
             self._outstanding.drop_batch(batch_id)
-            self._to_predict.pop(batch_id, None)
-            if (alarm := self._alarms.pop(batch_id, None)) is not None:
-                alarm.cancel()
-            for begun_id in self._batch_queue.end(batch_id):
-                if begun_id in self._to_predict and not self._recovery.is_void(begun_id):
-                    self._set_alarm(begun_id)
-            for instruction in self._held_instructions.end(batch_id):
-                if isinstance(instruction, MoveKV):
-                    self.post(MigrationFinished(self.now, instruction.migration_id, is_committed=False))
-                elif self._recovery.accepts(instruction):
-                    self._send_instruction(instruction)
-            self._held_instructions.forget(batch_id)
+            self._end_predictions.close(batch_id)
+            released = self._queue.end(batch_id)
+            self._queue.forget(batch_id)
+            for ready in released.ready:
+                if isinstance(ready.instruction, MoveKV):
+                    migration_id = ready.instruction.migration_id
+                    self.post(MigrationFinished(self.now, migration_id, is_committed=False))
+                elif self._recovery.accepts(ready.instruction):
+                    self._carry_out(ready)
+            for begun_id in released.begun_ids:
+                if not self._recovery.is_void(begun_id):
+                    self._end_predictions.begin(begun_id, self.now)
 
     def _join(self, instance_id: InstanceId) -> None:
         """Post that an instance is there again, once its loss has been posted."""
@@ -235,7 +206,7 @@ class WorkersExecutor:
             return
         workers = self._endpoints.workers_of(instance_id)
         self._heartbeats.add(workers)
-        self._answers.add(workers)
+        self.calls.add(workers)
         self._losses.rejoin(instance_id)
         logger.info("instance %d is there again", instance_id)
         for instance in self._kept_by(instance_id):
@@ -245,13 +216,13 @@ class WorkersExecutor:
         return () if self._restarts is None else self._restarts.kept_by(instance_id)
 
     def fail(self, error: BaseException) -> None:
-        """Let whoever waits for events have this error after those there are."""
+        """Raise this error in `next_events`, after the events so far."""
         self._events.put(error)
 
     async def next_events(self) -> Sequence[Event]:
-        """All events there are, in the order in which they became known.
+        """Return all events so far, in the order in which they became known.
 
-        Raises what `fail` was given, and `InvalidEventError` if workers contradict.
+        Raises the error of `fail`, and `InvalidEventError` if workers contradict each other.
         """
         events: list[Event] = []
         if self._ending is None:
@@ -262,24 +233,24 @@ class WorkersExecutor:
                     self._ending = item
                     break
                 if isinstance(item, BatchFinished):
-                    self._held_instructions.forget(item.batch_id)
+                    self._queue.forget(item.batch_id)
                 events.append(self._with_void_batches(item) if isinstance(item, InstanceLost) else item)
         if isinstance(self._ending, BaseException) and not events:
             raise self._ending
         return joined(events)
 
     def _with_void_batches(self, event: InstanceLost) -> InstanceLost:
-        """Return a loss as the engine is to see it; what it plans from then on is not void."""
+        """Return a loss as the engine is to see it. Batches that it plans from then on are not void."""
         if self._restarts is None:
             return event
         event = self._recovery.reported(event)
         self._close_void(event.void_batch_ids)
         if self._recovery.is_over:
-            self._send(self._commands, encode(ForgetFailures()))
+            self._sockets.send(self._endpoints.commands, ForgetFailures())
         return event
 
     async def _let_others_run(self) -> None:
-        """Suspend if that was long ago: to take events that are there already does not."""
+        """Suspend if the last suspension was long ago: taking available events does not suspend."""
         if monotonic() - self._turn_began_at > MAX_TURN_SECONDS:
             await asyncio.sleep(0)
             self._turn_began_at = monotonic()
@@ -289,61 +260,43 @@ class WorkersExecutor:
         for instruction in instructions:
             if not self._recovery.accepts(instruction):
                 continue
-            if (ready := self._held_instructions.take(instruction)) is not None:
-                self._send_instruction(ready)
+            if (ready := self._queue.take(instruction)) is not None:
+                self._carry_out(ready)
 
-    def _send_instruction(self, instruction: Instruction) -> None:
+    def _carry_out(self, ready: Ready) -> None:
+        instruction = ready.instruction
         workers = self._endpoints.addressees(instruction)
         match instruction:
             case RunBatch():
                 self._outstanding.begin_batch(instruction.batch_id, self._endpoints.members(instruction))
-                self._begin_batch(instruction)
+                self._end_predictions.open(instruction.batch_id, instruction.plan)
+                if ready.begins:
+                    self._end_predictions.begin(instruction.batch_id, self.now)
             case MoveKV():
                 self._outstanding.begin_migration(instruction.migration_id, workers)
             case ExtendLease() | StopLease() | ReleaseKV():
                 pass
             case _:
                 assert_never(instruction)
-        self._send(workers, encode(instruction))
-
-    def _begin_batch(self, instruction: RunBatch) -> None:
-        self._to_predict[instruction.batch_id] = instruction.plan
-        if self._batch_queue.enqueue(instruction.batch_id, instruction.plan.group.instance_ids):
-            self._set_alarm(instruction.batch_id)
-
-    def _set_alarm(self, batch_id: int) -> None:
-        """A batch begins now; its end is predicted in time."""
-        plan, now = self._to_predict[batch_id], self.now
-        if (
-            self._lookahead is not None
-            and (end := self._lookahead.predict_end(batch_id, plan, now)) is not None
-        ):
-            loop = asyncio.get_running_loop()
-            self._alarms[batch_id] = loop.call_later(end.time - now, self._predict_end, end)
+        self._sockets.send(workers, instruction)
 
     def _predict_end(self, end: BatchEndPredicted) -> None:
-        del self._alarms[end.batch_id]
         self.post(replace(end, time=self.now))
 
     async def read_reports(self) -> None:
-        """Turn reports into events until cancelled. Raises `InvalidEventError` if workers contradict."""
-        readable, loop = asyncio.Event(), asyncio.get_running_loop()
-        descriptor = self._reports.fileno()
-        loop.add_reader(descriptor, readable.set)
-        try:
-            while True:
-                readable.clear()
-                self._drain()  # to the last: the descriptor tells of new frames only when none are left
-                await readable.wait()
-        finally:
-            loop.remove_reader(descriptor)
+        """Turn reports into events until cancelled.
+
+        Raises `InvalidEventError` if workers contradict each other.
+        """
+        async for _ in self._sockets.arrivals():
+            self._drain()
 
     def _drain(self) -> None:
-        while self._reports.poll(0):  # to find none left by an error takes three times as long
-            self.receive(self._reports.recv(zmq.NOBLOCK))
+        for frame in self._sockets.frames():
+            self.receive(frame)
 
     def receive(self, frame: bytes) -> None:
-        """Turn one worker's report into events; drop what is no report, or of nothing that we know.
+        """Turn one worker's report into events; drop frames that are no report, or of unknown work.
 
         Raises `InvalidEventError` if it contradicts another's.
         """
@@ -355,12 +308,12 @@ class WorkersExecutor:
         if self._is_expected(report):
             self._translate(report)
         elif not self._is_of_a_loss(report):
-            self._strays.drop(f"a {type(report).__name__} that nobody owes", repr(report))
+            self._strays.drop(f"a {type(report).__name__} that is not expected", repr(report))
 
     def _is_expected(self, report: Report) -> bool:
-        """Return whether a report is of a worker of ours, and of work that it has not reported as done."""
+        """Return whether a report is of a known worker, and of work that it has not reported as done."""
         if isinstance(report, StepDone):  # first, as most are
-            return report.batch_id in self._to_predict
+            return self._outstanding.runs(report.batch_id)
         worker_id = report.instance_id, report.tp_rank
         match report:
             case BatchBegun() | PromptScored() | BatchDone() | BatchFailed():
@@ -371,7 +324,7 @@ class WorkersExecutor:
                 return worker_id in self._endpoints.commands
 
     def _is_of_a_loss(self, report: Report) -> bool:
-        """Return whether a report came late, of a batch that a loss ended or of a worker that is lost."""
+        """Return whether a report is late: of a void batch, or of a worker that is lost."""
         match report:
             case StepDone() | BatchBegun() | PromptScored() | BatchDone() | BatchFailed():
                 return self._recovery.is_void(report.batch_id)
@@ -379,7 +332,7 @@ class WorkersExecutor:
                 return self._restarts is not None and report.instance_id < self._endpoints.num_instances
 
     async def watch_silence(self) -> None:
-        """Once all are ready, give up workers that miss too many heartbeats; until cancelled."""
+        """Once all are ready, declare workers lost that miss too many heartbeats; runs until cancelled."""
         await self._ready
         while True:
             await asyncio.sleep(self._heartbeats.seconds)
@@ -390,61 +343,19 @@ class WorkersExecutor:
                 self._heartbeats.drop([lost])
                 self.lose(lost, f"it was silent for {silence:g} s")
 
-    def prepare_grammar(self, grammar: Grammar) -> asyncio.Future[None]:
-        """Let all workers compile a grammar, before a request that needs it is planned.
-
-        The future is done when all have, and raises `ClusterError` if one cannot, or not in time.
-        """
-        number, done = self._answers.expect("compile a grammar", MAX_GRAMMAR_SECONDS)
-        self._send(self._endpoints.commands, encode(PrepareGrammar(number, grammar)))
-        return done
-
-    async def start_traces(self) -> None:
-        """Let all workers trace what they do, and return once all have begun.
-
-        Raises `ClusterError` if one could not, or not in time; then none goes on.
-        """
-        number, begun = self._answers.expect("begin a trace", MAX_TRACE_START_SECONDS)
-        self._send(self._endpoints.commands, encode(StartTrace(number)))
-        try:
-            await begun
-        except ClusterError:
-            number, dropped = self._answers.expect("drop a trace", MAX_TRACE_START_SECONDS)
-            dropped.add_done_callback(lambda done: done.exception())  # nobody waits for it
-            self._send(self._endpoints.commands, encode(EndTrace(number, None)))
-            raise
-
-    async def write_traces(self, folder: Path) -> Mapping[WorkerId, Path]:
-        """Let all workers end their traces after what was submitted, and wait for the file of each.
-
-        Raises `ClusterError` if one cannot write it.
-        """
-        files = {(i, rank): folder / f"worker-{i}-{rank}.json" for i, rank in self._endpoints.commands}
-        number, written = self._answers.expect("write its trace")
-        for worker_id, path in files.items():
-            self._send([worker_id], encode(EndTrace(number, str(path))))
-        await written
-        return files
-
     def shut_down(self) -> None:
-        """Tell all workers to end."""
-        self._send(self._endpoints.commands, encode(Shutdown()))
+        """Ask all workers to end."""
+        self._sockets.send(self._endpoints.commands, Shutdown())
 
     def close(self) -> None:
         """Close all sockets; what is queued has a second to leave."""
-        for socket in self._commands.values():
-            socket.close()
-        self._reports.close(linger=0)
-        self._context.destroy(linger=1000)
-
-    def _send(self, workers: Iterable[WorkerId], frame: bytes) -> None:
-        for worker_id in workers:
-            self._commands[worker_id].send(frame)
+        self._sockets.close()
 
     def _translate(self, report: Report) -> None:
         match report:
             case StepDone():  # first, as most are
                 self._start(report.batch_id)
+                self._outstanding.take_tokens(report)
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case WorkerReady():
                 self._not_ready.discard((report.instance_id, report.tp_rank))
@@ -463,9 +374,6 @@ class WorkersExecutor:
                 if self._outstanding.is_last_to_begin(report):
                     self._start(report.batch_id)
             case BatchDone() if self._recovery.is_void(report.batch_id):
-                if report.tokens:
-                    self._start(report.batch_id)
-                    self._report_tokens(report)
                 self._leave(report)
             case BatchFailed():
                 self._recovery.fail(report.batch_id)
@@ -474,64 +382,52 @@ class WorkersExecutor:
                     self._losses.take(WorkerFailed(*failed))
                 self._leave(report)
             case BatchDone():
-                if report.tokens or self._outstanding.is_last_to_begin(report):
+                if self._outstanding.is_last_to_begin(report):
                     self._start(report.batch_id)
-                if reports := self._outstanding.end_batch(report):
-                    self._end_batch(reports)
-                elif report.tokens:  # now, for those of a batch behind may come before the others are done
-                    self._report_tokens(report)
+                if (ended := self._outstanding.end_batch(report)) is not None:
+                    self._end_batch(report.batch_id, ended)
             case PromptScored():
                 self.take_prompt_logprobs(report.logprobs)
             case MigrationDone():
                 if (is_committed := self._outstanding.end_migration(report)) is not None:
                     self.post(MigrationFinished(self.now, report.migration_id, is_committed))
             case CommandDone():
-                self._answers.take(report)
+                self.calls.take(report)
             case WorkerFailed():
                 self._losses.take(report)
             case _:
                 assert_never(report)
 
     def _start(self, batch_id: int) -> None:
-        """Post the start of a batch, unless it has started, and before it those of all that it is behind.
+        """Post the start of a batch, unless it has started, after those of all batches before it.
 
         Reports of several workers have no order: tokens may come from one while another has yet to begin.
         """
         if self._outstanding.start(batch_id):
-            for before_id in self._batch_queue.before(batch_id):
+            for before_id in self._queue.before(batch_id):
                 self._start(before_id)
             self.post(BatchStarted(self.now, batch_id))
 
     def _leave(self, report: BatchDone | BatchFailed) -> None:
-        """Note that a worker has left a void batch."""
+        """Record that a worker has left a void batch."""
         self._outstanding.leave_batch(report.batch_id, (report.instance_id, report.tp_rank))
         self._report_losses()
 
-    def _report_tokens(self, report: BatchDone) -> None:
-        self.post(TokensProduced(self.now, report.batch_id, report.num_steps - 1, report.tokens))
-
-    def _end_batch(self, reports: Sequence[BatchDone]) -> None:
-        last = reports[-1]
-        batch_id = last.batch_id
-        if last.tokens:
-            self._report_tokens(last)
-        self.post(BatchFinished(self.now, batch_id, last.num_steps, measured_seconds(reports)))
-        del self._to_predict[batch_id]
+    def _end_batch(self, batch_id: int, ended: EndedBatch) -> None:
+        self.post(BatchFinished(self.now, batch_id, ended.num_steps, ended.seconds))
+        self._end_predictions.close(batch_id)
         self._recovery.end(batch_id)
-        if (alarm := self._alarms.pop(batch_id, None)) is not None:
-            alarm.cancel()
-        for instruction in self._held_instructions.end(
-            batch_id, chain.from_iterable(report.tokens for report in reports)
-        ):
-            self._send_instruction(instruction)
-        for begun_id in self._batch_queue.end(batch_id):
-            self._set_alarm(begun_id)
+        released = self._queue.end(batch_id, ended.last_tokens)
+        for ready in released.ready:
+            self._carry_out(ready)
+        for begun_id in released.begun_ids:
+            self._end_predictions.begin(begun_id, self.now)
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """The same, with what masters tell of one step one after the other as one event, told with the last.
+    """Merge consecutive `TokensProduced` of the same step into one event, at the time of the last.
 
-    To take in an event costs as much as some tokens of it do.
+    Applying an event costs as much as some of its tokens.
     """
     found: list[Event] = []
     for event in events:

@@ -1,1 +1,1 @@
-"""What is recorded and shown of a cluster: timeline, decision log, recordings and worker traces."""
+"""Records and views of a cluster: timeline, decision log, recordings and worker traces."""

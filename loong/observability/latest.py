@@ -1,4 +1,4 @@
-"""The newest items of a stream, as many as fit a bound of bytes."""
+"""The newest items of a stream, bounded in bytes."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""When requests came, had their first token and ended: for people to look at."""
+"""The arrival, first token and end of the last requests, for views."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,19 +8,19 @@ from loong.core.events import Event, RequestAborted, RequestArrived, TokensProdu
 from loong.core.request import FinishReason, RequestId
 from loong.observability.latest import Latest
 
-MAX_SPAN_BYTES = 2**23  # of the spans that are kept of requests that are over
-_SPAN_BYTES = 320  # of a span without the letters of its id
+MAX_SPAN_BYTES = 2**23  # of the spans of ended requests
+_SPAN_BYTES = 320  # of a span, apart from its id
 
 
 class RequestSpans:
-    """The last requests, followed event by event."""
+    """The last requests, updated by each event."""
 
     def __init__(self, max_bytes: int = MAX_SPAN_BYTES) -> None:
         self._live: dict[RequestId, RequestSpan] = {}
         self._ended = Latest(max_bytes, _size_of_span)
 
     def on_event(self, event: Event) -> None:
-        """Follow an event; those that are of no request change nothing."""
+        """Update the spans by an event. Events of no request have no effect."""
         if isinstance(event, TokensProduced):
             for token in event.tokens:
                 self._see_token(event.time, token.request_id, token.finish_reason)
@@ -33,18 +33,18 @@ class RequestSpans:
             self._finish(event.time, event.request_id, FinishReason.ABORT)
 
     def failed(self, time: float, request_ids: Iterable[RequestId]) -> None:
-        """End the requests that a plan gave up."""
+        """End the requests that a plan failed."""
         for request_id in request_ids:
             self._finish(time, request_id, FinishReason.ERROR)
 
     def spans(self) -> tuple[RequestSpan, ...]:
-        """Return those that have ended, in that order, and then those that have not."""
+        """Return the ended requests in the order of their ends, then the others."""
         return (*self._ended, *self._live.values())
 
     def _see_token(self, time: float, request_id: RequestId, reason: FinishReason | None) -> None:
         span = self._live.get(request_id)
         if span is None:
-            return  # its client left; its batch goes on to the step boundary
+            return  # its client left; its batch continues to the step boundary
         if span.first_token_at is None:
             self._live[request_id] = replace(span, first_token_at=time)
         if reason is not None:

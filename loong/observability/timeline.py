@@ -1,4 +1,4 @@
-"""The observer that keeps the last batches, migrations and requests for people to look at."""
+"""An observer of the loop that keeps the last batches, migrations and requests for views."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,34 +12,34 @@ from loong.core.snapshot import Snapshot
 from loong.observability.latest import Latest
 from loong.observability.request_spans import RequestSpans
 
-MAX_BATCH_BYTES = 2**25  # of the slices of batches that are kept
+MAX_BATCH_BYTES = 2**25  # of the kept batches
 MAX_MOVE_BYTES = 2**22
 _SLICE_BYTES = 512  # of a slice without requests and instances
-_INSTANCE_BYTES = 192  # of what a slice says of an instance
-_ID_BYTES = 64  # of a request's id, without its letters
+_INSTANCE_BYTES = 192  # of a slice, for each instance
+_ID_BYTES = 64  # of a request's id, apart from its letters
 _MOVE_BYTES = 320
 
 
 class Timeline:
-    """An observer of the loop that keeps the last batches, migrations and requests."""
+    """The last batches, migrations and requests."""
 
     def __init__(self, max_batch_bytes: int = MAX_BATCH_BYTES, max_move_bytes: int = MAX_MOVE_BYTES) -> None:
         self._batches = Latest(max_batch_bytes, _size_of_slice)
         self._moves = Latest(max_move_bytes, _size_of_move)
         self._requests = RequestSpans()
-        # with the time of its start, or of its submission until it has started
+        # with the time of its start, or of its submission before it
         self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}
-        self._ended: list[BatchSlice] = []  # since the last plan, as if their pools held what was reserved
+        self._ended: list[BatchSlice] = []  # since the last plan, with the reserved KV as the used one
         self._moving: dict[int, tuple[MoveKV, float]] = {}
         self._kv_capacity: dict[InstanceId, int] = {}
 
     def history(self) -> ClusterHistory:
-        """What has ended so far."""
+        """Return the history so far."""
         batches = (*self._batches, *self._ended)
         return ClusterHistory(batches, tuple(self._moves), dict(self._kv_capacity), self._requests.spans())
 
     def on_event(self, event: Event, /) -> None:
-        """Keep what ended, and forget what a lost instance took part in: it never ends."""
+        """Record an end. Forget the batches and migrations of a lost instance, because they never end."""
         self._requests.on_event(event)
         if isinstance(event, BatchStarted) and event.batch_id in self._running:
             instruction, _, reserved = self._running[event.batch_id]
@@ -71,7 +71,7 @@ class Timeline:
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """See what pools hold after batches that ended just now, and keep what was told to run or to move."""
+        """Record the KV after the batches that have just ended, and the batches and migrations that start."""
         now_ended = {event.batch_id for event in events if isinstance(event, BatchFinished)}
         for ended in self._ended:
             is_seen = ended.batch_id in now_ended
@@ -96,7 +96,7 @@ class Timeline:
 
 
 def _size_of_slice(piece: BatchSlice) -> int:
-    """Return the bytes of a slice, counting ids as if no other slice had them."""
+    """Return the bytes of a slice, as if no other slice shared its ids."""
     num_ids, num_letters = len(piece.request_ids), sum(map(len, piece.request_ids))
     num_instances = piece.group.dop + len(piece.holder_ids)
     return _SLICE_BYTES + _INSTANCE_BYTES * num_instances + _ID_BYTES * num_ids + num_letters

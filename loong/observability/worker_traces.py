@@ -1,4 +1,4 @@
-"""One timeline of what all workers did, from the trace of each."""
+"""One trace of all workers, joined from the trace of each."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
@@ -16,15 +16,15 @@ from loong.executor.workers import WorkersExecutor
 
 T = TypeVar("T")
 
-_PIDS_APART = 1 << 24  # above the ids of processes and devices, so that those of workers differ
+_PIDS_APART = 1 << 24  # above the ids of processes and devices, so that workers' ids differ
 _US = 1000  # nanoseconds
 
 
 class WorkerTraces:
-    """Writes traces of an executor's workers into a folder, one after the other.
+    """Writes traces of an executor's workers into a folder, one trace after the other.
 
-    What is begun is finished even if the client that waits for it leaves: workers write into a folder that
-    must last until they have.
+    A started operation is finished even if its client leaves, because workers write into a folder that must
+    exist until then.
     """
 
     def __init__(self, executor: WorkersExecutor, folder: Path) -> None:
@@ -37,12 +37,12 @@ class WorkerTraces:
     async def start(self) -> None:
         """Return once all workers trace.
 
-        Raises `InvalidRequestError` if a trace was started before, and `ClusterError` if not all can begin.
+        Raises `InvalidRequestError` if a trace is running, and `ClusterError` if a worker cannot start one.
         """
         await self._finished(self._start())
 
     async def write(self) -> Path:
-        """End after the steps in flight; return the one file with what all workers did.
+        """End the trace after the steps in flight, and return the path of the file for all workers.
 
         Raises `InvalidRequestError` if no trace was started, and `ClusterError` if it cannot be written.
         """
@@ -57,16 +57,14 @@ class WorkerTraces:
     async def _start(self) -> None:
         async with self._one_at_a_time:
             if self._is_started:
-                raise InvalidRequestError("a trace was started before; POST /stop_profile ends it")
-            await self._executor.start_traces()
+                raise InvalidRequestError("a trace is running; POST /stop_profile ends it")
+            await self._executor.calls.start_traces()
             self._is_started = True
 
     async def _write(self) -> Path:
         async with self._one_at_a_time:
             if not self._is_started:
-                raise InvalidRequestError(
-                    "no trace was started, or it has been ended; POST /start_profile begins one"
-                )
+                raise InvalidRequestError("no trace is running; POST /start_profile starts one")
             self._is_started = False
             try:
                 return await self._written()
@@ -77,7 +75,7 @@ class WorkerTraces:
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._folder / f"{strftime('trace-%Y%m%d-%H%M%S')}-{next(self._numbers)}.json"
         with TemporaryDirectory(dir=self._folder) as folder:
-            files = await self._executor.write_traces(Path(folder))
+            files = await self._executor.calls.write_traces(Path(folder))
             await asyncio.to_thread(join_traces, files, target)
         return target
 
@@ -100,7 +98,7 @@ def _name(worker_id: WorkerId) -> str:
 
 
 def _moved(events: list[dict[str, Any]], name: str, first_pid: int, shift: float) -> Iterator[dict[str, Any]]:
-    """The events of one worker, `shift` microseconds later, as those of processes of its own."""
+    """Yield the events of one worker, shifted by `shift` microseconds, with process ids of their own."""
     for event in events:
         if isinstance(event.get("pid"), int):
             event["pid"] += first_pid

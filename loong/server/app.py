@@ -1,4 +1,4 @@
-"""The application: routes over one engine."""
+"""The application: the routes over one engine."""
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from loong.engine.client import EngineClient, EngineInterface, Tracing
 from loong.server import status
 from loong.server.api.body import Bodies
-from loong.server.api.middleware import check_api_key, tell_errors
+from loong.server.api.middleware import answer_errors, check_api_key
 from loong.server.api.origins import allow_reading, check_origin
 from loong.server.api.request_ids import add_request_id, note_request_id
 from loong.server.api.sse import EVENT_WRITES, EventWrites
@@ -37,7 +37,7 @@ def create_app(
     tracing: Tracing | None = None,
     request_observers: RequestObservers | None = None,
 ) -> web.Application:
-    """Put a server beside its engine together; nothing is started."""
+    """Return the application of a server whose engine runs in this process. Nothing is started."""
     cluster = cluster_of(engine, settings, tracing, request_observers)
     spans = None if request_observers is None else request_observers.spans
     client = LocalEngineClient(engine, cluster.admission, spans)
@@ -53,7 +53,7 @@ def create_remote_app(
     registry: CollectorRegistry,
     cluster: RemoteCluster,
 ) -> web.Application:
-    """Put a server of an engine in another process together; nothing is started."""
+    """Return the application of a server whose engine runs in another process. Nothing is started."""
     app = create_api(engine, tokenizer, settings, registry, has_spans=cluster.has_spans)
     add_forwarding(app, cluster)
     return app
@@ -67,8 +67,8 @@ def create_api(
     *,
     has_spans: bool,
 ) -> web.Application:
-    """What answers requests, wherever the engine is."""
-    middlewares = [note_request_id, tell_errors, check_origin, check_api_key]
+    """Return the application that answers requests, with the engine in this process or another."""
+    middlewares = [note_request_id, answer_errors, check_origin, check_api_key]
     if has_spans:
         middlewares.append(note_traceparent)
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)

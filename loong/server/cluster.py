@@ -1,4 +1,4 @@
-"""What every handler that tells of the cluster shares; they are in the engine's process."""
+"""The shared context of handlers that show the cluster, in the engine's process."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from loong.server.settings import ServerSettings
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """An engine, what waits for it, and what is counted."""
+    """An engine, the requests that wait for it, and its metrics."""
 
     engine: ClusterView
     admission: Admission
@@ -22,7 +22,7 @@ class Cluster:
     registry: CollectorRegistry
     tracing: Tracing | None = None
     request_observers: RequestObservers | None = None
-    one_trace: asyncio.Lock = field(default_factory=asyncio.Lock)  # it may have hundreds of megabytes
+    one_trace: asyncio.Lock = field(default_factory=asyncio.Lock)  # a trace may have hundreds of megabytes
 
 
 CLUSTER = web.AppKey("cluster", Cluster)

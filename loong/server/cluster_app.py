@@ -1,4 +1,4 @@
-"""Routes that tell of the cluster, of whatever process clients talk to."""
+"""Routes that show the cluster, in the process of the engine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from loong.engine.client import ClusterView, Tracing
 from loong.server import profiling, status
 from loong.server.admission import Admission
-from loong.server.api.middleware import tell_errors
+from loong.server.api.middleware import answer_errors
 from loong.server.api.sse import EVENT_WRITES, EventWrites
 from loong.server.cluster import CLUSTER, Cluster
 from loong.server.dashboard.routes import DASHBOARD_ROUTES, add_dashboard
@@ -37,7 +37,7 @@ def cluster_of(
     tracing: Tracing | None = None,
     request_observers: RequestObservers | None = None,
 ) -> Cluster:
-    """What is told of an engine of this process, with nothing counted yet."""
+    """Return the context of an engine in this process, with all counts at zero."""
     registry = CollectorRegistry()
     is_deferred = request_observers.is_deferred if request_observers is not None else lambda _: False
     registry.register(ClusterCollector(settings.served_model_name, engine, is_deferred))
@@ -51,7 +51,7 @@ def cluster_routes(*, has_dashboard: bool) -> Sequence[web.RouteDef]:
 
 
 def add_cluster(app: web.Application, cluster: Cluster) -> None:
-    """Let an application tell of a cluster."""
+    """Add the cluster routes to an application."""
     app[CLUSTER], request_observers = cluster, cluster.request_observers
     app.add_routes(cluster_routes(has_dashboard=request_observers is not None))
     model_name = cluster.settings.served_model_name
@@ -66,7 +66,7 @@ def add_cluster(app: web.Application, cluster: Cluster) -> None:
 
 
 async def serve_cluster(app: web.Application, path: Path, *, shutdown_timeout: float) -> web.AppRunner:
-    """Listen on a Unix socket that is to be made, and return the runner, whose `cleanup` ends it."""
+    """Listen on a new Unix socket, and return the runner, whose `cleanup` ends it."""
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
     await runner.setup()
     await web.UnixSite(runner, str(path)).start()
@@ -74,8 +74,8 @@ async def serve_cluster(app: web.Application, path: Path, *, shutdown_timeout: f
 
 
 def create_cluster_app(cluster: Cluster) -> web.Application:
-    """An application for those who answer clients in other processes: they check keys and count refusals."""
-    app = web.Application(middlewares=[tell_errors])
+    """Return an application for API processes, which check keys and count refusals themselves."""
+    app = web.Application(middlewares=[answer_errors])
     app[EVENT_WRITES] = EventWrites()
     add_cluster(app, cluster)
     return app

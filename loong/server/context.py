@@ -1,4 +1,4 @@
-"""What every handler that answers requests shares."""
+"""The shared context of handlers that answer requests."""
 
 from dataclasses import dataclass, field
 
@@ -15,12 +15,12 @@ from loong.server.structured.grammar_checker import GrammarChecker
 from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.formats import CallFormat
 
-MAX_MODEL_LENGTH = 256  # characters, where any name is taken: answers repeat it
+MAX_MODEL_LENGTH = 256  # characters, if any name is accepted: answers repeat the name
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An engine with what stands between it and HTTP."""
+    """An engine, and the objects between it and HTTP."""
 
     engine: EngineClient
     tokenizer: Tokenizer
@@ -28,13 +28,13 @@ class Server:
     metrics: RequestMetrics
     bodies: Bodies
     grammars: GrammarChecker
-    call_format: CallFormat | None  # of calls of tools; None: not known
+    call_format: CallFormat | None  # format of tool calls; None: unknown
     ignored_keys: IgnoredKeys = field(default_factory=IgnoredKeys)
 
     def check_model(self, name: str | None) -> None:
-        """Raise a 404 if a client names a model that is not served, a 400 for a name that is too long.
+        """Raise a 404 for a model that is not served, and a 400 for a name that is too long.
 
-        Not to name one is fine.
+        None is allowed.
         """
         served = self.settings.served_model_names
         if name is None or name in served:
@@ -44,11 +44,11 @@ class Server:
             message = f"the model {short(name)!r} does not exist; {is_served}"
             raise ApiError(404, message, "model_not_found", "model")
         if len(name) > MAX_MODEL_LENGTH:
-            message = f"model has {len(name)} characters, and {MAX_MODEL_LENGTH} are the most"
+            message = f"model has {len(name)} characters, but at most {MAX_MODEL_LENGTH} are allowed"
             raise bad_request(message, "model")
 
     def name_in_answers(self, name: str | None) -> str:
-        """Return the name that an answer carries: the one asked for, or the first of the model's."""
+        """Return the name in an answer: the name that the request gave, or the first of the model's names."""
         return self.settings.served_model_name if name is None else name
 
 

@@ -1,4 +1,4 @@
-"""The engine of this process, for those who answer requests."""
+"""The engine client for an engine in this process."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,30 +7,30 @@ from loong.core.errors import ClusterError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
-from loong.engine.client import Asking, EngineLimits, PutToken, TokenEngine
+from loong.engine.client import EngineLimits, PutToken, RequestLoad, TokenEngine
 from loong.server.admission import Admission
 from loong.server.metrics.spans import Spans
 
 
 class LocalEngineClient:
-    """An `EngineClient` that counts what waits for the engine beside it."""
+    """An `EngineClient` that counts waiting requests with an `Admission`."""
 
     def __init__(self, engine: TokenEngine, admission: Admission, spans: Spans | None = None) -> None:
         self._engine, self._admission, self._spans = engine, admission, spans
 
     @property
     def limits(self) -> EngineLimits:
-        """The engine's."""
+        """The bounds of the engine."""
         return self._engine.limits
 
     @asynccontextmanager
-    async def admit(self, asking: Asking) -> AsyncIterator[None]:
-        """Count requests in while the context lasts."""
-        with self._admission.admit(asking):
+    async def admit(self, load: RequestLoad) -> AsyncIterator[None]:
+        """Count requests while the context lasts."""
+        with self._admission.admit(load):
             yield
 
     def submit(self, request: NewRequest, put: PutToken) -> None:
-        """Begin a request; it waits until its first token."""
+        """Begin a request, which counts as waiting until its first token."""
         stop_waiting = self._admission.stop_waiting
 
         def count_and_put(token: ProducedToken | PromptLogprobs | ClusterError) -> None:
@@ -41,10 +41,10 @@ class LocalEngineClient:
         self._engine.submit(request, count_and_put)
 
     def abort(self, request_id: RequestId) -> None:
-        """End one choice of a request, unless it has ended."""
+        """Abort one choice of a request unless it has ended."""
         self._engine.abort(request_id)
 
     def note_parent(self, request_id: RequestId, traceparent: str) -> None:
-        """Remember whose child the request's span is."""
+        """Record the parent of the request's span."""
         if self._spans is not None:
             self._spans.note(request_id, traceparent)

@@ -1,4 +1,4 @@
-"""`/start_profile` and `/stop_profile`, as vLLM calls them: a trace of what all workers do in between."""
+"""`/start_profile` and `/stop_profile`, with vLLM's names: a trace of all workers."""
 
 from aiohttp import web
 
@@ -9,13 +9,13 @@ from loong.server.cluster import CLUSTER
 
 
 async def start_profile(http: web.Request) -> web.Response:
-    """Begin a trace, and answer once all workers have begun."""
+    """Start a trace, and answer once all workers trace."""
     await _tracing(http).start()
     return json_response({"status": "tracing; POST /stop_profile ends it"})
 
 
 async def stop_profile(http: web.Request) -> web.Response:
-    """End the trace and tell its file, which Perfetto opens."""
+    """End the trace, and return the path of its file, which Perfetto opens."""
     return json_response({"trace": str(await _tracing(http).write())})
 
 

@@ -1,4 +1,4 @@
-"""What an operator chooses about the HTTP face."""
+"""Settings of the HTTP server."""
 
 import re
 from dataclasses import dataclass, field
@@ -14,31 +14,31 @@ _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{AUTHORITY.pattern}")
 class ServerSettings:
     """Bounds and names of the server. Intervals and timeouts are in seconds.
 
-    A request waits from its admission to its first token; `max_waiting_requests` and `max_waiting_tokens`
-    (prompt tokens) bound those that do, and one more is told to come back after `retry_after`.
-    `max_connections` is by default what the limit of descriptors leaves room for. `host` is the name or
-    address to listen on. If `accepts_any_model`, requests may name any model. Browser pages of
-    `allowed_origins` may use the server, as its own pages may.
+    A request waits from its admission to its first token. `max_waiting_requests` and `max_waiting_tokens`
+    (prompt tokens) bound the waiting requests. A client beyond them gets an error that names `retry_after`.
+    The default of `max_connections` follows from the limit of descriptors. `host` is the name or address to
+    listen on. With `accepts_any_model`, requests may name any model. Browser pages of `allowed_origins` may
+    use the server like its own pages.
     """
 
-    served_model_name: str  # the first of its names, which metrics carry
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: every client is welcome
+    served_model_name: str  # the model's first name, which metrics use
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: no key is needed
     host: str = "127.0.0.1"
     allowed_origins: tuple[str, ...] = ()
     other_model_names: tuple[str, ...] = ()
     accepts_any_model: bool = False
     max_waiting_requests: int = 4096
     max_waiting_tokens: int = 2**24
-    max_requests_per_key: int | None = None  # in flight at once; None: no bound but those of all
+    max_requests_per_key: int | None = None  # in flight at once; None: no bound of its own
     max_connections: int | None = None
     retry_after: int = 1
     max_body_bytes: int = 2**26  # fits a million token ids, or as many tokens of escaped text
-    max_bodies_bytes: int = 2**29  # of all bodies that arrive or are being read at one time
-    idle_timeout: float = 75.0  # for whole headers to come, from connecting or from the last answer
+    max_bodies_bytes: int = 2**29  # of all bodies that the server receives or reads at a time
+    idle_timeout: float = 75.0  # for complete headers, after the connection or the last answer
     body_timeout: float = 120.0
-    write_timeout: float = 600.0  # how long a client may leave its stream unread
+    write_timeout: float = 600.0  # for a client to read from its stream
     keep_alive_interval: float = 5.0
-    tool_call_parser: str | None = None  # the name of a format of calls; None: by the chat template
+    tool_call_parser: str | None = None  # the name of a call format; None: by the chat template
 
     def __post_init__(self) -> None:
         for name in (
@@ -62,7 +62,7 @@ class ServerSettings:
             raise ConfigError("an API key must not be empty")
         for origin in self.allowed_origins:
             if origin != ANY_ORIGIN and _ORIGIN.fullmatch(origin) is None:
-                example = "no origin such as https://chat.example.com, and not *"
+                example = "neither an origin such as https://chat.example.com, nor *"
                 raise ConfigError(f"--allowed-origins {origin!r} is {example}")
 
     @property
@@ -71,11 +71,11 @@ class ServerSettings:
         return tuple(dict.fromkeys((self.served_model_name, *self.other_model_names)))
 
     def allows_origin(self, origin: str) -> bool:
-        """Return whether pages of an origin other than the server's own may use it."""
+        """Return whether pages of another origin may use the server."""
         return ANY_ORIGIN in self.allowed_origins or origin in self.allowed_origins
 
     @property
     def host_names(self) -> frozenset[str]:
-        """Names besides loopback ones by which clients may address a server that checks the Host."""
+        """The names besides loopback names that a Host header may have, if the server checks it."""
         found = (_ORIGIN.fullmatch(origin) for origin in self.allowed_origins)
         return frozenset({self.host.lower(), *(origin["name"].strip("[]") for origin in found if origin)})

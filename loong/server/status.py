@@ -1,4 +1,4 @@
-"""What the server tells about itself."""
+"""The server's status: health, version, load, metrics, trace and models."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from loong.server.metrics.trace import chrome_trace
 
 
 async def health(http: web.Request) -> web.Response:
-    """200 while the engine makes progress and requests are admitted, else 503 and why not."""
+    """Return 200 while the engine makes progress and requests are admitted, else a 503 with the reason."""
     cluster = http.app[CLUSTER]
     found = cluster.engine.health()
     if not found.is_alive:
@@ -26,23 +26,23 @@ async def health(http: web.Request) -> web.Response:
 
 
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
-    """The version of loong."""
+    """Return the version of loong."""
     return json_response({"version": loong.__version__})
 
 
 async def load(http: web.Request) -> web.Response:
-    """How many requests are in flight."""
+    """Return the number of requests in flight."""
     return json_response({"server_load": http.app[CLUSTER].admission.num_in_flight})
 
 
 async def metrics(http: web.Request) -> web.Response:
-    """All metrics, in Prometheus' text format, or as OpenMetrics for who asks for that."""
+    """Return all metrics, in Prometheus' text format, or in OpenMetrics if the client asks for it."""
     text, content_type = exposition(http.app[CLUSTER].registry, http.headers.get("Accept", ""))
     return web.Response(body=text, headers={"Content-Type": content_type})
 
 
 async def trace(http: web.Request) -> web.Response:
-    """The last minutes of the cluster, to be opened in Perfetto."""
+    """Return the last minutes of the cluster as a trace for Perfetto."""
     cluster = http.app[CLUSTER]
     history = cluster.engine.history()
     async with cluster.one_trace:
@@ -51,13 +51,13 @@ async def trace(http: web.Request) -> web.Response:
 
 
 async def models(http: web.Request) -> web.Response:
-    """The model that is served, by each of its names."""
+    """Return the served model, once for each of its names."""
     names = http.app[SERVER].settings.served_model_names
     return json_response({"object": "list", "data": [_model_card(http, name) for name in names]})
 
 
 async def model(http: web.Request) -> web.Response:
-    """One model by its name."""
+    """Return one model by its name."""
     name = http.match_info["model"]
     http.app[SERVER].check_model(name)
     return json_response(_model_card(http, name))

@@ -1,1 +1,1 @@
-"""The state of the cluster: `ClusterState`, and what it keeps of requests, batches and KV."""
+"""The state of the cluster: `ClusterState`, and its records of requests, batches and KV."""

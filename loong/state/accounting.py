@@ -18,18 +18,18 @@ from loong.state.live_request import LiveRequest
 from loong.state.request_view_cache import RequestViewCache
 from loong.state.shared_kv import SharedKV
 
-NUM_RECENT = 32  # arrivals of which the prompt lengths are kept
+NUM_RECENT = 32  # arrivals whose prompt lengths are kept
 
 
 @dataclass(slots=True)
 class Accounting:
     """Instances, live requests, batches and migrations in flight, and counts since the start.
 
-    `kv_used` of an instance counts the KV of requests and what batches and migrations in flight have
-    reserved. `pools` and `free` are those of a snapshot, and no live request comes to more than
-    `most_tokens`: so that no plan looks at every instance or request for them. Whoever changes a request
-    takes it from `changing`. Batches that are `ending` are in flight too, but their instances and requests
-    are as if they had ended.
+    `kv_used` of an instance counts the KV of requests and the slots that batches and migrations in flight
+    have reserved. `pools` and `free` are those of a snapshot, and no live request needs more than
+    `most_tokens`; so no plan looks at every instance or request for them. A request to be changed is taken
+    from `changing`. Batches that are `ending` are in flight too, but their instances and requests are as if
+    they had ended.
     """
 
     instances: dict[InstanceId, ElasticInstance] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Accounting:
     view_cache: RequestViewCache = field(default_factory=RequestViewCache)
 
     def snapshot(self, now: float, version: int) -> Snapshot:
-        """The accounting as values."""
+        """Return the accounting as values."""
         self.view_cache.refresh()
         snapshot = Snapshot(
             now=now,
@@ -63,7 +63,7 @@ class Accounting:
             leaving=self._leaving(),
             returning=self.returning.copy(),
         )
-        # What its properties would make, but copied whole instead of entry by entry.
+        # The values of its cached properties, but copied whole instead of entry by entry.
         vars(snapshot).update(
             instance=self.instances.copy(),
             request=self.view_cache.views.copy(),
@@ -83,17 +83,17 @@ class Accounting:
 
     @property
     def stats(self) -> ClusterStats:
-        """The counts as a value."""
+        """Return the counts as a value."""
         return ClusterStats(**self.counts, num_batches_by_dop=dict(self.num_batches_by_dop))
 
     def changing(self, request_id: RequestId) -> LiveRequest:
-        """A live request, to be changed."""
+        """Return a live request that is to be changed."""
         live = self.requests[request_id]
         self.view_cache.mark_stale(live)
         return live
 
     def admit(self, live: LiveRequest) -> None:
-        """Take in a new request, with its siblings."""
+        """Add a new request, with its siblings."""
         self.recent_prompt_lengths.append(len(live.request.prompt_token_ids))
         self.most_tokens = max(self.most_tokens, live.view().num_final_tokens)
         for new in (live, *live.siblings):
@@ -103,7 +103,7 @@ class Accounting:
             self.view_cache.mark_stale(new)
 
     def join(self, instance: ElasticInstance) -> None:
-        """Take in a new instance."""
+        """Add a new instance."""
         if self.returning.pop(instance.instance_id, None) is not None:
             self.count(num_joins=1)
         self.instances[instance.instance_id] = instance
@@ -112,7 +112,7 @@ class Accounting:
             self.free[instance.instance_id] = instance.kv_free
 
     def lose(self, instance_id: InstanceId, *, returns: bool) -> None:
-        """Forget an instance, but for its slots if it `returns`."""
+        """Remove an instance; if it `returns`, its slots are expected again."""
         self.count(num_losses=1)
         if returns and self.instances[instance_id].kind is InstanceKind.FULL:
             self.returning[instance_id] = self.pools[instance_id]
@@ -120,10 +120,10 @@ class Accounting:
             by_id.pop(instance_id, None)
 
     def open_batch(self, batch: InFlightBatch) -> None:
-        """Take a batch into flight, on its group, with room for the KV that it will make."""
+        """Add a batch in flight, with room for the KV that it will make."""
         batch_id, plan = batch.running.batch_id, batch.plan
         self.batches[batch_id] = batch
-        self.reserve(plan.num_stored_tokens)
+        self.reserve(plan.num_reserved_tokens)
         for instance_id in plan.group.instance_ids:
             self.instances[instance_id] = self.instances[instance_id].running(batch_id)
         self._count_batch(plan)
@@ -134,14 +134,15 @@ class Accounting:
             sibling.batch_id, sibling.last_dop = batch_id, plan.group.dop
 
     def extend_batch(self, batch: InFlightBatch, plan: BatchPlan) -> None:
-        """Let a lease go on with `plan`, the same one with more steps, with room for them."""
+        """Continue a lease with `plan`, the same one with more steps, and reserve room for them."""
         self.reserve(Counter(plan.num_stored_tokens) - Counter(batch.plan.num_stored_tokens))
         batch.extend(plan)
 
     def close_batch(self, batch_id: int) -> tuple[LiveRequest, ...]:
-        """Take a batch out of flight, and return its requests; siblings begin, whatever became of it.
+        """Remove a batch from flight, and return its requests; siblings begin in any case.
 
-        What it made counts as their KV; of those that are about to release all, what it reserved does.
+        The KV it made becomes theirs. For requests that are about to release all KV, its reserved slots count
+        instead.
         """
         batch = self._free_instances(batch_id)
         lives, all_stored = [], list[KVSegment]()
@@ -151,7 +152,7 @@ class Accounting:
             live.batch_id, live.placement = None, live.placement.adding(stored)
             all_stored += stored
             lives.append(live)
-        self.release(Counter(batch.plan.num_stored_tokens) - tokens_by_instance(all_stored))
+        self.release(Counter(batch.plan.num_reserved_tokens) - tokens_by_instance(all_stored))
         for live in tuple(lives):
             if live.siblings and live.request.request_id in batch.sampled:
                 lives += self._start_siblings(live)
@@ -164,7 +165,7 @@ class Accounting:
         return batch
 
     def predict_end(self, batch_id: int, ends_at: float) -> None:
-        """Let all be as after the end of a batch, but its tokens have no ids, and nothing is released."""
+        """Show the state after the end of a batch; its tokens have no ids yet, and nothing is released."""
         self.ending[batch_id] = batch = self._free_instances(batch_id)
         batch.ends_at = ends_at
         for request_id in batch.plan.request_ids:
@@ -178,7 +179,7 @@ class Accounting:
             self.leave_if_ending(live)
 
     def leave_if_ending(self, live: LiveRequest) -> None:
-        """Hide a request from policies if it is over, and rests but for a batch that is ending.
+        """Hide a request from policies if it is over, and in flight only in a batch that is ending.
 
         Its KV counts as `leaving` until that batch has ended.
         """
@@ -191,7 +192,7 @@ class Accounting:
         self.view_cache.drop(live)
 
     def close_ending(self, batch_id: int) -> tuple[LiveRequest, ...]:
-        """Take a batch out of flight that was ending, and return its requests."""
+        """Remove a batch from flight that was ending, and return its requests."""
         batch = self.ending.pop(batch_id)
         lives = [self.requests[request_id] for request_id in batch.plan.request_ids]
         for live in lives:
@@ -204,12 +205,12 @@ class Accounting:
         return tuple(lives)
 
     def has_predictable_end(self, batch: InFlightBatch) -> bool:
-        """Whether all that a batch leaves is known, but for which tokens it samples.
+        """Return whether everything about a batch's end is known, except the tokens it samples.
 
-        Not how many steps a lease takes, what becomes of KV that several requests share, that moves meanwhile
-        or is lost, or what comes of a batch that cannot begin before another has ended.
+        It is not for a lease, whose number of steps is open; for KV that several requests share, that is
+        pushed, that moves or is lost; and for a batch that waits for another to end.
         """
-        if batch.is_lease or self.ending_on(batch.plan):
+        if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         lives = map(self.requests.__getitem__, batch.plan.request_ids)
         return not any(
@@ -220,7 +221,7 @@ class Accounting:
     def ending_on(self, plan: BatchPlan) -> dict[int, float]:
         """Return the batches that are ending on instances of a plan, or make KV of its requests.
 
-        Each with the time at which it is to end. KV that is made outside the group is served no earlier.
+        Each has the time of its predicted end. KV that is made outside the group is served only after that.
         """
         if not self.ending:
             return {}
@@ -240,7 +241,7 @@ class Accounting:
         return all(self.instances[i].batch_id is not None for i in instance_ids)
 
     def _start_siblings(self, primary: LiveRequest) -> list[LiveRequest]:
-        """Let the siblings of a request begin: all KV that it has is theirs too. Returns them."""
+        """Start the siblings of a request: all KV that it has is theirs too. Returns them."""
         primary_id, siblings = primary.request.request_id, primary.siblings
         sibling_ids = [sibling.request.request_id for sibling in siblings]
         primary.siblings, primary.shared = (
@@ -254,13 +255,13 @@ class Accounting:
         return siblings
 
     def open_migration(self, migration_id: int, migration: KVMigration) -> None:
-        """Take a migration into flight, with the room that it needs at its destination."""
+        """Add a migration in flight, with the room that it needs at its destination."""
         self.migrations[migration_id] = migration
         self.changing(migration.segment.owner_id).migration_ids.add(migration_id)
         self.reserve({migration.destination_id: len(migration.segment.positions)})
 
     def close_migration(self, migration_id: int) -> LiveRequest:
-        """Take a migration out of flight. Returns its request; what it reserved stays so."""
+        """Remove a migration from flight. Returns its request; its reserved slots stay reserved."""
         migration = self.migrations.pop(migration_id)
         live = self.changing(migration.segment.owner_id)
         live.migration_ids.discard(migration_id)
@@ -282,8 +283,9 @@ class Accounting:
         return tuple(instructions)
 
     def _leave_siblings(self, live: LiveRequest) -> None:
-        """Drop a sibling that ends before it begins. If a primary ends, its first sibling
-        becomes the primary.
+        """Drop a sibling that ends before it begins.
+
+        If a primary ends, its first sibling becomes the primary.
         """
         if live.primary is not None:
             live.primary.siblings = [sibling for sibling in live.primary.siblings if sibling is not live]
@@ -305,7 +307,7 @@ class Accounting:
         return (ReleaseKV(request_id, holders),) if holders else ()
 
     def release_kv(self, live: LiveRequest, segments: Iterable[KVSegment]) -> None:
-        """Count as free what a request lets go of, but for what others hold too."""
+        """Count the slots that a request releases as free, except those that others hold too."""
         num_tokens = tokens_by_instance(segments)
         if live.shared is not None:
             for holder_id in live.shared.holder_ids:
@@ -314,12 +316,12 @@ class Accounting:
         self.release(num_tokens)
 
     def reserve(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """Count so many slots of each instance as used."""
+        """Count slots of each instance as used."""
         for instance_id, count in num_tokens.items():
             self._use(instance_id, count)
 
     def release(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """Count so many slots of each instance as free."""
+        """Count slots of each instance as free."""
         for instance_id, count in num_tokens.items():
             self._use(instance_id, -count)
 

@@ -50,16 +50,16 @@ class ClusterState:
         self._accounting = Accounting()
         self._version = 0
         self.last_id = last_id
-        self._was_predicted = False  # all that the batch left whose end was applied last
+        self._was_predicted = False  # the end applied last was predicted exactly
         for instance in instances:
             self._join(instance)
 
     def snapshot(self, now: float) -> Snapshot:
-        """The state as values."""
+        """Return the state as values."""
         return self._accounting.snapshot(now, self._version)
 
     def apply(self, event: Event) -> tuple[Instruction, ...]:
-        """Take in what happened. Raises `InvalidEventError` if it cannot have."""
+        """Apply an event, and return instructions. Raises `InvalidEventError` if it contradicts the state."""
         instructions = self._take_in(event)
         self._version += 1
         return instructions
@@ -89,11 +89,11 @@ class ClusterState:
         return tuple(instructions)
 
     def needs_plan(self, event: Event) -> bool:
-        """Whether a policy may want to act on an event just applied.
+        """Return whether a policy may act on an event just applied.
 
-        It may on all but the start of a batch; tokens with which no request ends, unless their lease comes
-        near its end; and the end of a batch that was predicted, if its instances have others and it leaves no
-        more room.
+        It is false for the start of a batch. It is false for tokens that end no request, unless their lease
+        is near its end. It is also false for a predicted end of a batch, if its instances have other batches
+        and it frees no KV.
         """
         match event:
             case TokensProduced():
@@ -155,7 +155,7 @@ class ClusterState:
         lives = batch.take_step(event.step, event.tokens, event.time)
         for live in lives:
             live.predicted_token_time, live.num_losses = None, 0
-            if not live.is_view_stale:  # most are, and a call would tell no more
+            if not live.is_view_stale:  # true for most; a call would cost more
                 self._accounting.view_cache.mark_stale(live)
             if live.has_ended:
                 self._accounting.leave_if_ending(live)
@@ -173,7 +173,7 @@ class ClusterState:
         return self._accounting.batches.get(batch_id) or self._accounting.ending.get(batch_id)
 
     def _predict_end(self, event: BatchEndPredicted) -> tuple[Instruction, ...]:
-        """Nothing is predicted of a batch that has ended meanwhile."""
+        """Predict the end of a batch, unless it has ended already."""
         batch = self._accounting.batches.get(event.batch_id)
         if batch is not None and self._accounting.has_predictable_end(batch):
             self._accounting.predict_end(event.batch_id, event.ends_at)
@@ -223,10 +223,10 @@ class ClusterState:
         return (self._end_lease(LeaseEnd(live.batch_id, next_step)),)
 
     def _lose(self, event: InstanceLost) -> tuple[Instruction, ...]:
-        """Requests that lose any KV, or are in a batch with the instance, lose all of it and wait again.
+        """Remove an instance: requests with KV on it, or in a batch with it, lose all KV and wait again.
 
-        A batch is void without a member or a holder of it, for all of its requests. A migration between two
-        others goes on: its request loses its KV when that has ended.
+        A batch that loses a member or a holder is void for all of its requests. A migration between two other
+        instances goes on. Its request loses its KV when the migration has ended.
         """
         accounting, instance_id = self._accounting, event.instance_id
         if instance_id not in accounting.instances:
@@ -272,14 +272,14 @@ class ClusterState:
             self._accounting.changing(request_id).num_losses += 1
 
     def _void_migrations(self, instance_id: InstanceId) -> frozenset[RequestId]:
-        """Take the migrations of a lost instance out of flight; returns the requests they are of."""
+        """Remove the migrations of a lost instance from flight; return their requests."""
         owners = set()
         for migration_id, migration in tuple(self._accounting.migrations.items()):
             arriving = migration.arriving
             if instance_id in (migration.segment.instance_id, arriving.instance_id):
                 live = self._accounting.close_migration(migration_id)
                 owners.add(live.request.request_id)
-                if arriving.instance_id != instance_id:  # what it reserved goes when the rest goes
+                if arriving.instance_id != instance_id:  # its slots are released with the request's others
                     live.placement = live.placement.adding((arriving,))
         return frozenset(owners)
 
@@ -314,7 +314,7 @@ class ClusterState:
         sampling = [live for i, live in given if i.sampling_params is not None]
         sampled = {r.request.request_id: r for live in sampling for r in (live, *live.siblings)}
         start = max([now, *self._accounting.ending_on(plan).values()])
-        holder_ids = plan.group.holder_ids([live.placement for live in lives])
+        holder_ids = plan.holder_ids([live.placement for live in lives])
         running = RunningBatch(
             batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start, holder_ids=holder_ids
         )

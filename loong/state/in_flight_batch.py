@@ -16,8 +16,8 @@ from loong.state.live_request import LiveRequest
 class InFlightBatch:
     """A batch in flight, as policies see it; `sampled` are the requests that get a token at each step.
 
-    Those whose prompts it ends get theirs together with their siblings, which the plan does not name.
-    `num_tokens` is how many each has got, `ends_at` when its end is predicted.
+    A request whose prompt it completes gets its token together with its siblings, which the plan does not
+    name. `num_tokens` counts the tokens of each, `ends_at` is its predicted end.
     """
 
     running: RunningBatch
@@ -30,19 +30,19 @@ class InFlightBatch:
 
     @property
     def plan(self) -> BatchPlan:
-        """What was to be done."""
+        """Return its plan."""
         return self.running.plan
 
     @property
     def siblings(self) -> list[LiveRequest]:
-        """Those that are to begin when it ends."""
+        """Return the requests that begin when it ends."""
         if self.is_lease:
             return []
         return [live for live in self.sampled.values() if live.primary is not None]
 
     @property
     def request_ids(self) -> frozenset[RequestId]:
-        """All requests that it touches."""
+        """Return all requests that it touches."""
         return frozenset(self.plan.request_ids).union(self.sampled)
 
     def has_part(self, instance_id: InstanceId) -> bool:
@@ -51,18 +51,20 @@ class InFlightBatch:
 
     @property
     def is_lease(self) -> bool:
-        """Whether it may end before it has made all KV that it reserved."""
+        """Return whether it may end before it has made all KV that it reserved."""
         return self.plan.num_steps > 1
 
     def take_step(self, step: int, tokens: Iterable[ProducedToken], time: float) -> list[LiveRequest]:
-        """Give requests the tokens of `step`, told at `time`; returns those that had not ended before.
+        """Add the tokens of `step` to requests, by an event at `time`.
 
-        Raises `InvalidEventError`: no step gives two tokens of a request, none is left out, and whatever has
-        its last token ends.
+        Return those that had not ended before.
+
+        Raises `InvalidEventError` if a request gets two tokens or none in a step, or goes on after its last
+        token.
         """
         sampled, num_tokens, took = self.sampled, self.num_tokens, []
         is_due = step < self.running.plan.num_steps
-        for request_id, token_id, finish_reason, _ in tokens:  # all in one place: a call a token would count
+        for request_id, token_id, finish_reason, _ in tokens:  # inline: a call for each token would be slow
             live = sampled.get(request_id)
             if live is None or num_tokens[request_id] != step or not is_due:
                 raise self._error_of(request_id, step)
@@ -83,7 +85,7 @@ class InFlightBatch:
         return took
 
     def _error_of(self, request_id: RequestId, step: int) -> InvalidEventError:
-        """Why there can be no token of a request at `step`."""
+        """Return the error of a token of a request at `step`."""
         produced = f"batch {self.running.batch_id} produced a token of {request_id}"
         if request_id not in self.sampled:
             return InvalidEventError(f"{produced}, which it does not sample")
@@ -93,12 +95,12 @@ class InFlightBatch:
         )
 
     def has_come_near_its_end(self, step: int) -> bool:
-        """Whether `step`, the one taken last, is the first after which the lease is ending."""
+        """Return whether `step`, the one taken last, is the first after which the lease is ending."""
         running, first = self.running, max(1, self.plan.num_steps - EXTENSION_STEPS)
         return step + 1 == running.num_steps_taken == first and running.is_ending
 
     def start(self, time: float) -> None:
-        """Take in that its group has begun it. Raises `InvalidEventError` if it had before."""
+        """Record that its group has begun it. Raises `InvalidEventError` if it had begun before."""
         if self.running.has_started or self.running.num_steps_taken:
             raise InvalidEventError(f"batch {self.running.batch_id} started, but has started before")
         self.running = replace(self.running, started_at=time, stepped_at=time, has_started=True)
@@ -121,7 +123,7 @@ class InFlightBatch:
                 )
 
     def made(self, live: LiveRequest) -> tuple[KVSegment, ...]:
-        """What is stored of a request: all that was reserved, but for the steps that a lease did not take."""
+        """Return the stored KV of a request: the reserved KV without steps that a lease did not take."""
         request_id, plan = live.request.request_id, self.plan
         writes = plan.writes_of(request_id)
         if plan.num_steps == 1 or plan.num_steps == (num_steps := self.num_tokens[request_id]):
@@ -135,7 +137,7 @@ class InFlightBatch:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens of which KV was made; in a lease one for each token produced."""
+        """Return the tokens whose KV was made; in a lease one for each token produced."""
         if self.is_lease:
             return sum(self.num_tokens.values())
         return sum(self.plan.num_stored_tokens.values())

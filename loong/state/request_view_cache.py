@@ -7,9 +7,9 @@ from loong.state.live_request import LiveRequest
 class RequestViewCache:
     """Views by request: `waiting` in order of arrival, `running` as they began; `views` has both.
 
-    They are right after `refresh`, if every request was given to `mark_stale` when it came and when it
-    changed. Siblings have none before they begin: until then their primary counts them; nor have those that
-    are leaving.
+    They are correct after `refresh`, if every request was passed to `mark_stale` when it came and when it
+    changed. Siblings have no view before they begin; until then their primary counts them. Requests that are
+    leaving have none either.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class RequestViewCache:
         self._newest = 0  # of these
 
     def mark_stale(self, live: LiveRequest) -> None:
-        """Take in that a request is new, or changes."""
+        """Record that a request is new, or changes."""
         if not (live.is_view_stale or live.is_leaving) and live.primary is None:
             live.is_view_stale = True
             self._stale.append(live)
@@ -33,7 +33,7 @@ class RequestViewCache:
             by_id.pop(live.request.request_id, None)
 
     def refresh(self) -> None:
-        """Make the views of all that were noted."""
+        """Make the views of all stale requests."""
         is_in_order = True
         for live in self._stale:
             if live.is_view_stale:
@@ -44,7 +44,10 @@ class RequestViewCache:
             self.waiting = dict(sorted(self.waiting.items(), key=lambda item: self._numbers[item[0]]))
 
     def _refresh_view(self, live: LiveRequest) -> bool:
-        """Whether those that wait are still in order: one that ran, or was a sibling, may be older."""
+        """Make a view; return whether waiting requests are still in order.
+
+        A request that ran, or was a sibling, may be older than those that wait.
+        """
         view = live.view()
         request_id = view.request_id
         self.views[request_id] = view

@@ -1,4 +1,4 @@
-"""KV that several requests hold in the same slots: a prompt's, of which they are the choices."""
+"""KV that several requests hold in the same slots: the choices of one prompt."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ from loong.core.value import value
 
 @value
 class SharedPart:
-    """Positions on one instance, and who holds them: two requests at least."""
+    """Positions on one instance, and their holders: two requests at least."""
 
     positions: range
     instance_id: InstanceId
@@ -18,7 +18,7 @@ class SharedPart:
 
 
 class SharedKV:
-    """Which requests of one prompt hold what; a slot is free again when its last holder has let go of it."""
+    """The shared KV of one prompt's requests. A slot is free once its last holder releases it."""
 
     def __init__(self, primary_id: OwnerId, placement: Placement, holder_ids: Iterable[OwnerId]) -> None:
         holders = frozenset(holder_ids)
@@ -27,28 +27,28 @@ class SharedKV:
 
     @property
     def holder_ids(self) -> frozenset[OwnerId]:
-        """Those who hold something together with others."""
+        """Return the requests that hold something together with others."""
         return frozenset().union(*(part.holder_ids for part in self.parts))
 
     def held_by(self, owner_id: OwnerId) -> Placement:
-        """What a request holds together with others."""
+        """Return the KV that a request holds together with others."""
         held = (part for part in self.parts if owner_id in part.holder_ids)
         return Placement(tuple(KVSegment(owner_id, part.positions, part.instance_id) for part in held))
 
     def let_go(self, owner_id: OwnerId, segments: Iterable[KVSegment]) -> Counter[InstanceId]:
-        """Let a request hold `segments` no more; how many of their slots stay, because others hold them."""
+        """Release a request's hold on `segments`; return the slots that stay because others hold them."""
         staying = list[KVSegment]()
         for segment in segments:
             staying += self._let_go(owner_id, segment)
         return tokens_by_instance(staying)
 
     def lose(self, instance_id: InstanceId) -> None:
-        """Forget what was on an instance."""
+        """Forget the KV on an instance."""
         self.parts = [part for part in self.parts if part.instance_id != instance_id]
 
     @property
     def num_saved(self) -> Counter[InstanceId]:
-        """How many slots more each instance would need if everybody had slots of their own."""
+        """Return the slots that sharing saves on each instance."""
         saved: Counter[InstanceId] = Counter()
         for part in self.parts:
             saved[part.instance_id] += (len(part.holder_ids) - 1) * len(part.positions)

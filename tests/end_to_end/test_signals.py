@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from child_processes import children_of
+from child_processes import fork_servers_of, forked_of
 from served import Served, assert_gone, free_port, served, wait_until
 
 from loong.launcher.bench.spawned_server import ENTRY
@@ -79,7 +79,7 @@ def answers(server: Served) -> bool:
 
 
 def processes_of(server: Served) -> list[int]:
-    return [server.process.pid, *server.worker_pids()]
+    return [server.process.pid, *fork_servers_of(server.process.pid), *server.worker_pids()]
 
 
 def num_dropped(server: Served) -> float:
@@ -155,8 +155,8 @@ def test_a_signal_to_all_processes_ends_a_start_cleanly(tmp_path: Path) -> None:
     words = ("serve", "--port", str(free_port()), "--num-instances", "2")
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-c", ENTRY, *words], stderr=log, env=os.environ)
-    wait_until(lambda: len(children_of(process.pid)) == 2, 60, "workers to be started")
-    processes = [*children_of(process.pid), process.pid]
+    wait_until(lambda: len(forked_of(process.pid)) == 2, 60, "workers to be started")
+    processes = [*forked_of(process.pid), *fork_servers_of(process.pid), process.pid]
     for pid in processes:
         os.kill(pid, signal.SIGTERM)
     assert process.wait(30) == 130

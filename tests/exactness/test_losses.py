@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from child_processes import own_children
+from child_processes import own_forked
 from cluster import Cluster, running_cluster
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
@@ -20,29 +20,38 @@ from loong.scheduler.cost.cost_model import DEFAULT_HOST
 from loong.scheduler.policy import Policy, make_policy
 
 NUM_INSTANCES = 3
+WORKER = "loong.worker.process"
+
+
+class Victims:
+    """A cluster that starts lost instances again, and its workers to kill."""
+
+    def __init__(self, cluster: Cluster, others: frozenset[int]) -> None:
+        """Take the workers of other clusters, to spare them."""
+        self.cluster, self._others = cluster, others
+
+    def killing(self, policy: Policy, when: Callable[[Snapshot], bool], number: int, victims: int) -> Policy:
+        """Return the policy, which kills some workers once, when a snapshot is as asked for, after its plan."""
+        killed: list[int] = []
+
+        def kills(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+            plan = policy(snapshot, cost_model)
+            if not killed and when(snapshot):
+                pids = [pid for pid in own_forked(WORKER) if pid not in self._others]
+                killed.extend(pids[(number + i) % len(pids)] for i in range(victims))
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+            return plan
+
+        return kills
 
 
 @pytest.fixture(scope="module")
-def restarting(folder: Path) -> Iterator[Cluster]:
+def restarting(folder: Path) -> Iterator[Victims]:
+    others = frozenset(own_forked(WORKER))
     config = ClusterConfig(str(folder), num_instances=NUM_INSTANCES, kv_capacity=256)
     with running_cluster(config, lookahead=LookaheadMargin.on(DEFAULT_HOST), restarts=True) as cluster:
-        yield cluster
-
-
-def killing(policy: Policy, when: Callable[[Snapshot], bool], number: int, victims: int = 1) -> Policy:
-    """The policy, which kills some workers once, as soon as `when` holds of a snapshot after its plan."""
-    killed: list[int] = []
-
-    def kills(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        plan = policy(snapshot, cost_model)
-        if not killed and when(snapshot):
-            pids = own_children("loong.worker.process")
-            killed.extend(pids[(number + i) % len(pids)] for i in range(victims))
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-        return plan
-
-    return kills
+        yield Victims(cluster, others)
 
 
 def has_output(num_tokens: int) -> Callable[[Snapshot], bool]:
@@ -56,7 +65,7 @@ def is_prefilling(snapshot: Snapshot) -> bool:
 
 
 def run_with_losses(
-    cluster: Cluster,
+    restarting: Victims,
     folder: Path,
     policy: Policy,
     when: Callable[[Snapshot], bool],
@@ -64,9 +73,9 @@ def run_with_losses(
     victims: int,
 ) -> None:
     """Run requests of which some lose instances, and wait until these have joined again."""
-    before = cluster.snapshot.stats
+    cluster, before = restarting.cluster, restarting.cluster.snapshot.stats
     requests = [greedy_request(random_prompt(40 + i, seed=i), 16) for i in range(4)]
-    outputs = cluster.run(requests, killing(policy, when, number, victims), timeout=60)
+    outputs = cluster.run(requests, restarting.killing(policy, when, number, victims), timeout=60)
     assert_exact(folder, requests, outputs)
     cluster.wait_until(lambda snapshot: snapshot.stats.num_joins == before.num_joins + victims)
     assert cluster.snapshot.stats.num_losses == before.num_losses + victims
@@ -84,7 +93,7 @@ def run_with_losses(
     ],
 )
 def test_no_token_is_lost_or_changed_when_an_instance_is_killed(
-    restarting: Cluster, folder: Path, name: str, when: Callable[[Snapshot], bool], victim: int
+    restarting: Victims, folder: Path, name: str, when: Callable[[Snapshot], bool], victim: int
 ) -> None:
     policy = make_policy(name, PolicyConfig(max_num_batched_tokens=16, chunk_tokens=16))
     run_with_losses(restarting, folder, policy, when, victim, 1)
@@ -92,6 +101,6 @@ def test_no_token_is_lost_or_changed_when_an_instance_is_killed(
 
 @pytest.mark.parametrize("victims", [2, 3])
 def test_requests_outlive_the_loss_of_several_instances_at_once(
-    restarting: Cluster, folder: Path, victims: int
+    restarting: Victims, folder: Path, victims: int
 ) -> None:
     run_with_losses(restarting, folder, make_policy("esp", PolicyConfig()), has_output(3), 0, victims)

@@ -146,7 +146,7 @@ async def test_a_trace_is_written_once_for_each_start_even_if_its_client_leaves(
         leaving_too.cancel()
         late = asyncio.create_task(traces.write())
         carry_out(ended, reports)
-        with pytest.raises(InvalidRequestError, match="ended"):
+        with pytest.raises(InvalidRequestError, match="no trace is running"):
             await late
         assert leaving.cancelled()
         assert leaving_too.cancelled()

@@ -5,12 +5,31 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
-    """Those that its threads have started and that are still there, in the order of their ids."""
-    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return sorted(int(child) for text in lists for child in text.split())
+    """Those that are still there, in the order of their start."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return sorted(int(child) for children in threads for child in children.read_text().split())
+
+
+def fork_servers_of(pid: int) -> list[int]:
+    """Those of its children that fork others for it."""
+    return [child for child in children_of(pid) if "fork_server" in command_of(child)]
+
+
+def forked_of(pid: int) -> list[int]:
+    """The processes that are forked for another."""
+    return [child for server in fork_servers_of(pid) for child in children_of(server)]
 
 
 def own_children(word: str) -> list[int]:
     """Those of this process whose command has a word."""
-    children = children_of(os.getpid())
-    return [pid for pid in children if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children_of(os.getpid()) if word in command_of(pid)]
+
+
+def own_forked(module: str) -> list[int]:
+    """Those of this process that run a module."""
+    return [pid for pid in forked_of(os.getpid()) if module in command_of(pid)]
+
+
+def command_of(pid: int) -> str:
+    """Its arguments, in a row."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")

@@ -1,12 +1,13 @@
 """Real worker processes for tests, under any policy."""
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from typing import TypeAlias
 
 from loong.core.cluster_history import ClusterHistory
@@ -24,7 +25,8 @@ from loong.engine.engine import Engine
 from loong.engine.loop import Scheduling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.local import ClusterConfig, local_workers
+from loong.launcher.serve.child_processes import ForkServer
+from loong.launcher.serve.local import ClusterConfig, local_workers, worker_fork_server
 from loong.observability.decision_log.lines import Line
 from loong.observability.decision_log.log import DecisionLog
 from loong.observability.timeline import Timeline
@@ -265,6 +267,13 @@ def running_cluster(
         yield cluster
 
 
+@cache
+def _fork_server() -> ForkServer:
+    server = worker_fork_server()
+    atexit.register(server.close)
+    return server
+
+
 async def _run(
     config: ClusterConfig,
     instances: tuple[ElasticInstance, ...],
@@ -273,7 +282,7 @@ async def _run(
     started: Future[Cluster],
 ) -> None:
     try:
-        async with local_workers(config, lookahead, restarts=restarts) as executor:
+        async with local_workers(config, lookahead, _fork_server()) as executor:
             cluster = Cluster(executor, instances)
             started.set_result(cluster)
             await asyncio.wait([cluster.serving])

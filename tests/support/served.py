@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from child_processes import children_of
+from child_processes import fork_servers_of, forked_of
 from openai import OpenAI, Stream
 from openai.types import Completion
 
@@ -82,8 +82,8 @@ class Served:
         return sum(map(float, values))
 
     def worker_pids(self) -> list[int]:
-        """The processes that it started."""
-        return children_of(self.process.pid)
+        """The processes that were forked for it."""
+        return forked_of(self.process.pid)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Send a signal and return the exit code."""
@@ -123,7 +123,7 @@ def served(
     server = Served(process, f"http://127.0.0.1:{port}", log_path)
     try:
         wait_until(lambda: _is_up(server), START_SECONDS, f"the server to start:\n{server.log}")
-        workers = server.worker_pids()
+        workers = [*fork_servers_of(process.pid), *server.worker_pids()]
         yield server
         if process.poll() is None:
             assert server.stop() == 0, server.log

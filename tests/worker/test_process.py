@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from child_processes import own_children
+from child_processes import own_forked
 from families import write_tiny_model
 
 from loong.core.events import BatchFinished, Event, InstanceLost
@@ -42,7 +42,7 @@ async def test_a_worker_that_is_killed_in_a_ring_is_named_and_not_one_that_waite
     folder = write_tiny_model("llama", tmp_path / "model")
     config = ClusterConfig(str(folder), num_instances=3, kv_capacity=4096)
     async with local_workers(config) as executor:
-        pid = own_children("loong.worker.process")[victim]
+        pid = own_forked("loong.worker.process")[victim]
         executor.submit([ring_prefill(number) for number in range(1, 101)])
         while not any(isinstance(event, BatchFinished) for event in await executor.next_events()):
             pass

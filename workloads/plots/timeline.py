@@ -17,6 +17,7 @@ from loong.workloads.plots.style import (
     INK,
     ON_COLOR,
     PALE_INK,
+    PINK,
     new_figure,
     say_nothing_to_show,
 )
@@ -30,6 +31,7 @@ from loong.workloads.report.timeline_cells import (
     kv_shares,
     most_by_column,
     rows_of,
+    served_stretches,
     stretches,
 )
 
@@ -48,11 +50,13 @@ MAX_TICKS = 48
 NUM_LEGEND_COLUMNS = 3
 LABEL_POINTS = 7
 LABEL_INCHES = 0.0095 * LABEL_POINTS  # of one letter
-# A row is 1 high: the bar, and under it the strip of KV.
+# A row is 1 high: the bar, and under it a line and the strip of KV.
 BAR_TOP, BAR_BOTTOM = 0.0, 0.62
-STRIP_TOP, STRIP_BOTTOM = 0.68, 0.94
+SERVED_TOP, SERVED_BOTTOM = 0.62, 0.7  # a line, where an instance serves others
+STRIP_TOP, STRIP_BOTTOM = 0.72, 0.94
 STRIP_LEVELS = 24
 PREFILL_SHARE = 0.7  # of a bar, where a batch also decodes
+SERVED_COLOR = PINK
 TINT = 0.4  # opacity of a group's color between its rows
 
 
@@ -84,7 +88,8 @@ def timelines_figure(
         _draw_panel(panel, history, scale, has_labels=row_inches > MIN_LABEL_INCHES)
         top.set_title(title)
     panel.set_xlabel("time since the first request (s)")
-    _draw_legend(figure, scale, has_queue=bool(queues))
+    has_served = any(batch.holder_ids for history in histories.values() for batch in history.batches)
+    _draw_legend(figure, scale, has_queue=bool(queues), has_served=has_served)
     return figure
 
 
@@ -97,6 +102,11 @@ def _draw_panel(panel: "Axes", history: ClusterHistory, scale: Scale, *, has_lab
             boxes[color, opacity].append(box)
         boxes[INK, 1.0] += kv_strip(height[instance_id], kv_shares(history, instance_id), scale)
         panel.axhline(height[instance_id] + STRIP_BOTTOM, color=PALE_INK, linewidth=0.4, zorder=1)
+    for instance_id, served in served_stretches(history, scale).items():
+        for columns in served if instance_id in height else ():
+            left, right = scale.time(columns.start), scale.time(columns.stop)
+            top = height[instance_id]
+            boxes[SERVED_COLOR, 1.0].append((left, right, top + SERVED_TOP, top + SERVED_BOTTOM))
     for (color, opacity), of_color in boxes.items():
         _draw_boxes(panel, of_color, color, opacity)
     if has_labels:
@@ -222,7 +232,7 @@ def _draw_axes(panel: "Axes", instance_ids: Sequence[InstanceId], scale: Scale) 
     panel.grid(visible=False)
 
 
-def _draw_legend(figure: "Figure", scale: Scale, *, has_queue: bool) -> None:
+def _draw_legend(figure: "Figure", scale: Scale, *, has_queue: bool, has_served: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -234,6 +244,9 @@ def _draw_legend(figure: "Figure", scale: Scale, *, has_queue: bool) -> None:
     shown = [work for work in Work if work is not Work.LONG or scale.long_prompt]
     handles: list[Patch | Line2D] = [Patch(facecolor=work.value, label=words[work]) for work in shown]
     handles.append(Patch(facecolor=Work.DECODE.value, alpha=TINT, label="paler: joins the rows of one group"))
+    if has_served:
+        words_of_line = "line: serves KV to a batch that runs elsewhere"
+        handles.append(Patch(facecolor=SERVED_COLOR, label=words_of_line))
     if has_queue:
         kinds = {
             Work.LONG: "a long prompt",

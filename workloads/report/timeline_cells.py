@@ -103,11 +103,8 @@ def rows_of(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, Row]:
     seconds: dict[tuple[InstanceId, int], dict[Cell, float]] = defaultdict(lambda: defaultdict(float))
     for batch in history.batches:
         start, end = max(batch.started_at, scale.start), min(batch.ended_at, scale.end)
-        if start >= end:
-            continue
         cell = _cell(batch, scale.long_prompt)
-        first, last = (min(int((t - scale.start) / scale.column), NUM_COLUMNS - 1) for t in (start, end))
-        for column in range(first, last + 1):
+        for column in _columns_of(batch, scale):
             share = min(end, scale.time(column + 1)) - max(start, scale.time(column))
             for instance_id in cell.members:
                 seconds[instance_id, column][cell] += max(share, 0.0)
@@ -115,6 +112,38 @@ def rows_of(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, Row]:
     for (instance_id, column), shares in seconds.items():
         cells[instance_id][column] = max(shares, key=lambda cell: shares[cell])
     return cells
+
+
+def served_stretches(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, list[range]]:
+    """Return the columns in which each instance attends for batches of which it is no member."""
+    columns: dict[InstanceId, set[int]] = defaultdict(set)
+    for batch in history.batches:
+        for instance_id in batch.holder_ids:
+            columns[instance_id].update(_columns_of(batch, scale))
+    return {instance_id: list(_runs(sorted(served))) for instance_id, served in columns.items() if served}
+
+
+def _runs(columns: Sequence[int]) -> Iterator[range]:
+    """Return columns that follow each other, as ranges."""
+    start = last = None
+    for column in columns:
+        if start is None or last is None:
+            start = column
+        elif column > last + 1:
+            yield range(start, last + 1)
+            start = column
+        last = column
+    if start is not None and last is not None:
+        yield range(start, last + 1)
+
+
+def _columns_of(batch: BatchSlice, scale: Scale) -> range:
+    """Return the columns in which a batch runs."""
+    start, end = max(batch.started_at, scale.start), min(batch.ended_at, scale.end)
+    if start >= end:
+        return range(0)
+    first, last = (min(int((t - scale.start) / scale.column), NUM_COLUMNS - 1) for t in (start, end))
+    return range(first, last + 1)
 
 
 def _cell(batch: BatchSlice, long_prompt: int) -> Cell:

@@ -1,4 +1,4 @@
-"""What a policy may ask about time."""
+"""The questions about time that a policy may ask a cost model."""
 
 from dataclasses import dataclass
 from math import hypot, sqrt
@@ -11,11 +11,11 @@ from loong.core.value import value
 
 @value
 class PrefillTerms:
-    """Seconds of a prefill step at one DoP, in closed form, so that a planner can weigh thousands.
+    """Seconds of a prefill step at one DoP, in closed form, so that a planner can evaluate thousands.
 
-    n new tokens on c cached ones take
-    overhead + per_prompt + max(launch, hypot(floor, per_token n) + per_cached_pair n c + per_new_pair n^2);
-    several prompts together take their number and the sums of n, n c and n^2.
+    n new tokens on c cached ones take overhead + per_prompt + max(launch, hypot(floor, per_token n) +
+    per_cached_pair n c + per_new_pair n^2); several prompts together take their number and the sums of n, n c
+    and n^2.
     """
 
     overhead: float
@@ -28,13 +28,13 @@ class PrefillTerms:
 
     @property
     def least(self) -> float:
-        """Seconds of a step, however little is in it."""
+        """Return the seconds of a step, however little is in it."""
         return self.overhead + max(self.launch, self.floor)
 
     def time(
         self, num_tokens: float, num_cached_pairs: float, num_new_pairs: float, num_prompts: int = 1
     ) -> float:
-        """Seconds, given the sums of n, n c and n^2."""
+        """Return the seconds of a step, given the sums of n, n c and n^2."""
         computing = (
             hypot(self.floor, self.per_token * num_tokens)
             + self.per_cached_pair * num_cached_pairs
@@ -43,12 +43,13 @@ class PrefillTerms:
         return self.overhead + self.per_prompt * num_prompts + max(self.launch, computing)
 
     def max_tokens(self, seconds: float, num_cached: int) -> int:
-        """The most tokens of one prompt that a step of `seconds` computes; 0 if not even one."""
+        """Return the most tokens of one prompt that a step of `seconds` computes; 0 if not even one."""
         computing = seconds - self.overhead - self.per_prompt
         left = computing - self.floor
         if left <= 0 or computing < self.launch:
             return 0
-        # hypot(floor, x) <= floor + x: never too many, and few too few once x is above the floor.
+        # hypot(floor, x) <= floor + x: never too many tokens, and only slightly too few once x exceeds the
+        # floor.
         slope = self.per_token + self.per_cached_pair * num_cached
         root = sqrt(slope * slope + 4 * self.per_new_pair * left)
         return int(2 * left / (slope + root))
@@ -78,27 +79,30 @@ class CostModel(Protocol):
         ...
 
     def step_time(self, work: StepWork, /) -> float:
-        """One step of a batch: what binds the group, and its busiest instance or holder."""
+        """Return the seconds of one step of a batch: its overhead, and its busiest instance or holder."""
         ...
 
     def served_time(self, work: InstanceWork, seconds: float, /) -> float:
-        """What an instance's own batch loses to `work` for a step of others that takes `seconds`."""
+        """Return the seconds that an instance's own batch loses to `work` for a step of others.
+
+        That step takes `seconds`.
+        """
         ...
 
     def instance_time(self, work: InstanceWork, /) -> float:
-        """The part of a step that one instance computes by itself."""
+        """Return the seconds of the part of a step that one instance computes by itself."""
         ...
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
-        """Chunks striped over `dop` instances, nothing else in the batch."""
+        """Return the terms of chunks striped over `dop` instances, with nothing else in the batch."""
         ...
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
-        """Moving the KV of `num_tokens` tokens between two instances, or to or from a host tier."""
+        """Return the seconds to move the KV of `num_tokens` tokens between instances or host tiers."""
         ...
 
 
 def prefill_time(cost_model: CostModel, num_new_tokens: int, num_cached_tokens: int, dop: int) -> float:
-    """One chunk of one request, alone on `dop` instances."""
+    """Return the seconds of one chunk of one request, alone on `dop` instances."""
     terms = cost_model.prefill_terms(dop)
     return terms.time(num_new_tokens, num_new_tokens * num_cached_tokens, num_new_tokens**2)

@@ -1,4 +1,4 @@
-"""What a step makes each instance do: counts, from which a cost model makes seconds."""
+"""Counts of the work that a step gives each instance, from which a cost model predicts seconds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -21,8 +21,8 @@ class InstanceWork:
     (decode) are apart, because attention is bound by reading there and by computing elsewhere.
     """
 
-    num_requests: int = 0  # of the batch: every instance of the group lays out all of them
-    num_segments: int = 0  # of their KV before the step, likewise
+    num_requests: int = 0  # of the batch: every instance of the group processes the inputs of all
+    num_segments: int = 0  # of their KV before the step; every instance processes all
     num_tokens: int = 0  # computed as a master, from embedding to output
     num_blocks: int = 0  # query blocks that it is master of
     num_ring_blocks: int = 0  # of these, to which KV travels
@@ -40,7 +40,7 @@ class InstanceWork:
     num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
 
     def copy(self) -> "InstanceWork":
-        """One to which other work can be added."""
+        """Return a copy to which other work can be added."""
         return InstanceWork(*_counts(self))
 
 
@@ -48,7 +48,7 @@ _counts = attrgetter(*(count.name for count in fields(InstanceWork)))
 
 
 class Phase(Enum):
-    """What a step computes: chunks of prompts, single tokens after all others, or both."""
+    """The kind of queries in a step: chunks of prompts, single tokens after all others, or both."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -57,11 +57,12 @@ class Phase(Enum):
 
 @value
 class StepWork:
-    """One step of a group: the work of each of its instances, and what binds them.
+    """One step of a group: the work of each of its instances, and the facts that concern the whole group.
 
-    With its first step a batch is told to the group, of which some instances `starts_idle` before; after each
-    step of a lease its members settle whether they go on. `holders` are the instances outside the group that
-    serve it, each with what it attends for members, and with the queries that it answers.
+    A batch is sent to the group with its first step, before which some instances may have been idle
+    (`starts_idle`). After each step of a lease its members agree on whether it continues. `holders` are the
+    instances outside the group that serve it, each with its attention for members and the queries that it
+    answers. Those in `idle_holder_ids` run no batch of their own.
     """
 
     group: ESPGroup
@@ -72,20 +73,21 @@ class StepWork:
     is_lease: bool = False
     starts_idle: bool = False
     holders: Mapping[InstanceId, InstanceWork] = field(default_factory=dict)
+    idle_holder_ids: frozenset[InstanceId] = frozenset()
 
     @property
     def phase(self) -> Phase:
-        """What its queries are."""
+        """Return the kind of its queries."""
         return phase_of(self.instances.values())
 
     @property
     def num_requests(self) -> int:
-        """Requests of the step."""
+        """Return the number of requests of the step."""
         return self.instances[self.group.leader_id].num_requests
 
 
 def phase_of(works: Iterable[InstanceWork]) -> Phase:
-    """What the queries of these instances are; none are decode."""
+    """Return the kind of the queries of these instances; DECODE if there are none."""
     has_decode = has_prefill = False
     for work in works:
         has_decode |= work.num_decode_keys > 0
@@ -94,7 +96,7 @@ def phase_of(works: Iterable[InstanceWork]) -> Phase:
 
 
 def phase_with(has_prefill: bool, has_decode: bool) -> Phase:
-    """What queries are, longer blocks or single ones or both; none are decode."""
+    """Return the phase of queries that are longer blocks, single ones, or both; DECODE if neither."""
     if has_prefill:
         return Phase.MIXED if has_decode else Phase.PREFILL
     return Phase.DECODE
@@ -102,7 +104,7 @@ def phase_with(has_prefill: bool, has_decode: bool) -> Phase:
 
 @dataclass(slots=True)
 class WorkCount:
-    """The work of a step in the making, request by request; `is_lease` if it is the first of many."""
+    """Counts the work of a step, request by request; `is_lease` if it is the first of many."""
 
     instance_ids: InitVar[Iterable[InstanceId]]
     is_lease: bool = False
@@ -132,7 +134,7 @@ class WorkCount:
     def add_chunk(
         self, made: Mapping[InstanceId, int], held: Mapping[InstanceId, int], *, is_ringed: bool
     ) -> None:
-        """Count a chunk of a prompt, given how many tokens each master computes and each instance holds.
+        """Count a chunk of a prompt, given the tokens that each master computes and each instance holds.
 
         Its KV travels if it `is_ringed`, else its queries do.
         """
@@ -144,7 +146,7 @@ class WorkCount:
         self.num_requests += 1
 
     def add_decode(self, master_id: InstanceId, placement: Placement) -> None:
-        """Count one token that its master stores, and that meets its history where that is."""
+        """Count one token that its master stores, and that attends its history where that is stored."""
         segments, master = placement.segments, self.instances[master_id]
         master.num_tokens += 1
         master.num_blocks += 1
@@ -158,7 +160,7 @@ class WorkCount:
         self.num_segments += len(segments)
 
     def add_lone_decodes(self, placements: Sequence[Placement]) -> None:
-        """Count a token of each of these, with all of their history, on the only instance."""
+        """Count one token of each request, with its whole history, on the only instance."""
         (work,) = self.instances.values()
         num_decodes = len(placements)
         work.num_tokens += num_decodes
@@ -177,7 +179,7 @@ class WorkCount:
         return other
 
     def step(self, group: ESPGroup, is_first: bool = True) -> StepWork:
-        """All of it, for a group with all instances that have a part in it."""
+        """Return the work of a step for a group with all instances that take part in it."""
         instances = {instance_id: self.instances[instance_id] for instance_id in group.instance_ids}
         for work in (*instances.values(), *self.holders.values()):
             work.num_requests = self.num_requests
@@ -193,7 +195,7 @@ class WorkCount:
         )
 
     def at(self, instance_id: InstanceId) -> InstanceWork:
-        """The work of a member, or of a holder outside the group."""
+        """Return the work of a member, or of a holder outside the group."""
         work = self.instances.get(instance_id) or self.holders.get(instance_id)
         if work is None:
             work = self.holders[instance_id] = InstanceWork()
@@ -206,7 +208,7 @@ class WorkCount:
 
 
 def step_work(batch: BatchPlan, placements: Mapping[RequestId, Placement], is_first: bool = True) -> StepWork:
-    """The work of a step of a batch, its first or a later one of its lease, given the KV before that step."""
+    """Return the work of a step of a batch, its first or a later one, given the KV before that step."""
     count = WorkCount(batch.group.instance_ids, is_lease=batch.num_steps > 1)
     for request_id in batch.request_ids:
         count.add(batch.blocks_of(request_id), batch.writes_of(request_id), placements[request_id])
@@ -220,9 +222,10 @@ def batch_work(
     *,
     starts_idle: bool = False,
 ) -> tuple[tuple[StepWork, int], ...]:
-    """The work of `num_steps` steps of a batch, with how many are like each, given the KV before the first.
+    """Return the work of `num_steps` steps of a batch, with the number of equal steps of each kind.
 
-    A lease is its first step, and as many times as there are others the one in their middle.
+    It takes the KV before the first step. A lease is counted as its first step, and the middle one of the
+    others as often as there are others.
     """
     first = replace(step_work(batch, placements), starts_idle=starts_idle)
     if num_steps == 1:
@@ -238,7 +241,7 @@ def batch_work(
 
 
 def _add_history(count: WorkCount, master_id: InstanceId, held: Mapping[InstanceId, int]) -> bool:
-    """A single query meets what is held; whether some of that is elsewhere than at its master."""
+    """Count a single query that attends its history, and whether part of that is not at its master."""
     num_remote = 0
     for instance_id, num_keys in held.items():
         work = count.at(instance_id)
@@ -256,7 +259,7 @@ def _add_ring(
     made: Mapping[InstanceId, int],
     held: Mapping[InstanceId, int],
 ) -> None:
-    """All KV passes by every instance; a master's query meets half of the chunk's keys on average."""
+    """Count KV that passes every instance; a master's query attends half of the chunk's keys on average."""
     num_new, num_cached = sum(made.values()), sum(held.values())
     num_holders = len(made.keys() | held.keys())
     for instance_id, work in instances.items():
@@ -275,7 +278,7 @@ def _add_ring(
 
 
 def _add_exchange(count: WorkCount, made: Mapping[InstanceId, int], held: Mapping[InstanceId, int]) -> bool:
-    """Every instance that has KV of the request, old or new, meets all its queries; whether any travel."""
+    """Count all queries of a request on every instance with its KV, old or new, and whether any travel."""
     num_new = sum(made.values())
     holders = made.keys() | held.keys()
     for instance_id in holders:
@@ -296,7 +299,7 @@ def _add_exchange(count: WorkCount, made: Mapping[InstanceId, int], held: Mappin
 
 
 def _add_kept(count: WorkCount, made: Mapping[InstanceId, int], writes: Iterable[KVSegment]) -> None:
-    """KV stored elsewhere than where it is made, to the nearest token an instance."""
+    """Count KV stored on another instance than the one that makes it, rounded to tokens an instance."""
     left = dict(made)
     for segment in writes:
         num_own = min(left.get(segment.instance_id, 0), len(segment.positions))

@@ -22,13 +22,13 @@ from loong.fabric.world import World, neighbours
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The batch that is open, and the processes whose loss ends it."""
+    """The open batch, and the processes whose loss ends it."""
 
     batch_id: int
     group: tuple[int, ...]
     links: Mapping[int, Link]  # by rank, without this process
-    holders: Mapping[int, Link]  # likewise, of those that serve it
-    is_served: bool = False  # by this process, which is no member
+    holders: Mapping[int, Link]  # by rank, those that serve it
+    is_served: bool = False  # by this process, which is not a member
 
     @property
     def peers(self) -> Collection[Link]:
@@ -38,7 +38,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Migration:
-    """The migration that is open, and the process at its other end."""
+    """The open migration, and the process at its other end."""
 
     migration_id: int
     link: Link
@@ -46,7 +46,7 @@ class _Migration:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """Messages on their way out, and messages to come with the tensors they are copied into: a Pending."""
+    """Outgoing messages, and expected messages with the tensors that they are copied into: a Pending."""
 
     mailbox: MessageQueue
     outgoing: tuple[Future[None], ...]
@@ -72,8 +72,9 @@ class _Transfer:
 class SocketFabric:
     """Implements Fabric for `rank` of `world`.
 
-    The processes meet in `directory`, which must exist, be private to this user and have a short path;
-    its maker removes it. The constructor connects to whoever is there already; later ones connect to us.
+    The processes meet in `directory`, which must exist, be private to this user and have a short path. Its
+    creator removes it. The constructor connects to all processes that are there; later processes connect to
+    it.
     """
 
     def __init__(self, directory: Path, world: World, rank: int, *, deadline: float) -> None:
@@ -90,11 +91,11 @@ class SocketFabric:
         self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
 
     def wait_for_peers(self) -> None:
-        """Return once the whole world has joined; DeadlineError names who has not."""
+        """Return once the whole world has joined. DeadlineError names a missing process."""
         self._peer_registry.wait_for_all(range(self.world.size))
 
     def wait_for_instance(self) -> None:
-        """Return once all ranks of this instance have joined; DeadlineError names who has not."""
+        """Return once all ranks of this instance have joined. DeadlineError names a missing process."""
         self._peer_registry.wait_for_all(self.world.ranks(self._instance_id))
 
     @contextmanager
@@ -109,7 +110,7 @@ class SocketFabric:
         served, lost_holder = self._reached(Plane.SERVICE, batch_id, map(self._counterpart, holders))
         batch = _Batch(batch_id, group, links, served)
         self._mailbox.open(Plane.BATCH, batch_id)
-        with self._opened(Plane.BATCH, batch_id, links.values()), self._telling_holders(batch):
+        with self._opened(Plane.BATCH, batch_id, links.values()), self._reporting_to_holders(batch):
             _raise_lost(lost or lost_holder)
             self._open_batch = batch
             try:
@@ -136,8 +137,8 @@ class SocketFabric:
             self._mailbox.close(Plane.SERVICE, batch.batch_id)
 
     @contextmanager
-    def _telling_holders(self, batch: _Batch) -> Iterator[None]:
-        """Report an early end of a batch to those that serve it: they do not know all of its members."""
+    def _reporting_to_holders(self, batch: _Batch) -> Iterator[None]:
+        """Report an early end of a batch to its holders, which do not know all of its members."""
         try:
             yield
         except BaseException:
@@ -213,20 +214,18 @@ class SocketFabric:
         return _Transfer(self._mailbox, (), incoming, (migration.link,), self.deadline)
 
     def check(self) -> None:
-        """See Fabric. Whoever waits here is told at once, so there is nothing left to find."""
+        """See Fabric. A failed wait raises at once here, so there is nothing left to check."""
 
     def close(self) -> None:
         """See Fabric."""
         self._peer_registry.close()
 
     def watch(self, report: Callable[[], None]) -> None:
-        """Let `report` be called, by any thread, whenever `raise_if_broken` may have something
-        new to raise.
-        """
+        """Call `report`, from any thread, whenever `raise_if_broken` may have a new error."""
         self._mailbox.watch(report)
 
     def raise_if_broken(self, plane: Plane) -> None:
-        """Raise what a wait would raise if a process of what is open on a plane is lost or has left."""
+        """Raise the error of a wait if a member of the open batch or migration is lost or has left."""
         if plane is Plane.BATCH and (batch := self._open_batch) is not None:
             self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.peers)
         if plane is Plane.MIGRATION and (migration := self._open_migration) is not None:
@@ -234,17 +233,19 @@ class SocketFabric:
             self._mailbox.check(address, (migration.link,))
 
     def member(self, instance_id: int) -> int:
-        """The rank of an instance of the open batch that this process talks to, or its own."""
+        """Return the rank of an instance's process in the open batch that this process talks to, or its
+        own.
+        """
         batch, rank = self._current_batch(), self._counterpart(instance_id)
         return rank if rank == self.rank else self._link_in(batch, rank).rank
 
     @property
     def num_stray_frames(self) -> int:
-        """Frames that were dropped where peers join."""
+        """The number of frames dropped while peers joined."""
         return self._peer_registry.strays.num_dropped
 
     def num_joins(self, rank: int) -> int:
-        """How often a peer has joined."""
+        """Return how often a peer has joined."""
         return self._peer_registry.num_joins(rank)
 
     def _exchange_in(
@@ -282,10 +283,10 @@ class SocketFabric:
 
     @contextmanager
     def _opened(self, plane: Plane, batch_or_migration_id: int, links: Iterable[Link]) -> Iterator[None]:
-        """Until a batch or migration ends: then nothing of it is left, and whoever waits for us was told."""
+        """Run a batch or migration. At its end, drop its messages, and report an error to its members."""
         try:
             yield
-        except AbandonedError:  # the others were told, as this process was
+        except AbandonedError:  # the other members see the same
             raise
         except BaseException:
             self._abandon(Address(plane.abandoned, batch_or_migration_id, self.rank), links)
@@ -294,7 +295,7 @@ class SocketFabric:
             self._mailbox.close(plane, batch_or_migration_id)
 
     def _abandon(self, address: Address, links: Iterable[Link]) -> None:
-        """Tell the others that nothing more comes from here, so that they do not wait for the deadline."""
+        """Report to the others that nothing more is sent, so that they do not wait for the deadline."""
         for link in links:
             with suppress(ClusterError):
                 self._send(link, address, torch.empty(0, dtype=torch.uint8, device="cpu"))
@@ -358,7 +359,7 @@ def _raise_lost(error: PeerLostError | None) -> None:
 
 
 def _is_message(tensor: Tensor) -> bool:
-    """Whether a tensor has anything to send; refuses one that cannot travel as it lies in memory."""
+    """Return whether a tensor is not empty. Raises if it is not contiguous, or not on the host."""
     if not tensor.is_contiguous():
         raise InvalidMessageError(
             f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous"

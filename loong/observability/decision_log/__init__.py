@@ -1,1 +1,1 @@
-"""What was decided, why, and how it turned out: a file of JSON lines, written beside the loop."""
+"""The decision log: decisions, their reasons and their results, as a file of JSON lines."""

@@ -1,4 +1,4 @@
-"""A file that grows by lines and never fails whoever writes them."""
+"""A file of lines whose write errors never reach the caller."""
 
 import logging
 from pathlib import Path
@@ -15,7 +15,7 @@ MAX_BUFFERED_SECONDS = 1.0
 class LineFile:
     """Appends whole lines, many at a time.
 
-    What cannot be opened raises `ConfigError`; what cannot be written later is told once, and ends the file.
+    A file that cannot be opened raises `ConfigError`. A later write error is logged once, and ends the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,14 +29,14 @@ class LineFile:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
     def append(self, line: bytes) -> None:
-        """Add a line, given without its end."""
+        """Add a line, given without its line break."""
         self._lines += (line, b"\n")
         self._num_bytes += len(line) + 1
         if self._num_bytes > MAX_BUFFERED_BYTES or monotonic() - self._flushed_at > MAX_BUFFERED_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Let others see all lines."""
+        """Write all lines to the file."""
         data = b"".join(self._lines)
         self._lines.clear()
         self._num_bytes, self._flushed_at = 0, monotonic()
@@ -48,6 +48,6 @@ class LineFile:
             self._file.close()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining lines, and close the file."""
         self.flush()
         self._file.close()

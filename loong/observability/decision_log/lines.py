@@ -1,7 +1,7 @@
-"""What the lines of a decision log say.
+"""The lines of a decision log.
 
-Times are seconds of the executor's clock, other durations seconds, sizes tokens. Batches and migrations have
-the ids that the executor knows them by. What has its default is left out of a line.
+Times are seconds of the executor's clock, other durations are seconds, sizes are tokens. Batches and
+migrations have the executor's ids. A field with its default is left out of a line.
 """
 
 from typing import Literal, TypeAlias
@@ -27,15 +27,15 @@ TokensByInstance: TypeAlias = dict[int, int]
 
 
 class _Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Something in a line."""
+    """A part of a line."""
 
 
 class _Line(_Part, frozen=True, tag_field="line"):
-    """One line."""
+    """The base of all lines."""
 
 
 class InstanceState(_Part, frozen=True):
-    """An instance before a plan: tokens in its pool (reserved ones included), and the batch it runs."""
+    """An instance before a plan: used slots in its pool (including reserved ones), and its running batch."""
 
     instance_id: int
     kv_used: int
@@ -45,7 +45,7 @@ class InstanceState(_Part, frozen=True):
 
 
 class Cause(_Part, frozen=True):
-    """An event that called for a plan, and what it was about."""
+    """An event that caused a plan, and its subject."""
 
     event: EventName
     request_id: str | None = None
@@ -55,23 +55,23 @@ class Cause(_Part, frozen=True):
 
 
 class Chunk(_Part, frozen=True):
-    """Prompt positions (or, after a preemption, known ones) of one request that a batch computes."""
+    """Known positions of one request that a batch computes, mostly positions of the prompt."""
 
     request_id: str
     first_position: int
     num_tokens: int
     computed_on: TokensByInstance
     kept_on: TokensByInstance
-    num_output_tokens: int = 0  # that the request has had before
+    num_output_tokens: int = 0  # of the request before this chunk
 
     @property
     def stop_position(self) -> int:
-        """One more than its last position."""
+        """The position after the last one."""
         return self.first_position + self.num_tokens
 
 
 class Decode(_Part, frozen=True):
-    """One token a step of one request, computed and kept by its master."""
+    """One token in each step of one request, whose KV its master computes and stores."""
 
     request_id: str
     first_position: int
@@ -79,9 +79,9 @@ class Decode(_Part, frozen=True):
 
 
 class LoggedBatch(_Part, frozen=True):
-    """A batch of up to `num_steps` steps; its group's instances are in ring order.
+    """A batch of up to `num_steps` steps. The instances of its group are in ring order.
 
-    Holders are the instances outside the group that serve attention over the KV that they hold.
+    Holders are instances outside the group that attend over their KV for the batch.
     """
 
     batch_id: int
@@ -95,12 +95,12 @@ class LoggedBatch(_Part, frozen=True):
 
     @property
     def num_requests(self) -> int:
-        """Requests that it computes something of."""
+        """The number of requests in the batch."""
         return len(self.chunks) + len(self.decodes)
 
 
 class Migration(_Part, frozen=True):
-    """KV of one request at rest that goes from one instance to another."""
+    """A migration of KV of one request that is in no batch."""
 
     migration_id: int
     request_id: str
@@ -110,35 +110,35 @@ class Migration(_Part, frozen=True):
 
 
 class Preempted(_Part, frozen=True):
-    """A request whose KV, here by instance, is dropped."""
+    """A request whose KV, given by instance, is dropped."""
 
     request_id: str
     kv: TokensByInstance
 
 
 class EndedLease(_Part, frozen=True):
-    """A lease told to end before `step`."""
+    """A lease that is to end before `step`."""
 
     batch_id: int
     step: int
 
 
 class ExtendedLease(_Part, frozen=True):
-    """A lease that may go on up to so many steps."""
+    """A lease that is extended to `num_steps` steps."""
 
     batch_id: int
     num_steps: int
 
 
 class ConsideredAlternative(_Part, frozen=True):
-    """Something a policy could have done; a cost of None is beyond all numbers: impossible."""
+    """An alternative of the policy. A cost of None is infinite: the alternative was impossible."""
 
     what: str
     cost: float | None
 
 
 class Reason(_Part, frozen=True):
-    """What a policy chose for some requests, and among what; `kind` is that of a `DecisionKind`."""
+    """The policy's choice for some requests, and its alternatives. `kind` is that of a `DecisionKind`."""
 
     kind: str
     request_ids: tuple[str, ...]
@@ -147,16 +147,16 @@ class Reason(_Part, frozen=True):
 
 
 class StartedLine(_Line, frozen=True, tag="started"):
-    """A run begins. `clock_start` is the Unix time at which its clock was 0; None where time is virtual."""
+    """A run begins. `clock_start` is the Unix time of the clock's 0, or None in virtual time."""
 
     version: int
     clock_start: float | None = None
 
 
 class ArrivedLine(_Line, frozen=True, tag="arrived"):
-    """A request came, and the instances as it found them.
+    """A request arrived, with the instances before it.
 
-    If it is another choice of `choice_of`, it begins when that has computed the prompt of both.
+    Another choice of `choice_of` begins when that one has computed the prompt of both.
     """
 
     time: float
@@ -171,7 +171,10 @@ class ArrivedLine(_Line, frozen=True, tag="arrived"):
 
 
 class PlannedLine(_Line, frozen=True, tag="planned"):
-    """A plan, why, and the instances that it was made for. Empty plans without reasons have no line."""
+    """A plan, its reasons, and the instances that it was made for.
+
+    Empty plans without reasons have no line.
+    """
 
     time: float
     causes: tuple[Cause, ...]
@@ -185,14 +188,14 @@ class PlannedLine(_Line, frozen=True, tag="planned"):
 
 
 class BatchStartedLine(_Line, frozen=True, tag="batch_started"):
-    """All instances of a batch have begun it, which may have been planned while they ran another."""
+    """All instances of a batch have begun it. It may have been planned during an earlier batch."""
 
     time: float
     batch_id: int
 
 
 class BatchEndedLine(_Line, frozen=True, tag="batch_ended"):
-    """A batch is done: what one of its steps took on average, and what it was predicted to take."""
+    """A batch has ended, with the mean and the predicted seconds of its steps."""
 
     time: float
     batch_id: int
@@ -202,7 +205,7 @@ class BatchEndedLine(_Line, frozen=True, tag="batch_ended"):
 
 
 class MigrationEndedLine(_Line, frozen=True, tag="migration_ended"):
-    """A migration has committed, or was rolled back."""
+    """A migration has been committed or rolled back."""
 
     time: float
     migration_id: int
@@ -210,14 +213,14 @@ class MigrationEndedLine(_Line, frozen=True, tag="migration_ended"):
 
 
 class FirstTokenLine(_Line, frozen=True, tag="first_token"):
-    """The first output token of a request was told."""
+    """The first output token of a request was reported."""
 
     time: float
     request_id: str
 
 
 class EndedLine(_Line, frozen=True, tag="ended"):
-    """A request is over; `reason` is that of a `FinishReason`, "abort" if its client left."""
+    """A request has ended. `reason` is that of a `FinishReason`, "abort" if its client left."""
 
     time: float
     request_id: str
@@ -226,7 +229,7 @@ class EndedLine(_Line, frozen=True, tag="ended"):
 
 
 class InstanceLostLine(_Line, frozen=True, tag="instance_lost"):
-    """An instance died with its KV; its batches and migrations never end."""
+    """An instance was lost with its KV. Its batches and migrations never end."""
 
     time: float
     instance_id: int
@@ -234,7 +237,7 @@ class InstanceLostLine(_Line, frozen=True, tag="instance_lost"):
 
 
 class InstanceJoinedLine(_Line, frozen=True, tag="instance_joined"):
-    """An instance came, empty."""
+    """An instance joined, empty."""
 
     time: float
     instance_id: int

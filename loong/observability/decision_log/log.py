@@ -1,4 +1,4 @@
-"""An observer of the loop that writes down what is decided, and how it turns out."""
+"""An observer of the loop that writes decisions and their results to a decision log."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,20 +30,20 @@ from loong.observability.decision_log.line_file import LineFile
 from loong.observability.decision_log.lines import Line
 from loong.observability.decision_log.plan_line import instance_states, planned_line
 
-STANDING = (DecisionKind.WAIT, DecisionKind.DEFER)  # said in every plan while it is so
+STANDING = (DecisionKind.WAIT, DecisionKind.DEFER)  # repeated in each plan while they hold
 
 Listener: TypeAlias = Callable[[Line, bytes], None]
-"""Is told every line, and how it is written; it must neither fail nor wait."""
+"""Receives every line with its encoded bytes. It must neither fail nor block."""
 
 
 @contextmanager
 def decision_log(
     path: Path | None, clock_start: float | None = None, listeners: Sequence[Listener] = ()
 ) -> Iterator["DecisionLog"]:
-    """A log of one run, which is added to what the file holds of others; None: for the listeners alone.
+    """Yield the log of one run, appended to a file that may hold other runs; None: for listeners only.
 
-    `clock_start` is the Unix time of the clock's 0; None where time is virtual. Raises `ConfigError` if the
-    file cannot be opened.
+    `clock_start` is the Unix time of the clock's 0, or None in virtual time. Raises `ConfigError` if the file
+    cannot be opened.
     """
     file = None if path is None else LineFile(path)
     try:
@@ -54,10 +54,11 @@ def decision_log(
 
 
 class DecisionLog:
-    """Told every event once, before any plan made on it, and every plan with what followed from it.
+    """The decision log. It receives each event before the plans made on it, and each plan with its
+    instructions.
 
-    What a policy says in every plan of how things stand is written down when it is new. Arrivals, and what
-    happens between one and the plan made on it, wait for the snapshot that comes with the plan.
+    A reason that a policy repeats in each plan is written only when it is new. Arrivals, and later events up
+    to the next plan, wait for that plan's snapshot.
     """
 
     def __init__(
@@ -65,14 +66,16 @@ class DecisionLog:
     ) -> None:
         self._file, self._listeners = file, listeners
         self._encoder = msgspec.json.Encoder()
-        self._num_tokens: dict[RequestId, int] = {}  # of live requests, in their outputs
-        self._running: dict[int, tuple[RunBatch, float]] = {}  # and since when, or since they were told
-        self._held: list[Line] = []  # from an arrival up to the next plan
+        self._num_tokens: dict[RequestId, int] = {}  # output tokens of live requests
+        self._running: dict[
+            int, tuple[RunBatch, float]
+        ] = {}  # with the time of start, or of submission before it
+        self._held: list[Line] = []  # lines from an arrival up to the next plan
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
         self._write(lines.StartedLine(lines.VERSION, clock_start))
 
     def on_event(self, event: Event) -> None:
-        """Write down what happens, and what became of earlier plans."""
+        """Write an event, and the results of earlier plans."""
         match event:
             case TokensProduced():
                 self._count_tokens(event)
@@ -108,7 +111,7 @@ class DecisionLog:
         plan: IterationPlan,
         instructions: Sequence[Instruction],
     ) -> None:
-        """Write down a plan made on `events` for `snapshot`, and what the executor was told because of it."""
+        """Write a plan made on `events` for `snapshot`, and the executor's instructions."""
         if self._held:
             self._write_held(snapshot)
         if plan.decisions:
@@ -126,10 +129,10 @@ class DecisionLog:
             for failure in plan.failures:
                 self._end_request(snapshot.now, failure.request_id, FinishReason.ERROR)
         elif not self._running and self._file is not None:
-            self._file.flush()  # nothing may come for long
+            self._file.flush()  # the next line may come much later
 
     def _news(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
-        """Those of which something else was said before, or nothing."""
+        """Yield the decisions that differ from the last ones of the same kind and requests."""
         for decision in decisions:
             said = self._said.get(decision.kind)
             if said is None:
@@ -162,7 +165,7 @@ class DecisionLog:
         num_tokens = self._num_tokens
         for token in event.tokens:
             request_id = token.request_id
-            if request_id in num_tokens:  # an aborted one is computed until its batch ends
+            if request_id in num_tokens:  # an aborted request is computed until its batch ends
                 num_tokens[request_id] += 1
                 if num_tokens[request_id] == 1:
                     self._write(lines.FirstTokenLine(event.time, request_id))
@@ -188,7 +191,7 @@ class DecisionLog:
     def _lose(self, event: InstanceLost) -> None:
         self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason))
         for said in self._said.values():
-            said.clear()  # whoever has lost KV waits anew
+            said.clear()  # a request that lost its KV waits again
         self._running = {
             batch_id: (run, submitted_at)
             for batch_id, (run, submitted_at) in self._running.items()
@@ -196,7 +199,7 @@ class DecisionLog:
         }
 
     def _write_held(self, snapshot: Snapshot) -> None:
-        """Write down what waited for the instances of `snapshot`."""
+        """Write the lines that waited for the instances of `snapshot`."""
         held, self._held = self._held, []
         instances = instance_states(snapshot.instances)
         for line in held:

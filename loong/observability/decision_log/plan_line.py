@@ -1,4 +1,4 @@
-"""From a plan to its line."""
+"""The line of a plan."""
 
 from collections.abc import Iterable, Sequence
 from typing import assert_never
@@ -40,7 +40,7 @@ from loong.observability.decision_log.lines import (
 def planned_line(
     events: Iterable[Event], snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
 ) -> PlannedLine | None:
-    """The line of a plan made on `events`; None for one that does nothing and says nothing."""
+    """Return the line of a plan made on `events`, or None for an empty plan without reasons."""
     if plan == IterationPlan():
         return None
     return PlannedLine(
@@ -59,7 +59,7 @@ def planned_line(
 
 
 def instance_states(instances: Iterable[ElasticInstance]) -> tuple[InstanceState, ...]:
-    """Instances as a line shows them."""
+    """Return instances in the form of a line."""
     return tuple(
         InstanceState(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value, i.batch_id) for i in instances
     )

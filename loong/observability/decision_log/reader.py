@@ -1,4 +1,4 @@
-"""Reading a decision log back."""
+"""Reader of decision logs."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -11,14 +11,14 @@ from loong.observability.decision_log.lines import VERSION, Line, StartedLine
 
 logger = logging.getLogger(__name__)
 
-_FIRST_OF_RUN = b'{"line":"started"'  # quotes within strings are escaped, so nothing else holds this
+_FIRST_OF_RUN = b'{"line":"started"'  # quotes in strings are escaped, so no other line contains this
 
 
 def read_log(path: Path) -> tuple[Line, ...]:
-    """The lines of the last run in a file, beginning with its `StartedLine`.
+    """Return the lines of the last run in a file, from its `StartedLine` on.
 
-    Raises `ConfigError` naming the file, and the line if one is damaged. Whatever follows the last line's
-    end is still being written, and is left out.
+    Raises `ConfigError` naming the file, and the line if one is damaged. An incomplete last line is left out,
+    because it is still being written.
     """
     try:
         data = path.read_bytes()
@@ -29,7 +29,7 @@ def read_log(path: Path) -> tuple[Line, ...]:
     start = data.rfind(_FIRST_OF_RUN)
     *whole, rest = data[max(start, 0) :].split(b"\n")
     if start < 0 or not whole:
-        raise ConfigError(f"{path} is no decision log")
+        raise ConfigError(f"{path} is not a decision log")
     first_number = data.count(b"\n", 0, start) + 1
     if rest:
         logger.warning("%s:%d is not complete, and is left out", path, first_number + len(whole))
@@ -37,7 +37,10 @@ def read_log(path: Path) -> tuple[Line, ...]:
 
 
 def _decoded(lines: Iterable[bytes], path: Path, first_number: int) -> Iterator[Line]:
-    """Each line, and an error that says where it is for one that is none, or is of another version."""
+    """Yield each decoded line.
+
+    Raises `ConfigError` with the place of a line that is damaged or of another version.
+    """
     decoder = msgspec.json.Decoder(Line)
     for number, raw in enumerate(lines, first_number):
         try:

@@ -1,4 +1,4 @@
-"""The last lines of a decision log, kept in memory to be asked about."""
+"""The last lines of a decision log, kept in memory for queries."""
 
 from sys import getsizeof
 
@@ -9,25 +9,28 @@ from loong.observability.decision_log.story.index import LogIndex, indexed
 from loong.observability.latest import Latest
 
 MAX_BYTES = 2**25
-_SLOT_BYTES = 24  # of a line in the queue, and of what its memory is rounded up by
+_SLOT_BYTES = 24  # of a line: its place in the queue, and rounding of its memory
 
 
 class RecentLines:
-    """A listener that keeps so many bytes of lines, as written: objects would burden garbage collection."""
+    """A listener that keeps a bounded number of bytes of encoded lines.
+
+    Objects would slow garbage collection.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._lines = Latest(max_bytes, _size_of_line)
-        self._first: bytes | None = None  # that says when the run began
+        self._first: bytes | None = None  # with the start of the run
 
     def __call__(self, _line: Line, encoded: bytes, /) -> None:
-        """Keep a line, in the place of the oldest ones."""
+        """Keep a line, and drop the oldest ones beyond the bound."""
         if self._first is None:
             self._first = encoded
         else:
             self._lines.append(encoded)
 
     def written(self) -> tuple[bytes, ...]:
-        """The lines now, the run's first one before them."""
+        """Return the lines, with the first line of the run before them."""
         return (*(() if self._first is None else (self._first,)), *self._lines)
 
 
@@ -36,6 +39,6 @@ def _size_of_line(encoded: bytes) -> int:
 
 
 def index_of(written: tuple[bytes, ...]) -> LogIndex:
-    """What these lines say. It takes a while, but may be done in another thread."""
+    """Return the index of these lines. It takes a while, and may run in another thread."""
     decoder = msgspec.json.Decoder(Line)
     return indexed(map(decoder.decode, written))

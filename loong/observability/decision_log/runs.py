@@ -1,4 +1,4 @@
-"""The course of each request in a few numbers, followed line by line."""
+"""The course of each request in a few numbers, updated by each line of the log."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +18,15 @@ from loong.observability.decision_log.lines import (
     PlannedLine,
 )
 
-MAX_DOPS = 64  # changes of DoP that are kept of a request
+MAX_DOPS = 64  # changes of DoP that a request keeps
 
 
 @dataclass(slots=True)
 class RequestRun:
-    """Times are seconds of the run's clock, None for what has not happened. `dops` are the last, in order."""
+    """A request.
+
+    Times are seconds of the run's clock, or None before the event. `dops` are the last, in order.
+    """
 
     request_id: RequestId
     num_prompt_tokens: int
@@ -38,16 +41,16 @@ class RequestRun:
     num_output_tokens: int = 0  # known at the end
     dops: list[int] = field(default_factory=list)
     num_preemptions: int = 0
-    waits_for: str | None = None  # why it did not run when that was last said, since its last preemption
+    waits_for: str | None = None  # the last reason not to run it, since its last preemption
 
     @property
     def ttft(self) -> float | None:
-        """From its arrival to its first token."""
+        """The seconds from its arrival to its first token."""
         return None if self.first_token_at is None else self.first_token_at - self.arrived_at
 
     @property
     def tpot(self) -> float | None:
-        """The mean time of a token after the first, of one that is over."""
+        """The mean seconds of a token after the first, for a request that has ended."""
         if self.ended_at is None or self.first_token_at is None or self.num_output_tokens < 2:
             return None
         return (self.ended_at - self.first_token_at) / (self.num_output_tokens - 1)
@@ -55,7 +58,7 @@ class RequestRun:
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """A batch that is planned, but has not started; `choices` wait for the prompts of its `runs`."""
+    """A planned batch that has not started. `choices` wait for the prompts of its `runs`."""
 
     instance_ids: tuple[int, ...]
     runs: list[RequestRun]
@@ -63,25 +66,25 @@ class _Coming:
 
 
 class RequestRuns:
-    """A listener that follows requests, and hands each on when it is over."""
+    """A listener that follows requests, and passes each on when it has ended."""
 
     def __init__(self, when_over: Sequence[Callable[[RequestRun], None]] = ()) -> None:
         self._live: dict[RequestId, RequestRun] = {}
-        self._choices: dict[RequestId, list[RequestRun]] = {}  # that wait for this one's prompt
+        self._choices: dict[RequestId, list[RequestRun]] = {}  # by the request whose prompt they wait for
         self._coming: dict[int, _Coming] = {}
         self._when_over = list(when_over)
 
     @property
     def live(self) -> Collection[RequestRun]:
-        """The requests that are not over, in the order of their arrival."""
+        """The requests that have not ended, in the order of their arrival."""
         return self._live.values()
 
     def subscribe(self, listener: Callable[[RequestRun], None]) -> None:
-        """Hand on to `listener` as well."""
+        """Add a listener for ended requests."""
         self._when_over.append(listener)
 
     def __call__(self, line: Line, _encoded: bytes, /) -> None:
-        """Take in a line."""
+        """Update requests by a line."""
         match line:
             case ArrivedLine():
                 come = self._live[line.request_id] = RequestRun(
@@ -115,7 +118,7 @@ class RequestRuns:
                 pass
 
     def live_run(self, request_id: RequestId) -> RequestRun | None:
-        """Return the run of a request that is not over; None if there is none."""
+        """Return a request that has not ended, or None."""
         return self._live.get(request_id)
 
     def _come(self, batch: LoggedBatch) -> "_Coming":
@@ -142,7 +145,7 @@ class RequestRuns:
                 listener(run)
 
     def _leave_choices(self, run: RequestRun) -> None:
-        """Let the next choice compute the prompt of all that wait for this one."""
+        """Let the next choice compute the prompt of all choices that wait for this one."""
         waiting = [choice for choice in self._choices.pop(run.request_id, ()) if choice.end is None]
         if waiting:
             heir, *others = waiting

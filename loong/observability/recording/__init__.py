@@ -1,1 +1,1 @@
-"""All that happened to a scheduler, in a file, so that its decisions can be made again and compared."""
+"""Recordings of all events and plans, for replay and comparison."""

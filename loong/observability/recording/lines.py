@@ -1,6 +1,6 @@
-"""What a recording says, one JSON object a line: the setting, then events and the plans made on them.
+"""The lines of a recording, one JSON object each: the setting, then events and the plans made on them.
 
-JSON has no infinity; where a limit may be infinite, it is the word "inf".
+JSON has no infinity, so an infinite limit is written as "inf".
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ VERSION = 4
 
 
 class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):
-    """One line."""
+    """The base of all lines."""
 
 
 class Setting(_Line, frozen=True, tag="setting"):
-    """What plans depend on beside events. Corrections of the cost model follow from the events again."""
+    """The inputs of plans besides events. Corrections of the cost model follow from the events."""
 
     version: int
     loong_version: str
@@ -47,11 +47,11 @@ class Setting(_Line, frozen=True, tag="setting"):
     policy_config: PolicyConfig
     cost_model: WorkCostModel
     is_recalibrated: bool = False
-    last_id: int = 0  # of a batch or migration before the first event
+    last_id: int = 0  # of batches and migrations before the first event
 
 
 class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
-    """A request; without the ids of its prompt, which no plan depends on, unless they were to be kept."""
+    """A request. The ids of its prompt are kept only on demand, because no plan depends on them."""
 
     time: float
     request_id: str
@@ -67,62 +67,62 @@ class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
 
 
 class TokensRecord(_Line, frozen=True, tag="tokens_produced"):
-    """Without log-probabilities."""
+    """Produced tokens, without log probabilities."""
 
     event: TokensProduced
 
 
 class BatchStartRecord(_Line, frozen=True, tag="batch_started"):
-    """As the executor told it."""
+    """A batch has started."""
 
     event: BatchStarted
 
 
 class PredictedEndRecord(_Line, frozen=True, tag="batch_end_predicted"):
-    """As the executor told it."""
+    """The end of a batch is predicted."""
 
     event: BatchEndPredicted
 
 
 class BatchEndRecord(_Line, frozen=True, tag="batch_finished"):
-    """As the executor told it."""
+    """A batch has ended."""
 
     event: BatchFinished
 
 
 class MigrationRecord(_Line, frozen=True, tag="migration_finished"):
-    """As the executor told it."""
+    """A migration has ended."""
 
     event: MigrationFinished
 
 
 class AbortRecord(_Line, frozen=True, tag="request_aborted"):
-    """As the executor told it."""
+    """A request was aborted."""
 
     event: RequestAborted
 
 
 class InstanceLossRecord(_Line, frozen=True, tag="instance_lost"):
-    """As the executor told it."""
+    """An instance was lost."""
 
     event: InstanceLost
 
 
 class InstanceJoinRecord(_Line, frozen=True, tag="instance_joined"):
-    """As the executor told it."""
+    """An instance joined."""
 
     event: InstanceJoined
 
 
 class PlanRecord(_Line, frozen=True, tag="planned"):
-    """A plan on the events before it, without reasons and predictions, which change nothing."""
+    """A plan on the events before it, without reasons and predictions, which have no effect."""
 
     digest: str
     plan: msgspec.Raw
 
 
 class RefusedPlanRecord(_Line, frozen=True, tag="refused"):
-    """A plan that was not carried out, with the snapshot that it was made for and the error."""
+    """A plan that was refused, with its snapshot and the error."""
 
     error: str
     snapshot: Snapshot
@@ -144,19 +144,22 @@ Line: TypeAlias = Setting | EventLine | PlanRecord | RefusedPlanRecord
 
 
 def encoded(line: Line) -> bytes:
-    """A line as it is written, without its end."""
-    if isinstance(line, Setting | ArrivalRecord | RefusedPlanRecord):  # only these hold limits
+    """Return a line as bytes, without the line break."""
+    if isinstance(line, Setting | ArrivalRecord | RefusedPlanRecord):  # only these have limits
         return _encoder.encode(_with_words(msgspec.to_builtins(line, enc_hook=_encode_range, str_keys=True)))
     return _encoder.encode(line)
 
 
 def decoded(text: bytes) -> Line:
-    """What `encoded` wrote. Raises `msgspec.DecodeError` or `UnicodeDecodeError` at anything else."""
+    """Return the line that `encoded` wrote.
+
+    Raises `msgspec.DecodeError` or `UnicodeDecodeError` for other bytes.
+    """
     return _decoder.decode(text)
 
 
 def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
-    """An event as a line."""
+    """Return an event as a line."""
     match event:
         case RequestArrived():
             return _arrived(event, keeps_prompts=keeps_prompts)
@@ -182,7 +185,7 @@ def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
 
 
 def event_of(line: EventLine) -> Event:
-    """A line as an event. A prompt whose ids were not kept is as long as it was."""
+    """Return a line as an event. A prompt whose ids were not kept has its length."""
     if not isinstance(line, ArrivalRecord):
         return line.event
     prompt: Sequence[int] = range(line.num_prompt_tokens)
@@ -203,7 +206,7 @@ def event_of(line: EventLine) -> Event:
 
 
 def planned_line(plan: IterationPlan) -> PlanRecord:
-    """A plan as a line. Equal plans have equal digests, whoever makes them and wherever."""
+    """Return a plan as a line. Equal plans have equal digests everywhere."""
     batches = tuple(replace(batch, predicted_time=None) for batch in plan.batches)
     text = _plan_encoder.encode(replace(plan, batches=batches, decisions=()))
     return PlanRecord(blake2b(text, digest_size=8).hexdigest(), msgspec.Raw(text))
@@ -227,7 +230,7 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
 
 
 def _with_words(fields: object) -> object:
-    """The same with words for infinities, in objects within objects too."""
+    """Return the value with words for infinities, also in nested objects."""
     if isinstance(fields, dict):
         return {name: _with_words(field) for name, field in fields.items()}
     if isinstance(fields, list | tuple):
@@ -251,4 +254,4 @@ _encoder = msgspec.json.Encoder()
 _plan_encoder = msgspec.json.Encoder(enc_hook=_encode_range)
 _decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(
     Line, dec_hook=_decode_range, strict=False
-)  # words may be numbers
+)  # lax: words may stand for numbers

@@ -1,4 +1,4 @@
-"""A recording read back from its file."""
+"""Reader of recordings."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from loong.observability.recording.lines import (
 
 @dataclass(slots=True)
 class RecordedStep:
-    """Events, and the plans made on them: mostly one. The last events of a run may have none."""
+    """Events, and the plans made on them, mostly one. The last events of a run may have none."""
 
     events: list[Event]
     plans: list[PlanRecord] = field(default_factory=list)
@@ -41,20 +41,20 @@ class Recording:
 
     @property
     def num_events(self) -> int:
-        """Of all recorded_steps."""
+        """The number of all events."""
         return sum(len(recorded_step.events) for recorded_step in self.recorded_steps)
 
 
 def read_recording(path: Path) -> Recording:
-    """The run that a file holds; a last line that was not written whole is left out.
+    """Return the run in a file. An incomplete last line is left out.
 
-    Raises `ConfigError` if the file cannot be read, or is no recording of this version.
+    Raises `ConfigError` if the file cannot be read, or is not a recording of this version.
     """
     text = _text(path)
     lines = _lines(path, text)
     setting = next(lines, None)
     if not isinstance(setting, Setting):
-        raise ConfigError(f"{path} is no recording: it does not begin with a setting")
+        raise ConfigError(f"{path} is not a recording: it does not begin with a setting")
     recorded_steps: list[RecordedStep] = []
     refused = None
     for line in lines:
@@ -86,7 +86,7 @@ def _lines(path: Path, text: bytes) -> Iterator[Line]:
         try:
             line = decoded(part)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is no recording: line {number}: {error}") from error
+            raise ConfigError(f"{path} is not a recording: line {number}: {error}") from error
         if isinstance(line, Setting) and line.version != VERSION:
             raise ConfigError(f"{path} is of version {line.version}, but this version reads {VERSION}")
         yield line

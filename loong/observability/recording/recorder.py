@@ -1,4 +1,4 @@
-"""An observer of the loop that writes down all it sees."""
+"""An observer of the loop that records all events and plans."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,16 +14,16 @@ from loong.observability.recording.lines import Line, Setting, encoded, event_li
 
 
 def check_new(path: Path) -> None:
-    """Raise `ConfigError` if the file is there already."""
+    """Raise `ConfigError` if the file exists."""
     if path.exists():
         raise ConfigError(f"the event log {path} exists; name a new file, so that no recording is lost")
 
 
 @contextmanager
 def recording(path: Path, setting: Setting, *, keeps_prompts: bool = False) -> Iterator["Recorder"]:
-    """A recording of one run in a file of its own.
+    """Yield a recorder of one run in a new file.
 
-    Raises `ConfigError` if the file is there already, or cannot be made.
+    Raises `ConfigError` if the file exists, or cannot be created.
     """
     check_new(path)
     file = LineFile(path)
@@ -34,14 +34,14 @@ def recording(path: Path, setting: Setting, *, keeps_prompts: bool = False) -> I
 
 
 class Recorder:
-    """Writes the setting, every event before the plans made on it, and every plan."""
+    """Writes the setting, each plan, and each event before the plans made on it."""
 
     def __init__(self, file: LineFile, setting: Setting, *, keeps_prompts: bool) -> None:
         self._file, self._keeps_prompts = file, keeps_prompts
         self._write(setting)
 
     def on_event(self, event: Event, /) -> None:
-        """Write an event down."""
+        """Write an event."""
         self._write(event_line(event, keeps_prompts=self._keeps_prompts))
 
     def on_plan(
@@ -52,10 +52,10 @@ class Recorder:
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Write a plan down."""
+        """Write a plan."""
         self._write(planned_line(plan))
         if not (snapshot.batches or snapshot.ending or instructions):
-            self._file.flush()  # nothing may come for long
+            self._file.flush()  # the next line may come much later
 
     def _write(self, line: Line) -> None:
         self._file.append(encoded(line))

@@ -1,4 +1,4 @@
-"""Refused plans in files of their own, which `loong simulate --replay` reads."""
+"""Refused plans in their own files, for `loong simulate --replay`."""
 
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -18,7 +18,7 @@ class RefusedPlans:
         self._num_files = 0
 
     def record(self, snapshot: Snapshot, plan: IterationPlan, error: Exception) -> str:
-        """Write one, and return a clause that says where it is, or why it is nowhere."""
+        """Write a plan, and return a clause with its file, or with the reason why there is none."""
         if self._num_files == MAX_FILES:
             return f"{MAX_FILES} such plans were kept before, and this one is not"
         line = RefusedPlanRecord(f"{type(error).__name__}: {error}", snapshot, plan)
@@ -28,7 +28,11 @@ class RefusedPlans:
                 prefix="loong-refused-plan-", suffix=".jsonl", dir=self._folder, delete=False
             ) as file:
                 file.write(text)
-        except (OSError, TypeError, ValueError) as failure:  # of the disk, or of what cannot be encoded
+        except (
+            OSError,
+            TypeError,
+            ValueError,
+        ) as failure:  # from the disk, or from values that cannot be encoded
             return f"it could not be kept: {failure}"
         self._num_files += 1
         return f"`loong simulate --replay {file.name}` plans it again"

@@ -1,1 +1,1 @@
-"""The HTTP layer: bodies, errors, streams of events, listening and middleware."""
+"""The HTTP layer: bodies, errors, event streams, listening and middleware."""

@@ -1,4 +1,4 @@
-"""Who sends a request, by the API key that came with it."""
+"""API keys, and the user that a request counts for."""
 
 import hmac
 from collections.abc import Sequence
@@ -9,7 +9,10 @@ KEY_NUMBER = web.RequestKey("key_number", int)
 
 
 def key_number(authorization: str, keys: Sequence[str]) -> int | None:
-    """Which of the keys an `Authorization` header carries; takes as long for any but its length."""
+    """Return the index of the key in an `Authorization` header.
+
+    The time does not depend on the key's text.
+    """
     scheme, _, sent = authorization.partition(" ")
     sent_bytes = sent.encode(errors="surrogateescape")  # headers may hold any bytes
     is_sent = [hmac.compare_digest(sent_bytes, key.encode()) for key in keys]
@@ -17,5 +20,8 @@ def key_number(authorization: str, keys: Sequence[str]) -> int | None:
 
 
 def user_of(http: web.Request, named: str, num_keys: int) -> str:
-    """Whom to count a request for: of several keys the one it came with, else whom it names itself."""
+    """Return the user that a request counts for.
+
+    With several API keys it is the key of the request, otherwise the name that the request gives.
+    """
     return f"key {http[KEY_NUMBER]}" if num_keys > 1 else named

@@ -1,4 +1,4 @@
-"""Bodies as they arrive, bounded in size, in time and in number of bytes at once."""
+"""Request bodies, bounded in size, in time and in bytes at once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from loong.server.settings import ServerSettings
 
 
 class Bodies:
-    """The bodies of one server that arrive or are being read now."""
+    """The bodies that one server receives or reads at present."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -20,11 +20,10 @@ class Bodies:
 
     @asynccontextmanager
     async def receive(self, http: web.Request) -> AsyncIterator[bytes]:
-        """A whole body; its bytes count until the context ends.
+        """Yield a whole body, whose bytes count until the context ends.
 
-        Raises a 415 for one that is compressed or no JSON by its type, and a 413 for one that is too long, as
-        soon as that is known. Raises a 408 if it does not come in time, and a 503 if those that are here now
-        fill the server.
+        Raises a 415 if the body is compressed or its type is not JSON, and a 413 as soon as it is too long.
+        Raises a 408 after a timeout, and a 503 if all present bodies together are too large.
         """
         self._check_head(http)
         body = bytearray()
@@ -39,7 +38,9 @@ class Bodies:
 
     def _check_head(self, http: web.Request) -> None:
         content_type = http.headers.get("Content-Type")
-        if content_type is None or not _is_json(content_type):  # others a page may send without a preflight
+        if content_type is None or not _is_json(
+            content_type
+        ):  # a page may send other types without a preflight
             found = "there is none" if content_type is None else f"it is {short(content_type)!r}"
             message = f"the Content-Type of a body must be application/json, but {found}"
             raise ApiError(415, message, "unsupported_media_type")
@@ -78,7 +79,7 @@ class Bodies:
         most = self._settings.max_body_bytes
         return ApiError(
             413,
-            f"the body has {num_bytes} bytes or more, and {most} are the most",
+            f"the body has {num_bytes} bytes or more, but at most {most} are allowed",
             "request_entity_too_large",
         )
 

@@ -1,4 +1,4 @@
-"""Accepts as many connections as there are descriptors for; one more is told so, and closed."""
+"""A site that accepts as many connections as there are descriptors, and refuses others with an error."""
 
 import asyncio
 import socket
@@ -10,14 +10,14 @@ from aiohttp import web
 from loong.server.api.errors import ApiError
 from loong.server.api.request_ids import HEADER, new_id
 
-MAX_REFUSED = 64  # that are being told at a time; those beyond them are just closed
-TELLING_SECONDS = 2.0  # for a client to read why
+MAX_REFUSED = 64  # refused connections that get an answer at a time; others are closed at once
+REFUSAL_SECONDS = 2.0  # for a client to read the answer
 
 
 class BoundedSite(web.SockSite):
-    """A site of at most `max_connections` at a time.
+    """A site with at most `max_connections` connections at a time.
 
-    On uvloop, which our servers run on: asyncio's own loop accepts all that wait before any of them counts.
+    It needs uvloop: asyncio's own loop accepts all waiting connections before any of them counts.
     """
 
     def __init__(
@@ -36,38 +36,38 @@ class BoundedSite(web.SockSite):
         self._error, self._retry_after = ApiError(503, why, "too_many_connections"), retry_after
 
     async def start(self) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         await web.BaseSite.start(self)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._accept, sock=self._listener, backlog=self._backlog)
 
     def _accept(self) -> asyncio.BaseProtocol:
         server = self._runner.server
-        assert server is not None  # it is there as long as its sites are
+        assert server is not None  # set as long as the runner has sites
         if len(server.connections) < self._max_connections:
             return server()
         return _Refusal(_answer(self._error, self._retry_after), self._refused)
 
 
 class _Refusal(asyncio.Protocol):
-    """Tells a client that there is no room for it, whatever it wants."""
+    """Answers any request with the error that there are too many connections."""
 
     def __init__(self, answer: bytes, refused: "set[_Refusal]") -> None:
         self._answer, self._refused = answer, refused
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer, and wait a little: to close while a request comes in would take the answer back."""
-        writing = cast("asyncio.Transport", transport)  # uvloop's are not, by name
+        """Write the answer and wait: closing while a request arrives would discard the answer."""
+        writing = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
         if len(self._refused) >= MAX_REFUSED:
             writing.abort()
             return
         self._refused.add(self)
         writing.write(self._answer)
         writing.write_eof()
-        self._end = asyncio.get_running_loop().call_later(TELLING_SECONDS, writing.abort)
+        self._end = asyncio.get_running_loop().call_later(REFUSAL_SECONDS, writing.abort)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The client has gone, or was told long enough."""
+        """Forget the client, which has left or had the time to read."""
         if self in self._refused:
             self._refused.remove(self)
             self._end.cancel()

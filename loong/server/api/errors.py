@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API words them: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in the format of the OpenAI API: `{"error": {"message", "type", "param", "code"}}`."""
 
 import logging
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ApiError(LoongError):
-    """An answer other than success: an HTTP status and the fields of the error object."""
+    """An error response: an HTTP status and the fields of the error object."""
 
     status: int
     message: str
@@ -25,21 +25,21 @@ class ApiError(LoongError):
 
     @property
     def body(self) -> dict[str, object]:
-        """The JSON object that tells a client what went wrong."""
+        """The JSON object that describes the error."""
         error_type = "invalid_request_error" if self.status < 500 else "server_error"
         error = {"message": self.message, "type": error_type, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def bad_request(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
-    """What the client sent cannot be served, because of the field `param`."""
+    """Return the error for a request that cannot be served because of its field `param`."""
     return ApiError(400, message, code, param)
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Say any error in the API's words: bad input is the client's fault, all else the server's.
+    """Return any error as an API error: bad input is the client's fault, everything else the server's.
 
-    One that nobody raised on purpose is logged; the client is not told what it says.
+    An unexpected error is logged, and its text is not sent to the client.
     """
     match error:
         case ApiError():
@@ -51,5 +51,5 @@ def as_api_error(error: Exception) -> ApiError:
         case LoongError():
             return ApiError(500, str(error) or type(error).__name__, "internal_error")
         case _:
-            logger.error("request %s failed in a way that nobody foresaw", logged_name(), exc_info=error)
-            return ApiError(500, "the server failed at this request; its log says how", "internal_error")
+            logger.error("request %s failed with an unexpected error", logged_name(), exc_info=error)
+            return ApiError(500, "the server failed at this request; its log has the error", "internal_error")

@@ -1,4 +1,4 @@
-"""Keys of messages that are not known: they are ignored, and each is logged once."""
+"""Unknown keys of messages: they are ignored, and each is logged once."""
 
 import logging
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ MAX_KEYS = 64  # clients choose them
 
 
 class IgnoredKeys:
-    """The keys that one server has logged."""
+    """The unknown keys that one server has logged."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
         self._lock = Lock()
 
     def note(self, keys: Iterable[str]) -> None:
-        """Log each key that is new, up to `MAX_KEYS` of them; from any thread."""
+        """Log each new key, up to `MAX_KEYS` of them. Any thread may call it."""
         with self._lock:
             for key in map(short, keys):
                 if len(self._logged) == MAX_KEYS:

@@ -1,4 +1,4 @@
-"""Bodies in and JSON out."""
+"""JSON in request bodies and responses."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from loong.server.context import SERVER
 
 
 async def read_fields(http: web.Request, schema: type[Fields]) -> Fields:
-    """Receive and check a body, a large one in a thread; raise what `Bodies` does, or a 400 that says why."""
+    """Receive and check a body, a large one in a thread. Raises the errors of `Bodies`, or a 400."""
     async with http.app[SERVER].bodies.receive(http) as body:
         if len(body) < LARGE_BODY:
             return check(read_json(body), schema)
@@ -19,6 +19,6 @@ async def read_fields(http: web.Request, schema: type[Fields]) -> Fields:
 
 
 def json_response(content: object, status: int = 200) -> web.Response:
-    """Answer with one JSON value."""
+    """Return a response with one JSON value."""
     body = msgspec.json.encode(content)
     return web.Response(body=body, status=status, content_type="application/json")

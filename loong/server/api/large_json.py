@@ -1,8 +1,8 @@
-"""Large JSON bodies, read without holding up anyone else.
+"""Large JSON bodies, read without blocking other requests.
 
-A JSON parser keeps the interpreter to itself until it is done: a million token ids would stop every stream
-for 50 ms and more. So the long parts, lists of integers and strings, are found by compiled code that needs no
-interpreter, and are read in pieces. What remains is small, and goes through the usual parser.
+A JSON parser holds the interpreter until it is done: a million token ids would stop all streams for 50 ms or
+more. So compiled code that needs no interpreter finds the long parts, lists of integers and strings, and they
+are read in pieces. The small remainder goes through the usual parser.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,8 @@ from loong.scheduler.common.compiled import compiled
 from loong.server.api.errors import bad_request
 from loong.server.api.parsing import read_json
 
-LARGE_BODY = 2**18  # bytes; what is shorter takes the usual parser a millisecond or two
-MAX_VALUES = 2**17  # of a large body, besides those in its long lists of integers
+LARGE_BODY = 2**18  # bytes; the usual parser reads shorter bodies in one or two milliseconds
+MAX_VALUES = 2**17  # of a large body, apart from its long lists of integers
 MAX_INTEGERS = 2**23  # in these lists
 _MAX_LONG = 2**16  # long parts
 _MAX_DIGITS = 18  # of an integer that surely fits 64 bits
@@ -33,7 +33,7 @@ Integers: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class JsonCut:
-    """What counts as long, in integers of a list or bytes of a string, and how much is read at once."""
+    """Bounds of long parts: integers of a list, bytes of a string, and how much is read at once."""
 
     min_integers: int = 1024
     min_string: int = 4096
@@ -41,18 +41,21 @@ class JsonCut:
 
 
 def compile_ahead() -> None:
-    """Compile what reads large bodies, or load what was compiled before: a second or two, the first time."""
+    """Compile the code for large bodies, or load it from the cache. The first time takes a second or two."""
     read_large_json(b'["text", [1, 2]]', JsonCut(min_integers=1, min_string=1, piece=1))
 
 
 def read_large_json(body: bytes, cut: JsonCut = JsonCut()) -> object:
-    """What a body says, as `read_json` gives it; for a thread. Raises a 400 if it is no JSON, or too much."""
+    """Return the value of a body, equal to that of `read_json`; for a thread.
+
+    Raises a 400 if the body is not JSON, or has too many values.
+    """
     found = np.frombuffer(body, np.uint8)
     spans, integers, num_values = _find_long(found, cut.min_integers, cut.min_string)
     if num_values > MAX_VALUES:
         message = f"the body has more than {MAX_VALUES} values, or {MAX_INTEGERS} integers in long lists"
         raise bad_request(message, None, "too_many_values")
-    mark = token_hex(16)  # which no client can know, so none can write it
+    mark = token_hex(16)  # no client can know it, so no body contains it
     parts: list[bytes] = []
     lifted: dict[str, object] = {}
     end = 0
@@ -89,7 +92,7 @@ def _listed(integers: Integers, piece: int) -> list[int]:
 
 
 def _pieces(body: bytes, span: range, piece: int) -> Iterator[str]:
-    """The text of what is written between two quotation marks."""
+    """Yield the text between two quotation marks, in pieces."""
     found, begin = np.frombuffer(body, np.uint8), span.start
     while begin < span.stop:
         end = _cut_before(found, begin, min(begin + piece, span.stop), span.stop)
@@ -102,12 +105,14 @@ def _pieces(body: bytes, span: range, piece: int) -> Iterator[str]:
 
 @compiled
 def _cut_before(body: Body, begin: int, at: int, stop: int) -> int:
-    """The first place from `at` on where a string can be parted: between characters, outside of escapes."""
+    """Return the first place from `at` on where a string can be cut: between characters, outside of
+    escapes.
+    """
     place = begin
     while place < stop:
         is_escape = body[place] == _BACKSLASH
         is_unicode = is_escape and place + 5 < stop and body[place + 1] == _U
-        is_low_half = (  # of a pair that stands for one character: \\uDC00 to \\uDFFF
+        is_low_half = (  # of a surrogate pair: \\uDC00 to \\uDFFF
             is_unicode and (body[place + 2] | 32) == 100 and (body[place + 3] | 32) in (99, 100, 101, 102)
         )
         is_continued = 128 <= body[place] < 192
@@ -119,7 +124,9 @@ def _cut_before(body: Body, begin: int, at: int, stop: int) -> int:
 
 @compiled
 def _find_long(body: Body, min_integers: int, min_string: int) -> tuple[NDArray[np.int64], Integers, int]:
-    """Rows of (begin, end, offset into the integers, number of them or -1 for a string); number of values."""
+    """Return rows of (begin, end, offset in the integers, their number or -1 for a string), and the
+    number of values.
+    """
     size = len(body)
     spans = np.empty((_MAX_LONG, 4), np.int64)
     integers = np.empty(min(size // 2 + 1, MAX_INTEGERS + 1), np.int64)
@@ -156,7 +163,7 @@ def _find_long(body: Body, min_integers: int, min_string: int) -> tuple[NDArray[
 
 @compiled
 def _read_integers(body: Body, place: int, integers: Integers, offset: int) -> tuple[int, int]:
-    """Read the list of integers that begins here; its end, and how many: 0 if it is no such list."""
+    """Read the list of integers at `place`; return its end and its length, 0 if it is not such a list."""
     size, count = len(body), 0
     place += 1
     while offset + count < len(integers):

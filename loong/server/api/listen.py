@@ -1,4 +1,4 @@
-"""The socket that the application listens on."""
+"""The listening sockets of the application."""
 
 import errno
 import logging
@@ -22,15 +22,15 @@ logger = logging.getLogger(__name__)
 Handler: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 BACKLOG = 4096  # connections that wait to be accepted
-OTHER_DESCRIPTORS = 256  # of a server: logs, workers, files, connections that are being refused
-LINGERING_SECONDS = 2.0  # a client that is refused before its body is through may send on for this long
+OTHER_DESCRIPTORS = 256  # of a server: logs, workers, files, refused connections
+LINGERING_SECONDS = 2.0  # for a refused client to send the rest of its body
 
 
 @contextmanager
 def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that owns its port (0: any) before anything slow begins; it refuses until `serve` listens.
+    """Yield a socket that owns its port (0: any free one) before slow work begins. It refuses until `serve`.
 
-    Raises `ConfigError` if the address cannot be had.
+    Raises `ConfigError` if the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
@@ -46,9 +46,11 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def sockets_beside(listener: socket.socket, number: int) -> Iterator[list[socket.socket]]:
-    """So many more sockets of a bound one's port; once they listen, the system spreads connections."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # only now: the port was nobody else's
+def sibling_sockets(listener: socket.socket, number: int) -> Iterator[list[socket.socket]]:
+    """Yield `number` more sockets on the port of a bound one. The system spreads connections among them."""
+    listener.setsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEPORT, 1
+    )  # only now, after the bind has shown that the port was free
     with ExitStack() as stack:
         others = [stack.enter_context(socket.socket(listener.family)) for _ in range(number)]
         for other in others:
@@ -60,15 +62,15 @@ def sockets_beside(listener: socket.socket, number: int) -> Iterator[list[socket
 async def serve(
     app: web.Application, listener: socket.socket, *, shutdown_timeout: float = 10.0
 ) -> web.AppRunner:
-    """Listen on a bound socket, and return the runner: `addresses` tells its port, `cleanup` ends it.
+    """Listen on a bound socket. Return the runner: `addresses` has its port, `cleanup` ends it.
 
-    A client that leaves cancels its handler, and so aborts its request. One that sends no whole headers in
-    time, or takes in nothing of what is written to it, loses its connection. One for whose connection there
-    is no descriptor is told so. `cleanup` waits `shutdown_timeout` seconds for the requests in flight.
+    A client that leaves cancels its handler, and so aborts its request. A client that sends no complete
+    headers in time, or does not read what is written to it, loses its connection. A client beyond the limit
+    of descriptors gets an error. `cleanup` waits `shutdown_timeout` seconds for the requests in flight.
     """
     settings = app[SERVER].settings
     app[IS_LOOPBACK] = is_loopback(listener.getsockname()[0])
-    # Connections inherit it. The kernel drops those whose peers take in nothing, whoever wrote to them last.
+    # Connections inherit it. The kernel drops those whose peers read nothing.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(settings.write_timeout * 1000))
     runner = web.AppRunner(
         app,
@@ -95,17 +97,17 @@ async def serve(
 
 
 async def stop_listening(runner: web.AppRunner) -> None:
-    """Refuse new connections; those that are open go on."""
+    """Refuse new connections. Open connections stay."""
     for site in list(runner.sites):
         await site.stop()
 
 
 def _with_readable_expect(handle: Handler) -> Handler:
-    """The same, but for a request whose Expect header aiohttp would fail to tell back."""
+    """Return the handler with a check for Expect headers that aiohttp cannot repeat in its error."""
 
     async def check_and_handle(request: web.BaseRequest) -> web.StreamResponse:
         if not request.headers.get("Expect", "").isascii():
-            headers = {HEADER: new_id()}  # no application has seen it
+            headers = {HEADER: new_id()}  # the middleware has not seen it
             raise web.HTTPExpectationFailed(text="the Expect header is not ASCII", headers=headers)
         return await handle(request)
 
@@ -113,10 +115,10 @@ def _with_readable_expect(handle: Handler) -> Handler:
 
 
 class _HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """Keeps out of the log what any client may do by the thousand: send what is no request, or leave."""
+    """Keeps errors out of the log that any client can cause in large numbers: invalid HTTP, and leaving."""
 
     def exception(self, msg: object, *args: object, exc_info: object = True, **_: object) -> None:
-        """Log an error with its traceback, if it is not the client's."""
+        """Log an error with its traceback, unless the client is the cause."""
         if isinstance(exc_info, HttpProcessingError):
             self.debug("a client sent what is no request: %s", exc_info.message)
         elif isinstance(exc_info, ConnectionError):
@@ -126,7 +128,7 @@ class _HttpLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def allow_many_connections() -> None:
-    """Let this process have as many descriptors as it may: each connection is one. Says how many."""
+    """Raise the limit of descriptors, one for each connection, as far as allowed, and log it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

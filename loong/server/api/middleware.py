@@ -1,4 +1,4 @@
-"""What every request goes through: the key is checked, and errors are told in the API's words."""
+"""Middleware of every request: the check of the key, and errors in the format of the API."""
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -10,12 +10,12 @@ from loong.server.api.json_bodies import json_response
 from loong.server.context import SERVER
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/", "/dashboard"})
-OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and tells nothing by itself
+OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and has no data without it
 
 
 @web.middleware
-async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with an error object whatever was raised, on purpose or not, by us or by the web framework."""
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer any error with an error object, also unexpected errors and those of the web framework."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -24,15 +24,15 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         code = error.reason.lower().replace(" ", "_")
         message = _explained(request, error)
         return _refusal(request, ApiError(error.status, message, code, headers=_kept_headers(error)))
-    except (ConnectionError, HttpProcessingError):  # there is nobody to answer, or it was no HTTP
+    except (ConnectionError, HttpProcessingError):  # the client has left, or did not send HTTP
         raise
-    except Exception as error:  # noqa: BLE001  a client is owed an answer in any case
+    except Exception as error:  # noqa: BLE001  a client gets an answer to any error
         return _refusal(request, as_api_error(error))
 
 
 @web.middleware
 async def check_api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let a request through if no key is set, it carries one, or its path is open to all."""
+    """Let a request pass if no key is set, if it carries a key, or if its path is open to all."""
     keys = request.app[SERVER].settings.api_keys
     if keys and request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
         number = key_number(request.headers.get("Authorization", ""), keys)
@@ -56,7 +56,7 @@ def _explained(request: web.Request, error: web.HTTPException) -> str:
 
 
 def _what_there_is(request: web.Request) -> str:
-    """What to say of a path that does not exist, such as `/v1/embeddings`."""
+    """Return the message for a path that does not exist, such as `/v1/embeddings`."""
     resources = (resource.canonical for resource in request.app.router.resources())
     paths = [path for path in dict.fromkeys(resources) if not path.startswith(OPEN_FOLDER)]
     return f"there is no {request.path} here; this server has {', '.join(paths)}"

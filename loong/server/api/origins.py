@@ -1,8 +1,8 @@
-"""Browser pages that may use the server: its own and those of allowed origins, and no other.
+"""Checks of browser pages: the server's own and those of allowed origins may use it, no others.
 
-A browser names the page that sends a request in `Origin`. Where it does not, `Sec-Fetch-Site` says whether
-the page is a foreign one. Neither detects DNS rebinding, where the host name of a foreign page resolves to
-this machine. The Host of such a request is that name.
+A browser names the page that sends a request in `Origin`. Without it, `Sec-Fetch-Site` says whether the page
+is a foreign one. Neither detects DNS rebinding, where the host name of a foreign page resolves to this
+machine. The Host header of such a request has that name.
 """
 
 from ipaddress import ip_address
@@ -15,7 +15,7 @@ from loong.server.api.parsing import short
 from loong.server.context import SERVER
 from loong.server.settings import ANY_ORIGIN, AUTHORITY, ServerSettings
 
-IS_LOOPBACK = web.AppKey("is_loopback", bool)  # whether the server listens on a loopback address
+IS_LOOPBACK = web.AppKey("is_loopback", bool)  # True if the server listens on a loopback address
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, HEAD, POST",
     "Access-Control-Allow-Headers": "*, Authorization",  # the wildcard does not include it
@@ -26,7 +26,7 @@ _FOREIGN_SITES = frozenset({"cross-site", "same-site"})  # another port of this 
 
 @web.middleware
 async def check_origin(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what pages of foreign origins send, and answer the preflight requests of allowed ones.
+    """Refuse requests from pages of foreign origins, and answer the preflight requests of allowed ones.
 
     Raises a 403 that names the Host or the origin, and the flag that allows it.
     """
@@ -43,7 +43,7 @@ async def check_origin(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 async def allow_reading(request: web.Request, response: web.StreamResponse) -> None:
-    """Let pages of an allowed origin read the answer, whatever its status; a signal of aiohttp."""
+    """Let pages of an allowed origin read the answer, for any status; a signal of aiohttp."""
     settings = request.app[SERVER].settings
     if not settings.allowed_origins:
         return
@@ -83,16 +83,16 @@ def _check_host(request: web.Request, settings: ServerSettings) -> None:
 
 
 def _foreign_page(request: web.Request) -> str | None:
-    """Return the origin of the page that sends the request, or as much as is known of it.
+    """Return the origin of the page that sends the request, as far as it is known.
 
-    Returns None for the server's own pages and for clients that are no pages. Schemes are not compared: a
-    proxy may end TLS.
+    Returns None for the server's own pages and for clients that are not pages. Schemes are not compared,
+    because a proxy may end TLS.
     """
     headers = request.headers
     origin = headers.get("Origin")
     if origin is not None:
         authority = origin.lower().partition("://")[2]
         return None if authority and authority == headers.get("Host", "").lower() else origin
-    is_link = headers.get("Sec-Fetch-Dest") == "document"  # that a person follows
+    is_link = headers.get("Sec-Fetch-Dest") == "document"  # a link that a person follows
     is_foreign = headers.get("Sec-Fetch-Site") in _FOREIGN_SITES and not is_link
     return "another site" if is_foreign else None

@@ -1,7 +1,7 @@
-"""From a body to the schema it must have.
+"""Checks of a body against its schema.
 
-What is not listed is refused by name, never ignored, except a few well-known fields that change nothing about
-the answer.
+An unknown field is refused by name, never ignored, except a few well-known fields without an effect on the
+answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from loong.server.api.errors import ApiError, bad_request
 from loong.server.api.schema_base import Schema
 
 HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
-NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the value that asks for nothing
+NEUTRAL: Mapping[str, object] = {  # unsupported fields, and the value that asks for nothing
     "suffix": "",
     "tools": [],
     "tool_choice": "none",
@@ -30,14 +30,14 @@ NEUTRAL: Mapping[str, object] = {  # fields that are not supported, and the valu
     "bad_words": [],
 }
 _MAX_NAME = 64  # characters
-_OURS, _NEEDED = "Value error, ", "Input should be "  # what pydantic begins messages with
-_LIKENESS = 0.75  # of two names, from which one may have been meant for the other
+_OURS, _NEEDED = "Value error, ", "Input should be "  # how pydantic's messages begin
+_LIKENESS = 0.75  # of two names, from which one may be a misspelling of the other
 
 Fields = TypeVar("Fields", bound=Schema)
 
 
 def read_json(body: bytes) -> object:
-    """The value that a body writes; raise a 400 if it is no JSON."""
+    """Return the value of a body. Raises a 400 if it is not JSON."""
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -45,7 +45,7 @@ def read_json(body: bytes) -> object:
 
 
 def check(content: object, schema: type[Fields]) -> Fields:
-    """Take what a body says as `schema`; raise a 400 that names the first field at fault."""
+    """Return the value of a body as `schema`. Raises a 400 that names the first wrong field."""
     if not isinstance(content, dict):
         raise bad_request(f"the body must be a JSON object, but is {type(content).__name__}", None)
     try:
@@ -55,7 +55,7 @@ def check(content: object, schema: type[Fields]) -> Fields:
 
 
 def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str, object]:
-    """The fields that ask for something."""
+    """Return the fields without those that are null or neutral."""
     return {
         name: value
         for name, value in content.items()
@@ -64,13 +64,13 @@ def _asked_for(content: Mapping[str, object], schema: type[Schema]) -> dict[str,
 
 
 def _is_neutral(name: str, value: object) -> bool:
-    """Return whether a field that is not supported asks for nothing."""
+    """Return whether an unsupported field has the value that asks for nothing."""
     neutral = NEUTRAL.get(name)
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)  # true equals 1
 
 
 def short(name: str) -> str:
-    """As much of a name as there is room for: a client may call anything anything."""
+    """Return a name, shortened to a bounded length, because clients choose names freely."""
     return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}..."
 
 
@@ -91,6 +91,6 @@ def _name_field(error: ErrorDetails, schema: type[Schema]) -> ApiError:
 
 
 def _meant(names: Sequence[str], schema: type[Schema]) -> str:
-    """What to say of a name that is nearly another's, unless it is within a field."""
+    """Return a hint for a name that is similar to a known field, or an empty string."""
     likely = get_close_matches(names[0], schema.model_fields, n=1, cutoff=_LIKENESS)
     return f"; did you mean {likely[0]}?" if likely and len(names) == 1 else ""

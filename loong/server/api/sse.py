@@ -1,7 +1,7 @@
-"""Server-sent events that are never silent for long, written together where they come together.
+"""Server-sent events with keep-alive comments, and few writes.
 
-To write is dear: it may wake a client, which then reads a few bytes and sleeps again. So what all streams
-have to say at one turn of the event loop is collected, and written in one go at the next.
+A write is expensive, since it may wake a client for a few bytes. So the events of all streams in one turn of
+the event loop are collected, and written together in the next turn.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ _HEADERS = {
     "X-Accel-Buffering": "no",  # a proxy that collects events would undo streaming
 }
 _KEEP_ALIVE = b": keep-alive\n\n"
-_MAX_STREAMS = 64  # that are written in one go
-_MAX_COLLECTED_BYTES = 2**14  # a stream that has more to say at one turn lets others have theirs first
+_MAX_STREAMS = 64  # written together
+_MAX_COLLECTED_BYTES = 2**14  # a stream with more in one turn waits for the others
 
 
 def event_of(content: object) -> bytes:
-    """One event, of a JSON value."""
+    """Return the event of a JSON value."""
     return b"data: %b\n\n" % msgspec.json.encode(content)
 
 
@@ -36,7 +36,7 @@ def _error_event(error: ApiError) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class StreamFormat:
-    """What a stream has besides its events: a last one, comments while there are none, and errors."""
+    """The parts of a stream besides its events: the last event, keep-alive comments, and errors."""
 
     last_event: bytes
     has_keep_alives: bool
@@ -48,17 +48,17 @@ BARE_STREAM = StreamFormat(b"", has_keep_alives=False)
 
 
 class ClientLeftError(ConnectionError):
-    """Nobody reads the stream any more."""
+    """The client no longer reads the stream."""
 
 
 class EventWrites:
-    """The streams of one server that have something to write at the next turn of the event loop."""
+    """The streams of one server that write in the next turn of the event loop."""
 
     def __init__(self) -> None:
         self._streams: list[EventStream] = []
 
     def add(self, stream: "EventStream") -> None:
-        """Let a stream write then, or now if many want to: the first need not wait for the last."""
+        """Let a stream write in the next turn, or at once if many streams wait already."""
         if not self._streams:
             asyncio.get_running_loop().call_soon(self._write)
         self._streams.append(stream)
@@ -75,7 +75,7 @@ EVENT_WRITES = web.AppKey("event_writes", EventWrites)
 
 
 class EventStream:
-    """An answer of events."""
+    """An answer that consists of events."""
 
     def __init__(self, settings: ServerSettings, form: StreamFormat = OPENAI_STREAM) -> None:
         self._format = form
@@ -85,9 +85,10 @@ class EventStream:
 
     @asynccontextmanager
     async def open(self, http: web.Request) -> AsyncIterator[None]:
-        """Send the headers, then comments whenever nothing else was sent for a while, and the last event.
+        """Send the headers, comments in long pauses, and the last event at the end.
 
-        What fails within is told as an event before it. A client that leaves ends the context quietly.
+        An error inside the context is sent as an event before the last one. The context ends without an error
+        if the client leaves.
         """
         self._http, self._writes = http, http.app[EVENT_WRITES]
         self._is_chunked = http.version >= HttpVersion11
@@ -114,7 +115,7 @@ class EventStream:
             self._collected.clear()
 
     async def send(self, event: bytes) -> None:
-        """Send what `event_of` made; wait while the client is slow, but not for ever (`ClientLeftError`)."""
+        """Send events. Wait while the client is slow, for a bounded time (`ClientLeftError`)."""
         self._collect(event)
         if len(self._collected) > _MAX_COLLECTED_BYTES:
             self.write()
@@ -123,10 +124,10 @@ class EventStream:
             await self._in_time(self._http.writer.drain())
 
     def write(self) -> None:
-        """Write what was collected."""
+        """Write the collected events."""
         transport = self._http.transport
         if transport is not None and self._collected:
-            # Not by `response.write`, which costs as much as all else that is done for a token.
+            # Not by `response.write`, which costs as much as all other work for a token.
             data = bytes(self._collected)
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
             self._last_write = self._loop.time()
@@ -146,7 +147,7 @@ class EventStream:
             raise ClientLeftError from error
 
     def _keep_alive(self) -> None:
-        """Say something if it is time, and come back when it may be again."""
+        """Send a comment after a long pause, and schedule the next check."""
         interval = self._settings.keep_alive_interval
         idle = self._loop.time() - self._last_write
         is_due = idle >= interval and self._format.has_keep_alives

@@ -1,1 +1,1 @@
-"""`/dashboard`: one page that shows the cluster live, and what becomes of it on the way there."""
+"""`/dashboard`: one page that shows the cluster live, and the data for it."""

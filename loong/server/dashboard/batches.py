@@ -1,4 +1,4 @@
-"""A batch as the decision log has it: what it computes for whom, how long that takes, and why."""
+"""A batch of the decision log: the work for each request, its duration, and the reasons of its plan."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,15 +11,15 @@ from loong.observability.decision_log.story.phrases import capital, counted, hap
 
 
 class BatchPart(msgspec.Struct, frozen=True):
-    """What a batch does for a request; lengths are tokens, None where the log does not tell them any more."""
+    """The part of a request in a batch. Lengths are in tokens, and None if the log no longer has them."""
 
     id: RequestId
     prompt: int | None
     does: str
 
 
-class BatchStory(msgspec.Struct, frozen=True):
-    """A batch that was planned; seconds are of one step, and None is what is not known."""
+class BatchReport(msgspec.Struct, frozen=True):
+    """A planned batch. Seconds are of one step, and None stands for unknown."""
 
     id: int
     phase: str
@@ -32,13 +32,13 @@ class BatchStory(msgspec.Struct, frozen=True):
     why: Sequence[str]
 
 
-def story_of_batch(index: LogIndex, batch_id: int) -> BatchStory | None:
-    """Return what the log tells of a batch; None if that is nothing, or nothing any more."""
+def report_of_batch(index: LogIndex, batch_id: int) -> BatchReport | None:
+    """Return the batch as the log describes it, or None if the log does not have it."""
     if batch_id not in index.batches:
         return None
     plan, batch = index.batches[batch_id]
     end = index.batch_ends.get(batch_id)
-    return BatchStory(
+    return BatchReport(
         batch_id,
         "decode" if not batch.chunks else "mixed" if batch.decodes else "prefill",
         batch.instance_ids,
@@ -66,7 +66,7 @@ def _parts(index: LogIndex, batch: LoggedBatch) -> Iterator[BatchPart]:
 
 
 def _why(plan: PlannedLine, batch: LoggedBatch) -> Iterator[str]:
-    """The events that the plan was made on, and what the policy says of the batch's requests."""
+    """Yield the events that caused the plan, and the policy's reasons that name requests of the batch."""
     if plan.causes:
         yield f"{capital(f'planned as {happenings(plan.causes)}')}."
     own = {*(chunk.request_id for chunk in batch.chunks), *(decode.request_id for decode in batch.decodes)}

@@ -1,4 +1,4 @@
-"""What a page is told: everything recent at first, then, tick by tick, what is new."""
+"""The data of a dashboard page: the recent past first, then the news of each tick."""
 
 from bisect import bisect_right
 from itertools import islice, takewhile
@@ -15,14 +15,14 @@ from loong.server.dashboard.past import Past
 from loong.server.metrics.request_observers import RequestObservers
 from loong.workloads.report.timeline_cells import LONG_SHARE
 
-WINDOW_SECONDS = 120.0  # of the past, that a page begins with
+WINDOW_SECONDS = 120.0  # of the past, on a new page
 MAX_BATCHES = 4_000  # in one tick
-MAX_LIVE = 100  # requests that are listed before they are over
+MAX_LIVE = 100  # listed requests that have not ended
 LENGTH_EDGES = (128, 512, 2048, 8192, 32768, 131072)  # of buckets, in prompt tokens
 
 
 class FeedBatch(msgspec.Struct, frozen=True):
-    """A batch; its end is None while it runs, and `kv` is what its instances hold at its end.
+    """A batch. Its end is None while it runs, and `kv` is the KV of its instances at its end.
 
     Holders are instances outside its group that serve it.
     """
@@ -49,9 +49,9 @@ class FeedMove(msgspec.Struct, frozen=True):
 
 
 class FeedRun(msgspec.Struct, frozen=True):
-    """A request, which came at a time of the run's clock; the targets are its own or the policy's.
+    """A request with its targets, which are its own or the policy's. Times are seconds of the engine's clock.
 
-    It waited from then to its first batch, and None is not yet.
+    `waited` is the time from its arrival to its first batch. None means not yet.
     """
 
     id: str
@@ -69,7 +69,7 @@ class FeedRun(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct):
-    """Requests without KV whose prompts are shorter than `below`; None: longer than all."""
+    """The requests without KV whose prompts are shorter than `below`; None: longer than all bounds."""
 
     below: int | None
     num_requests: int = 0
@@ -78,21 +78,21 @@ class Bucket(msgspec.Struct):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What stays as it is."""
+    """The constant data of a page, and the samples of the past."""
 
     model: str
     policy: str
     version: str
     max_model_len: int
-    past: list[tuple[float, ...]]  # as `Past` has its samples
+    past: list[tuple[float, ...]]  # samples of `Past`
     length_edges: tuple[int, ...] = LENGTH_EDGES
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """The cluster now, and what has ended since the last tick."""
+    """The present state of the cluster, and what has ended since the last tick."""
 
     now: float
-    health: str | None  # what is wrong
+    health: str | None  # the problem; None: alive
     instances: list[tuple[int, int, int, str]]  # id, KV used, KV capacity, kind
     ended: list[FeedBatch]
     running: list[FeedBatch]
@@ -112,7 +112,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Feed:
-    """One page's; it remembers what that was told."""
+    """The feed of one page. It remembers what the page already has."""
 
     def __init__(self, cluster: Cluster, request_observers: RequestObservers, past: Past) -> None:
         self._cluster, self._request_observers, self._past = cluster, request_observers, past
@@ -122,7 +122,7 @@ class Feed:
         self._reported_run_at = -inf
 
     def hello(self) -> Hello:
-        """To begin with."""
+        """Return the first message."""
         return Hello(
             model=self._cluster.settings.served_model_name,
             policy=self._request_observers.policy,
@@ -132,7 +132,7 @@ class Feed:
         )
 
     def tick(self) -> Tick:
-        """What is, and what is new."""
+        """Return the present state and the news since the last tick."""
         engine, request_observers = self._cluster.engine, self._request_observers
         snapshot, history, health = engine.snapshot(), engine.history(), engine.health()
         sent_to, self._sent_to = self._sent_to, snapshot.now
@@ -165,7 +165,7 @@ class Feed:
         )
 
     def _new_runs(self) -> list[RequestRun]:
-        """Those that are over since the last tick, oldest first."""
+        """Return the requests that have ended since the last tick, oldest first."""
         reported = self._reported_run_at
         new = list(
             takewhile(lambda run: (run.ended_at or 0.0) > reported, reversed(self._request_observers.over))

@@ -1,4 +1,4 @@
-"""How a server has done over minutes and hours: numbers of the whole cluster, sampled at a steady pace."""
+"""Numbers of the whole cluster over minutes and hours, sampled at a constant interval."""
 
 import asyncio
 from array import array
@@ -12,15 +12,15 @@ from loong.server.cluster import CLUSTER
 from loong.server.metrics.request_observers import RequestObservers
 
 SAMPLE_SECONDS = 2.0
-MAX_BYTES = 2**17  # of samples: an hour and a half
+MAX_BYTES = 2**17  # of samples, for an hour and a half
 NUM_FIELDS = 7
 
 
 class Past:
-    """The last samples, and counts of requests that are over.
+    """The last samples, and the counts of ended requests.
 
-    A sample is the time, tokens computed and tokens put out since the start, requests that wait and that run,
-    and of those that are over since the start how many had a token, and how many of these met their targets.
+    A sample is: the time; tokens computed and tokens produced since the start; waiting and running requests.
+    Then, of the requests ended since the start, those with a token, and those that met their targets.
     """
 
     def __init__(self, request_observers: RequestObservers, max_bytes: int = MAX_BYTES) -> None:
@@ -31,7 +31,7 @@ class Past:
         request_observers.runs.subscribe(self._judge)
 
     def sample(self, snapshot: Snapshot) -> None:
-        """Keep the numbers of a cluster as they are now, in the place of the oldest ones."""
+        """Add a sample, and drop the oldest ones beyond the bound."""
         stats = snapshot.stats
         self._values.extend(
             (
@@ -63,7 +63,7 @@ PAST = web.AppKey("past", Past)
 
 
 async def keep_past(app: web.Application) -> AsyncIterator[None]:
-    """Sample for as long as the application runs."""
+    """Take samples while the application runs."""
 
     async def keep() -> None:
         while True:

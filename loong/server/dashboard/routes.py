@@ -1,4 +1,4 @@
-"""The addresses under `/dashboard`: the page and its files, what happens, and what became of a request."""
+"""The routes under `/dashboard`: the page and its files, the live feed, batches and requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from loong.server.api.errors import ApiError
 from loong.server.api.json_bodies import json_response
 from loong.server.api.sse import EventStream, event_of
 from loong.server.cluster import CLUSTER
-from loong.server.dashboard.batches import BatchPart, BatchStory, story_of_batch
+from loong.server.dashboard.batches import BatchPart, BatchReport, report_of_batch
 from loong.server.dashboard.feed import Feed
 from loong.server.dashboard.past import PAST, Past, keep_past
 from loong.server.metrics.request_observers import RequestObservers
@@ -33,37 +33,37 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
 }
-_REQUEST_OBSERVERS = web.AppKey("insight", RequestObservers)
+_REQUEST_OBSERVERS = web.AppKey("request_observers", RequestObservers)
 _STOPPING = web.AppKey("stopping", asyncio.Event)
-_TELLING = web.AppKey("telling", asyncio.Lock)  # one story at a time: each reads the whole log
+_LOG_LOCK = web.AppKey("log_lock", asyncio.Lock)  # one report at a time: each reads the whole log
 
 
 def add_dashboard(app: web.Application, request_observers: RequestObservers) -> None:
-    """Let an application that has `DASHBOARD_ROUTES` serve them."""
+    """Prepare an application to serve `DASHBOARD_ROUTES`."""
     app[_REQUEST_OBSERVERS] = request_observers
-    app[_STOPPING], app[_TELLING] = asyncio.Event(), asyncio.Lock()
+    app[_STOPPING], app[_LOG_LOCK] = asyncio.Event(), asyncio.Lock()
     app[PAST] = Past(request_observers)
     app.cleanup_ctx.append(keep_past)
     app.on_shutdown.append(_stop)
 
 
 async def start(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
-    """The page of the bare address, which leads to all others."""
+    """Return the page at `/`, which links to all others."""
     return _file("start.html")
 
 
 async def page(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
-    """The page itself."""
+    """Return the dashboard page."""
     return _file("index.html")
 
 
 async def page_file(http: web.Request) -> web.Response:
-    """A part of the page."""
+    """Return a file of the page."""
     return _file(http.match_info["name"])
 
 
 async def events(http: web.Request) -> web.StreamResponse:
-    """What the cluster does, for as long as someone watches."""
+    """Stream the state of the cluster while the page is open."""
     stream = EventStream(http.app[CLUSTER].settings)
     stopping = http.app[_STOPPING]
     feed = Feed(http.app[CLUSTER], http.app[_REQUEST_OBSERVERS], http.app[PAST])
@@ -77,16 +77,16 @@ async def events(http: web.Request) -> web.StreamResponse:
 
 
 async def batch(http: web.Request) -> web.Response:
-    """A batch with its requests, how long it takes, and why it was planned."""
+    """Return a batch with its requests, its duration, and the reasons of its plan."""
     batch_id = int(http.match_info["batch_id"])
-    story = await _reported(http, lambda index: story_of_batch(index, batch_id)) or _bare(http, batch_id)
+    story = await _reported(http, lambda index: report_of_batch(index, batch_id)) or _bare(http, batch_id)
     if story is None:
         raise ApiError(404, f"batch {batch_id} is not known any more", "batch_not_found")
     return json_response(msgspec.to_builtins(story))
 
 
 async def request(http: web.Request) -> web.Response:
-    """A request's story, as `loong explain` tells it."""
+    """Return a request's history, as `loong explain` shows it."""
     request_id = http.match_info["request_id"]
     story = await _reported(http, lambda index: _story(index, request_id))
     if story is None:
@@ -96,20 +96,22 @@ async def request(http: web.Request) -> web.Response:
 
 
 async def _reported(http: web.Request, report: Callable[[LogIndex], T]) -> T:
-    """What the decisions that are kept tell, read in a thread."""
-    async with http.app[_TELLING]:
-        written = http.app[_REQUEST_OBSERVERS].recent.written()  # here, where nobody adds a line meanwhile
+    """Return a report on the recent decisions, computed in a thread."""
+    async with http.app[_LOG_LOCK]:
+        written = http.app[
+            _REQUEST_OBSERVERS
+        ].recent.written()  # in this thread, so that no line is added meanwhile
         return await asyncio.to_thread(lambda: report(index_of(written)))
 
 
-def _bare(http: web.Request, batch_id: int) -> BatchStory | None:
-    """A batch of which only what ran is known, for its decision is not kept any more."""
+def _bare(http: web.Request, batch_id: int) -> BatchReport | None:
+    """Return a batch from the history alone, because its decision is no longer kept."""
     for ended in reversed(http.app[CLUSTER].engine.history().batches):
         if ended.batch_id == batch_id:
             parts = [BatchPart(request_id, None, ended.phase) for request_id in ended.request_ids]
             seconds = ended.ended_at - ended.started_at
             group = ended.group.instance_ids
-            return BatchStory(batch_id, ended.phase, group, 1, 1, None, seconds, parts, ())
+            return BatchReport(batch_id, ended.phase, group, 1, 1, None, seconds, parts, ())
     return None
 
 
@@ -137,7 +139,7 @@ DASHBOARD_ROUTES = (
     web.get("/", start),
     web.get("/dashboard", page),
     web.get("/dashboard/page/{name}", page_file),
-    web.get("/dashboard/events", events, allow_head=False),  # it would go on and on
+    web.get("/dashboard/events", events, allow_head=False),  # its answer would not end
     web.get("/dashboard/batches/{batch_id:[0-9]{1,18}}", batch),
     web.get("/dashboard/requests/{request_id}", request),
 )

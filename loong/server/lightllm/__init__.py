@@ -1,1 +1,1 @@
-"""The API of LightLLM's server, which LoongServe's server and benchmark client speak too."""
+"""The API of LightLLM's server, which LoongServe's server and benchmark client use as well."""

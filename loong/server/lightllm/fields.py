@@ -14,16 +14,16 @@ _INPUTS = {"anyOf": [{"type": "string", "minLength": 1}, MAX_TOKEN_IDS_SCHEMA]}
 
 
 class GenerateParameters(Schema):
-    """How to continue the inputs."""
+    """The generation parameters of `/generate`."""
 
     do_sample: bool = False
-    """Draw tokens. By default the likeliest token is taken, whatever temperature and `top_p` are."""
+    """Sample tokens. By default the likeliest token is taken, and temperature and `top_p` have no effect."""
     temperature: Annotated[float, within("temperature")] = 1.0
     """0 takes the likeliest token."""
     top_p: Annotated[float, within("top_p")] = 1.0
-    """Draw among the likeliest tokens that together have this probability."""
+    """Sample among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, within("top_k", least=-1)] = -1
-    """Draw among this number of the likeliest tokens; 0 and -1: all."""
+    """Sample among this number of the likeliest tokens; 0 and -1: all."""
     max_new_tokens: Annotated[int, within("max_tokens")] = 16
     """The most tokens to produce."""
     min_new_tokens: Annotated[int, within("max_tokens")] = 1
@@ -51,22 +51,22 @@ class GenerateParameters(Schema):
     regular_constraint: Source | None = None
     """A regular expression that the whole answer matches."""
     guided_json: JsonSchema | None = None
-    """A JSON schema that the answer is held to, as an object or as text."""
+    """A JSON schema for the answer, as an object or as text."""
     guided_grammar: Source | None = None
-    """Rules that the answer is held to, in the EBNF of GBNF files, or in Lark's notation."""
+    """Rules for the answer, in the EBNF of GBNF files, or in Lark's notation."""
     seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
-    """Fixes every draw. By default each request draws a seed."""
+    """The seed of all samples. By default each request gets a random one."""
 
 
 class GenerateFields(Schema):
     """The body of `/generate` and `/generate_stream`."""
 
-    inputs: Annotated[Any, WithJsonSchema(_INPUTS)]  # a million ids are not worth a schema each
+    inputs: Annotated[Any, WithJsonSchema(_INPUTS)]  # validating a million ids one by one would be slow
     """A text or its token ids."""
     parameters: Annotated[GenerateParameters, Field(default_factory=GenerateParameters)]
 
     def as_completion(self, *, is_streamed: bool) -> CompletionFields:
-        """Return the completion that asks for the same."""
+        """Return the equal completion request."""
         if isinstance(self.inputs, list) and self.inputs and isinstance(self.inputs[0], str | list):
             raise bad_request("inputs must be one text or one list of token ids", "inputs")
         asked = self.parameters

@@ -1,4 +1,4 @@
-"""`/generate` and `/generate_stream`: completions under other names."""
+"""`/generate` and `/generate_stream`: completions with other field names."""
 
 import re
 import time
@@ -19,7 +19,7 @@ from loong.server.openai.output import Delta
 from loong.server.openai.prompts import completion_prompts
 from loong.server.text.tokenizer import Tokenizer
 
-_NAMES: Mapping[str, str] = {  # of fields, as errors of completions call them, and LightLLM's
+_NAMES: Mapping[str, str] = {  # field names of completions, and LightLLM's
     "max_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "guided_regex": "regular_constraint",
@@ -28,7 +28,7 @@ _NAME = re.compile(rf"\b({'|'.join(_NAMES)})\b")
 
 
 class GenerateShape(AnswerShape):
-    """Text with counts of tokens, without an envelope."""
+    """An answer of text and token counts, without an envelope."""
 
     id_prefix = "gen"
     whole_object = "generated"
@@ -40,7 +40,7 @@ class GenerateShape(AnswerShape):
         self.is_brief = False  # each event has the id of its token
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
-        """Return lists of what the answers have if there are several, except for their texts."""
+        """Return the answer. With several choices its fields are lists, except the texts."""
         choices = [self.whole_choice(reported) for reported in self.by_choice(deltas)]
         columns: dict[str, list[object]] = {name: [choice[name] for choice in choices] for name in choices[0]}
         fields: Json = {"prompt_tokens": self.asked.num_prompt_tokens}
@@ -49,7 +49,7 @@ class GenerateShape(AnswerShape):
         return choices[0] | fields | {"generated_text": columns["generated_text"]}
 
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
-        """Return one answer, with its tokens if details were asked for."""
+        """Return one choice, with its tokens if the request wants details."""
         reason = deltas[-1].finish_reason
         fields: Json = {
             "generated_text": "".join(delta.text for delta in deltas),
@@ -81,12 +81,12 @@ class GenerateShape(AnswerShape):
 
 
 async def generate(http: web.Request) -> web.StreamResponse:
-    """Continue a text and answer once it is whole."""
+    """Answer with the whole continuation of a text."""
     return await _generate(http, is_streamed=False)
 
 
 async def generate_stream(http: web.Request) -> web.StreamResponse:
-    """Continue a text, with an event for each token."""
+    """Answer with a stream that has one event for each token."""
     return await _generate(http, is_streamed=True)
 
 
@@ -101,7 +101,7 @@ async def _generate(http: web.Request, *, is_streamed: bool) -> web.StreamRespon
 
 @contextmanager
 def _lightllms_names() -> Iterator[None]:
-    """Raise what is raised within as a client of LightLLM knows its fields."""
+    """Rename the fields in errors raised inside the context to LightLLM's names."""
     try:
         yield
     except (ApiError, InvalidRequestError) as error:

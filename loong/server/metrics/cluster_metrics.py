@@ -1,4 +1,4 @@
-"""What of a cluster Prometheus is told at the time it asks."""
+"""Metrics of a cluster, computed when Prometheus reads them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -26,9 +26,9 @@ _INSTANCE_GAUGES: tuple[tuple[str, str, Callable[[ElasticInstance], float]], ...
 
 
 class ClusterCollector(Collector):
-    """What a snapshot tells, at the time it is asked for.
+    """The metrics of a snapshot, taken when the metrics are read.
 
-    `is_deferred` tells of a request whether it waits because the policy puts it behind others.
+    `is_deferred` returns whether a request waits because the policy deferred it.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ClusterCollector(Collector):
         self._model_name, self._engine, self._is_deferred = model_name, engine, is_deferred
 
     def collect(self) -> Iterator[Metric]:
-        """Take a snapshot and say it in metrics."""
+        """Take a snapshot and yield its metrics."""
         snapshot = self._engine.snapshot()
         stats = snapshot.stats
         capacity, used = snapshot.kv_capacity, snapshot.kv_used
@@ -50,22 +50,24 @@ class ClusterCollector(Collector):
         )
         yield self._counter("vllm:num_preemptions", "Requests that lost their KV.", stats.num_preemptions)
         yield self._counter(
-            "loong:computed_tokens", "Tokens of which KV was made.", stats.num_computed_tokens
+            "loong:computed_tokens", "Tokens whose KV was computed.", stats.num_computed_tokens
         )
         yield self._counter("loong:esp_scale_up", "Groups that grew.", stats.num_scale_ups)
         yield self._counter("loong:esp_scale_down", "Groups that shrank.", stats.num_scale_downs)
         yield self._counter(
-            "loong:kv_migrated_tokens", "Tokens of KV moved at rest.", stats.num_migrated_tokens
+            "loong:kv_migrated_tokens", "Tokens of KV moved by migrations.", stats.num_migrated_tokens
         )
         yield self._counter(
             "loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", stats.num_retained_tokens
         )
         yield self._counter(
-            "loong:log_records_dropped", "Records of the log that nobody read in time.", num_dropped_records()
+            "loong:log_records_dropped",
+            "Log records dropped because nobody read the log.",
+            num_dropped_records(),
         )
         yield self._counter(
             "loong:stray_frames",
-            "Frames on private sockets that were no messages, and were dropped.",
+            "Dropped frames on private sockets that were not messages.",
             self._engine.num_stray_frames,
         )
         yield self._group_sizes(stats.num_batches_by_dop)
@@ -86,7 +88,7 @@ class ClusterCollector(Collector):
         num_deferred = sum(self._is_deferred(view.request_id) for view in waiting)
         labels = ("model_name", "reason")
         family = GaugeMetricFamily(
-            "vllm:num_requests_waiting_by_reason", "Requests without KV, by why they wait.", labels=labels
+            "vllm:num_requests_waiting_by_reason", "Requests without KV, by reason.", labels=labels
         )
         family.add_metric((self._model_name, "capacity"), len(waiting) - num_deferred)
         family.add_metric((self._model_name, "deferred"), num_deferred)
@@ -113,16 +115,16 @@ class ClusterCollector(Collector):
 
 
 class CostModelCollector(Collector):
-    """How good predictions are at the time it is asked."""
+    """The accuracy of the cost model, when the metrics are read."""
 
     def __init__(self, model_name: str, errors: Callable[[], Mapping[str, float]]) -> None:
         self._model_name, self._errors = model_name, errors
 
     def collect(self) -> Iterator[Metric]:
-        """One gauge for each phase of which a batch has run."""
+        """Yield one gauge, with a value for each phase that has run."""
         family = GaugeMetricFamily(
             "loong:cost_model_relative_error",
-            "How far predicted times of the last batches are off, in the mean; 1 is twice or half as long.",
+            "Mean error of predicted times of the last batches; 1 is twice or half as long.",
             labels=("model_name", "phase"),
         )
         for phase, error in self._errors().items():

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names where they mean the same, so that its boards fill; ours for the rest."""
+"""Prometheus metrics: vLLM's names for equal meanings, so that its dashboards work, and our own names."""
 
 from bisect import bisect_left
 from collections import Counter as Counts
@@ -18,40 +18,40 @@ TOKENS = tuple(digit * 10**power for power in range(7) for digit in (1, 2, 5))
 
 
 class BatchHistogram(Histogram):
-    """A histogram that takes many values together, for little more than one."""
+    """A histogram that records many values at the cost of few."""
 
     def observe_all(self, values: Sequence[float]) -> None:
-        """Count some values."""
+        """Record several values."""
         for bucket, number in Counts(bisect_left(self._upper_bounds, value) for value in values).items():
             self._buckets[bucket].inc(number)
         self._sum.inc(sum(values))
 
 
 class MetricFamilies:
-    """Makes metrics of one model in a registry. Times are seconds."""
+    """Makes the metrics of one model in a registry. Times are in seconds."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self.registry, self.model_name = registry, model_name
 
     def histogram(self, name: str, what: str, buckets: Iterable[float]) -> BatchHistogram:
-        """One with these upper bounds."""
+        """Return a histogram with these upper bounds."""
         family = BatchHistogram(name, what, ("model_name",), registry=self.registry, buckets=tuple(buckets))
         return family.labels(self.model_name)
 
     def counter(self, name: str, what: str) -> Counter:
-        """One without further labels."""
+        """Return a counter without further labels."""
         return Counter(name, what, ("model_name",), registry=self.registry).labels(self.model_name)
 
     def labeled(self, name: str, what: str, *labels: str) -> Counter:
-        """One with further labels, all of which, the model's included, are to be named."""
+        """Return a counter with further labels. Its users name all labels, including the model's."""
         return Counter(name, what, ("model_name", *labels), registry=self.registry)
 
 
 def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
-    """The text that Prometheus reads, and its type, which a client's `Accept` may choose."""
+    """Return the metrics as text, and its content type, which `accept` may choose."""
     if "application/openmetrics-text" not in accept:
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
-    # Colons are legal. By default the library makes them underscores, and no board would find its series.
+    # Colons are legal. By default the library replaces them, and dashboards would not find the series.
     text: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
         registry, escaping=openmetrics.ALLOWUTF8
     )

@@ -1,4 +1,4 @@
-"""What those who answer requests count as it happens."""
+"""Metrics that each process counts for the requests that it answers."""
 
 from loong.core.request import FinishReason
 from loong.server.metrics.prometheus import E2E_SECONDS, ITL_SECONDS, TOKENS, TTFT_SECONDS, MetricFamilies
@@ -9,12 +9,12 @@ SERVED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 
 
 class RequestMetrics:
-    """Requests as their clients see them; each process that answers some counts its own."""
+    """The requests as their clients see them. Each API process counts its own."""
 
     def __init__(self, families: MetricFamilies) -> None:
         histogram, counter, labeled = families.histogram, families.counter, families.labeled
         self._model_name = families.model_name
-        self._latencies: list[float] = []  # between tokens that are not counted yet: each by itself is dear
+        self._latencies: list[float] = []  # between tokens, not counted yet: counting one by one is slow
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Time to first token.", TTFT_SECONDS)
         self._itl = histogram("vllm:inter_token_latency_seconds", "Between tokens.", ITL_SECONDS)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to end.", E2E_SECONDS)
@@ -28,7 +28,7 @@ class RequestMetrics:
         self._rejected = {code: rejected.labels(self._model_name, code) for code in ADMISSION_CODES}
 
     def observe_first_token(self, ttft: float, num_prompt_tokens: int) -> None:
-        """Count a first token, and the prompt that was processed for it: 0 if for another choice too."""
+        """Count a first token, and the prompt tokens computed for it, which are 0 for a further choice."""
         self._ttft.observe(ttft)
         if num_prompt_tokens:
             self._prompts.observe(num_prompt_tokens)
@@ -36,13 +36,16 @@ class RequestMetrics:
         self._generation_tokens.inc()
 
     def observe_token(self, latency: float) -> None:
-        """Count a token after the first: soon, or when the next request ends."""
+        """Record the latency of a token after the first.
+
+        It is counted soon, or when the next request ends.
+        """
         self._latencies.append(latency)
         if len(self._latencies) >= _MAX_UNCOUNTED:
             self._count_tokens()
 
     def observe_end(self, reason: FinishReason, latency: float, num_output_tokens: int) -> None:
-        """Count a request that is over; only one that was served whole has a latency."""
+        """Count an ended request. Only a request that was served completely has a latency."""
         self._count_tokens()
         self._success.labels(self._model_name, reason.value).inc()
         if reason.value in SERVED:

@@ -1,4 +1,4 @@
-"""What the server tells of requests and plans, from what the engine's decision log says."""
+"""Observers of requests and plans, over the engine's decision log."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ MAX_OVER = 500
 
 
 class Targets(NamedTuple):
-    """What a request is promised: seconds to its first token, and for each after it."""
+    """The targets of a request: seconds to its first token, and for each later token."""
 
     ttft: float
     tpot: float
@@ -28,10 +28,10 @@ class Targets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestObservers:
-    """`errors` are the cost model's by phase; `target` is what a prompt of so many tokens is promised.
+    """The shared data of dashboard and metrics.
 
-    `over` are the last requests that are over, oldest first. `plan_listeners` is told the seconds of each
-    plan.
+    `errors` returns the cost model's errors by phase, and `target` the targets of a prompt length in tokens.
+    `over` are the last ended requests, oldest first. `plan_listeners` get the seconds of each plan.
     """
 
     policy: str
@@ -49,7 +49,7 @@ class RequestObservers:
             self.runs.subscribe(self.spans.observe_run)
 
     def timed(self, policy: Policy) -> Policy:
-        """The same policy, of which every plan is timed."""
+        """Return the policy with a timer around each plan."""
 
         def plan(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
             start = perf_counter()
@@ -62,12 +62,12 @@ class RequestObservers:
         return plan
 
     def is_deferred(self, request_id: RequestId) -> bool:
-        """Return whether a request waits because the policy puts it behind others."""
+        """Return whether a request waits because the policy deferred it."""
         run = self.runs.live_run(request_id)
         return run is not None and run.waits_for in DEFERRED
 
     def target_of(self, run: RequestRun) -> Targets:
-        """What a request is promised: each of its own targets, or else the policy's."""
+        """Return the targets of a request: its own, or else the policy's."""
         default = self.target(run.num_prompt_tokens)
         return Targets(
             default.ttft if run.ttft_slo is None else run.ttft_slo,

@@ -1,4 +1,4 @@
-"""What the engine's process counts of requests and plans."""
+"""Metrics that the engine's process counts for requests and plans."""
 
 from loong.observability.decision_log.runs import RequestRun
 from loong.server.metrics.prometheus import E2E_SECONDS, ITL_SECONDS, TOKENS, MetricFamilies
@@ -10,7 +10,7 @@ _PLAN_SECONDS = tuple(digit * 10**power for power in range(-5, 0) for digit in (
 
 
 class RunMetrics:
-    """Requests as the scheduler saw them, and its plans."""
+    """The requests as the scheduler sees them, and its plans."""
 
     def __init__(self, families: MetricFamilies) -> None:
         histogram = families.histogram
@@ -45,11 +45,11 @@ class RunMetrics:
         )
 
     def observe_plan(self, seconds: float) -> None:
-        """Count a plan, and what it took to make."""
+        """Count a plan and the seconds to make it."""
         self._scheduler.observe(seconds)
 
     def observe_run(self, run: RequestRun, target: Targets) -> None:
-        """Count a request that was served whole, as the scheduler saw it, against its `target`."""
+        """Count a completely served request, as the scheduler saw it, against its `target`."""
         if run.end not in SERVED or run.ended_at is None:
             return
         if run.started_at is None or run.first_token_at is None:

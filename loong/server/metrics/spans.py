@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: one of each request, and within it the queue, the prefill and the decode."""
+"""OpenTelemetry spans: one for each request, and inside it the queue, the prefill and the decode."""
 
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 MAX_PARENTS = 100_000
-MAX_TRACEPARENT = 128  # characters; the first version of the format has 55
+MAX_TRACEPARENT = 128  # characters; version 0 of the format has 55
 _NANOSECONDS = 1e9
 TRACEPARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 
 
 def otlp_exporter(endpoint: str) -> "SpanExporter":
-    """Sends spans to a collector's address, such as http://localhost:4318/v1/traces.
+    """Return an exporter that sends spans to a collector, such as http://localhost:4318/v1/traces.
 
-    Raises `ConfigError` if that is no URL, or what it takes is not installed.
+    Raises `ConfigError` if the address is not a URL, or if OpenTelemetry is not installed.
     """
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigError(
-            f"--otlp-traces-endpoint {endpoint!r} is no URL such as http://localhost:4318/v1/traces"
+            f"--otlp-traces-endpoint {endpoint!r} is not a URL such as http://localhost:4318/v1/traces"
         )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -43,7 +43,7 @@ def otlp_exporter(endpoint: str) -> "SpanExporter":
 
 @web.middleware
 async def note_traceparent(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Keep whose child a client says its request is, for who answers it."""
+    """Record the parent span that a client names, for the handler of the request."""
     traceparent = request.headers.get("traceparent", "")
     is_kept = 0 < len(traceparent) <= MAX_TRACEPARENT and traceparent.isascii()
     TRACEPARENT.set(traceparent if is_kept else None)
@@ -51,7 +51,7 @@ async def note_traceparent(request: web.Request, handler: Handler) -> web.Stream
 
 
 class Spans:
-    """Makes spans of requests that are over, and sends them in a thread of its own."""
+    """Makes spans of ended requests, and sends them in its own thread."""
 
     def __init__(self, exporter: "SpanExporter", model_name: str, clock_start: float) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -66,13 +66,16 @@ class Spans:
         self._parents: dict[RequestId, str] = {}
 
     def note(self, request_id: RequestId, traceparent: str) -> None:
-        """Remember whose child a request is; of too many, the oldest are forgotten: some never arrive."""
+        """Record the parent of a request's span.
+
+        Beyond a bound the oldest are dropped, as some never arrive.
+        """
         self._parents[request_id] = traceparent
         if len(self._parents) > MAX_PARENTS:
             del self._parents[next(iter(self._parents))]
 
     def observe_run(self, run: RequestRun) -> None:
-        """Make the spans of a request that is over."""
+        """Make the spans of an ended request."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         assert run.ended_at is not None
@@ -91,14 +94,14 @@ class Spans:
         root.end(self._time(run.ended_at))
 
     def close(self) -> None:
-        """Send what is left; it may take as long as the collector takes."""
+        """Send the remaining spans. It takes as long as the collector takes."""
         self._provider.shutdown()
 
     def _time(self, seconds: float) -> int:
         return round((self._clock_start + seconds) * _NANOSECONDS)
 
     def _attributes(self, run: RequestRun) -> Iterator[tuple[str, str | int | float | list[int]]]:
-        """vLLM's names, and ours."""
+        """Yield the attributes: vLLM's names, and ours."""
         yield "gen_ai.response.model", self._model_name
         yield "gen_ai.request.id", run.request_id
         yield "gen_ai.request.max_tokens", run.max_tokens
@@ -115,7 +118,7 @@ class Spans:
 
 
 def _phases(run: RequestRun, ended_at: float) -> Iterator[tuple[str, float, float]]:
-    """What it went through, as far as it came: names, beginnings and ends."""
+    """Yield the phases of a request, as far as it came: names, starts and ends."""
     times = [run.arrived_at, run.started_at, run.first_token_at]
     known = [time for time in times if time is not None]
     return zip(("queue", "prefill", "decode"), known, [*known[1:], ended_at], strict=False)

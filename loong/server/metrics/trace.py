@@ -1,8 +1,8 @@
-"""What a cluster did as a Chrome trace, which Perfetto and chrome://tracing open.
+"""The history of a cluster as a Chrome trace, for Perfetto and chrome://tracing.
 
-Each instance has a track: a slice while it is in one group, in it a slice a batch, and counters of its KV.
-KV that moves has tracks beside it, with an arrow from where it was to where it went. A request is a slice
-from its arrival to its end, with a mark at its first token.
+Each instance has a track with a slice for each group that it is in, and inside it a slice for each batch.
+Counters show its KV. Migrations have tracks next to it, with an arrow from source to destination. A request
+is a slice from its arrival to its end, with a mark at its first token.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,18 +17,18 @@ from loong.core.placement import InstanceId
 
 ChromeEvent = dict[str, object]
 
-GROUP_GAP = 0.01  # seconds between batches of one group that are still one stretch of it
+GROUP_GAP = 0.01  # seconds between batches of one group that still belong to one slice
 _PROCESS_ID = 1
 _US = 1e6  # the format counts microseconds
-_FIRST_LANE = 1_000_000  # tracks of KV that moves have ids from here on
+_FIRST_LANE = 1_000_000  # ids of the tracks of KV moves start here
 _MAX_LANES = 1_000
 
 
 def chrome_trace(history: ClusterHistory) -> bytes:
-    """The trace as JSON; events are in the order of time, slices before what they hold.
+    """Return the trace as JSON. Events are in the order of time, and slices come before the slices in them.
 
-    Made in a thread it holds up nobody for long, though it may take seconds: event by event, and no more
-    objects at a time than one event has.
+    It may take seconds, so it runs in a thread. It works event by event, and so does not hold the interpreter
+    for long.
     """
     encode = msgspec.json.Encoder().encode
     reported: list[tuple[float, float, bytes]] = []
@@ -38,7 +38,7 @@ def chrome_trace(history: ClusterHistory) -> bytes:
             track_ids.add(int(_number(event["tid"])))
         reported.append((_number(event["ts"]), -_number(event.get("dur", 0.0)), encode(event)))
     reported.sort(key=itemgetter(0, 1))
-    written = [encode(track) for track in _tracks(history.instance_ids, track_ids)]  # one at least
+    written = [encode(track) for track in _tracks(history.instance_ids, track_ids)]  # at least one
     written += [event for *_, event in reported]
     capacity = {str(instance_id): tokens for instance_id, tokens in sorted(history.kv_capacity.items())}
     rest = encode({"displayTimeUnit": "ms", "otherData": {"kv_capacity": capacity}})
@@ -48,7 +48,10 @@ def chrome_trace(history: ClusterHistory) -> bytes:
 
 
 def letters(instance_id: InstanceId) -> str:
-    """A ... Z, AA, AB ...: Perfetto colors slices by their names, but for digits, so groups have letters."""
+    """Return A ...
+
+    Z, AA, AB ... Perfetto colors slices by name without digits, so groups are named by letters.
+    """
     text, rest = "", instance_id + 1
     while rest:
         rest, digit = divmod(rest - 1, 26)
@@ -75,7 +78,10 @@ def _instance_events(instance_id: InstanceId, batches: Sequence[BatchSlice]) -> 
 
 
 def _stretches(batches: Iterable[BatchSlice]) -> Iterator[Sequence[BatchSlice]]:
-    """The batches of one instance, by groups that stay together; which instance leads does not matter."""
+    """Yield the batches of one instance, split where its group changes.
+
+    The order in the group does not matter.
+    """
     stretch: list[BatchSlice] = []
     for batch in batches:
         is_same = stretch and _members(stretch[-1].group) == _members(batch.group)
@@ -114,8 +120,8 @@ def _batch_events(instance_id: InstanceId, batch: BatchSlice) -> Iterator[Chrome
 
 
 def _move_events(moves: Iterable[KVMove]) -> Iterator[ChromeEvent]:
-    """A slice where KV leaves and one where it comes, and the arrow between them."""
-    lanes: dict[InstanceId, list[float]] = {}  # to the ends of their last moves
+    """Yield a slice at the source and at the destination of each move, and the arrow between them."""
+    lanes: dict[InstanceId, list[float]] = {}  # to the end of the last move on each track
     for move in sorted(moves, key=lambda move: move.started_at):
         times = move.started_at, move.ended_at
         what: dict[str, object] = {
@@ -160,7 +166,7 @@ def _request_events(spans: Iterable[RequestSpan]) -> Iterator[ChromeEvent]:
 
 
 def _lane(instance_id: InstanceId, times: tuple[float, float], lanes: dict[InstanceId, list[float]]) -> int:
-    """The track of a move, so that slices of one track do not overlap."""
+    """Return the track of a move, so that the slices of one track do not overlap."""
     ends = lanes.setdefault(instance_id, [])
     start, end = times
     free = next((lane for lane, last_end in enumerate(ends) if last_end <= start), len(ends))
@@ -185,7 +191,7 @@ def _slice(
 
 
 def _tracks(instance_ids: Iterable[InstanceId], track_ids: Iterable[int]) -> Iterator[ChromeEvent]:
-    """The names of all tracks, each instance's before those of the KV that it sends and gets."""
+    """Yield the names of all tracks. An instance's track comes before those of its KV moves."""
     names = {instance_id: f"instance {instance_id} ({letters(instance_id)})" for instance_id in instance_ids}
     for instance_id, lanes in groupby(
         (track_id - _FIRST_LANE for track_id in sorted(track_ids) if track_id >= _FIRST_LANE),
@@ -202,5 +208,5 @@ def _tracks(instance_ids: Iterable[InstanceId], track_ids: Iterable[int]) -> Ite
 
 
 def _number(value: object) -> float:
-    assert isinstance(value, int | float)  # as the events above have them
+    assert isinstance(value, int | float)  # the events above have only these types
     return value

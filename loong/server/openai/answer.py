@@ -1,4 +1,4 @@
-"""How an answer is sent: whole, or as a stream of the same text."""
+"""An answer: sent whole, or as a stream of the same text."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -22,23 +22,23 @@ from loong.server.text.tokenizer import Tokenizer
 Json: TypeAlias = dict[str, object]
 
 _LONG_ANSWER = 512  # tokens, of all choices
-_SOME_TEXT = "\0some text\0"  # which no name holds
+_SOME_TEXT = "\0some text\0"  # occurs in no name
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What the shape of an answer depends on."""
+    """The request's data that an answer's shape depends on."""
 
     answer_id: str
     model: str
     created: int  # Unix time, seconds
-    choices: tuple[Choices, ...]  # of each choice, those to the same prompt
+    choices: tuple[Choices, ...]  # for each choice, the choices of the same prompt
     num_prompt_tokens: int  # of all prompts
     return_token_ids: bool
     stream_options: StreamOptions
     num_prompt_logprobs: int | None = None  # of the likeliest tokens, at each position of the prompt
-    num_echoed_logprobs: int | None = None  # the same, among the logprobs of an answer that begins with it
-    is_prompt_only: bool = False  # what is produced is left out
+    num_echoed_logprobs: int | None = None  # the same for an echoed prompt
+    is_prompt_only: bool = False  # produced tokens are left out
 
     @property
     def has_prompt_logprobs(self) -> bool:
@@ -58,10 +58,10 @@ class AnswerShape(ABC):
         self.asked = asked
         self.tokenizer = tokenizer
         self.is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks
-        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # in events of a choice that tell only text
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice, in events with only text
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
-        """The whole answer, of the deltas of all choices."""
+        """Return the whole answer from the deltas of all choices."""
         by_choice = self.by_choice(deltas)
         choices = [self.whole_choice(reported) for reported in by_choice]
         usage = self.usage(sum(map(len, by_choice)))
@@ -76,14 +76,14 @@ class AnswerShape(ABC):
 
     @abstractmethod
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
-        """One choice, of all its deltas."""
+        """Return one choice from all its deltas."""
 
     def opening(self) -> bytes:
         """Return the events of a stream that come before any token."""
         return b""
 
     def events(self, delta: Delta, num_output_tokens: int) -> bytes:
-        """The events of a stream that tell one token, the last of so many of all choices."""
+        """Return the stream's events for one token, the last of `num_output_tokens` tokens of all choices."""
         if (
             self.is_brief
             and delta.index
@@ -97,21 +97,24 @@ class AnswerShape(ABC):
 
     @abstractmethod
     def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
-        """The same, as JSON."""
+        """Yield the same events as JSON."""
 
     def _find_around_text(self, choice: int) -> tuple[bytes, bytes]:
-        """What all events have in common that tell only text: most of them do, and JSON is dear."""
+        """Return the bytes before and after the text in an event without other news.
+
+        They save JSON encoding.
+        """
         (chunk,) = self.chunks(Delta(choice, 1, _SOME_TEXT, 0, 0), 0)
         before, after = event_of(chunk).split(msgspec.json.encode(_SOME_TEXT))
         self._around_text[choice] = before, after
         return before, after
 
     def usage_chunk(self, num_output_tokens: int) -> Json:
-        """The event that tells the counts at the end of a stream."""
+        """Return the event with the token counts at the end of a stream."""
         return self.envelope(self.chunk_object, []) | {"usage": self.usage(num_output_tokens)}
 
     def envelope(self, kind: str, choices: Sequence[Json]) -> Json:
-        """What stands around the choices."""
+        """Return the fields around the choices."""
         return {
             "id": self.asked.answer_id,
             "object": kind,
@@ -121,7 +124,7 @@ class AnswerShape(ABC):
         }
 
     def chunk_envelope(self, choice: Json, num_output_tokens: int) -> Json:
-        """What stands around the one choice of a chunk, counts included where they were asked for."""
+        """Return a chunk with one choice, and with token counts if the request wants them."""
         chunk = self.envelope(self.chunk_object, [choice])
         options = self.asked.stream_options
         if options.has_counts_in_chunks:
@@ -131,7 +134,7 @@ class AnswerShape(ABC):
         return chunk
 
     def usage(self, num_output_tokens: int) -> Json:
-        """Counts of tokens."""
+        """Return the token counts."""
         num_prompt_tokens = self.asked.num_prompt_tokens
         if self.asked.is_prompt_only:
             num_output_tokens = 0
@@ -142,19 +145,19 @@ class AnswerShape(ABC):
         }
 
     def token_ids(self, deltas: Sequence[Delta]) -> Json:
-        """The ids of the tokens told, if they were asked for."""
+        """Return the ids of the tokens of `deltas`, if the request wants ids."""
         if not self.asked.return_token_ids:
             return {}
         return {"token_ids": [] if self.asked.is_prompt_only else [delta.token_id for delta in deltas]}
 
     def prompt_token_ids(self, choice: int) -> Json:
-        """The ids of a choice's prompt, if ids were asked for."""
+        """Return the ids of a choice's prompt, if the request wants ids."""
         if not self.asked.return_token_ids:
             return {}
         return {"prompt_token_ids": self.asked.choices[choice].request.prompt_token_ids}
 
     def prompt_logprobs(self, first: Delta) -> Json:
-        """Return the log probabilities of a prompt, by token id, if they were asked for.
+        """Return the log probabilities of a prompt, by token id, if the request wants them.
 
         `first` is the first delta of a choice.
         """
@@ -176,11 +179,13 @@ class AnswerShape(ABC):
 
 
 class NewShape(Protocol):
-    """Makes the shape of an answer: a class of these, or what knows more of the request."""
+    """Makes the shape of an answer: a subclass of AnswerShape, or a callable with more data of the
+    request.
+    """
 
     @property
     def id_prefix(self) -> str:
-        """Return what the ids of answers begin with."""
+        """The beginning of the ids of answers."""
         ...
 
     def __call__(self, asked: ResponseContext, tokenizer: Tokenizer) -> AnswerShape:
@@ -189,13 +194,13 @@ class NewShape(Protocol):
 
 
 def finish_fields(delta: Delta) -> Json:
-    """Why the answer ends with this token, if it does."""
+    """Return the reasons why the answer ends with this token, if it does."""
     reason = delta.finish_reason
     return {"finish_reason": reason.value if reason else None, "stop_reason": delta.stop_reason}
 
 
 async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) -> web.Response:
-    """Wait for the whole answer, then send it; a long one is put together in a thread."""
+    """Wait for the whole answer, then return it. A long answer is encoded in a thread."""
     async with aclosing(deltas):
         reported = [delta async for delta in deltas]
     if len(reported) <= _LONG_ANSWER and not shape.asked.has_prompt_logprobs:
@@ -206,7 +211,7 @@ async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) ->
 async def send_stream(
     http: web.Request, server: Server, shape: AnswerShape, deltas: AsyncGenerator[Delta, None]
 ) -> web.StreamResponse:
-    """Send the answer as it grows; what fails from here on is an event of the stream."""
+    """Stream the answer as it grows. Later errors become events of the stream."""
     stream = EventStream(server.settings, shape.stream_format)
     num_output_tokens = 0
     async with aclosing(deltas), stream.open(http):
@@ -216,7 +221,7 @@ async def send_stream(
             num_output_tokens += 1
             if delta.prompt_logprobs is None:
                 events = shape.events(delta, num_output_tokens)
-            else:  # there may be many
+            else:  # there may be many log probabilities
                 events = await asyncio.to_thread(shape.events, delta, num_output_tokens)
             await stream.send(events)
         if shape.asked.stream_options.include_usage:

@@ -28,15 +28,15 @@ class ChatShape(AnswerShape):
 
     def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
-        self._reported = [ChoiceDeltas() for _ in asked.choices]  # of streams that may tell calls
+        self._reported = [ChoiceDeltas() for _ in asked.choices]  # of streams with tool calls
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
-        """With what was asked for of the one prompt: its ids, and log probabilities."""
+        """Return the answer, with the prompt's ids and log probabilities if the request wants them."""
         deltas = list(deltas)
         return super().whole(deltas) | self.prompt_token_ids(0) | self.prompt_logprobs(deltas[0])
 
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
-        """All tokens in one message."""
+        """Return one message with all tokens."""
         if deltas[0].parts is None:
             text = "".join(delta.text for delta in deltas)
             return self._choice(deltas) | {"message": {"role": "assistant", "content": text}}
@@ -44,7 +44,7 @@ class ChatShape(AnswerShape):
         return self._choice(deltas, has_calls=TOOL_CALLS in message) | {"message": message}
 
     def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
-        """One event a token, and the role before the first: not earlier, so that it waits for a token."""
+        """Yield one event for each token. The role comes just before the first token."""
         if delta.parts is not None:
             yield from self._tool_chunks(delta, delta.parts, num_output_tokens)
             return
@@ -56,7 +56,7 @@ class ChatShape(AnswerShape):
         yield self.chunk_envelope(choice, num_output_tokens)
 
     def _tool_chunks(self, delta: Delta, parts: Sequence[Part], num_output_tokens: int) -> Iterator[Json]:
-        """One event for each part that is new; the last one has all else that is told of the token."""
+        """Yield one event for each new part. The last one has the token's other fields."""
         reported = self._reported[delta.choice]
         is_last = delta.finish_reason is not None
         is_needed = delta.logprobs is not None or not self.is_brief
@@ -89,7 +89,7 @@ class ChatShape(AnswerShape):
 
 
 async def chat_completions(http: web.Request) -> web.StreamResponse:
-    """Continue a conversation."""
+    """Answer a conversation."""
     arrived_at = time.monotonic()
     server = http.app[SERVER]
     fields = await read_fields(http, ChatFields)

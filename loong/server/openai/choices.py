@@ -1,4 +1,4 @@
-"""The answers that one HTTP request asks for, by a request to the engine for each of its prompts."""
+"""The choices of one HTTP request. Each of its prompts is one request to the engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -15,7 +15,7 @@ from loong.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The answers to one prompt, the first of them of this index; `echo` is text to tell before each."""
+    """The choices of one prompt. `index` is the first one's, and `echo` is text before each."""
 
     index: int
     request: NewRequest
@@ -25,9 +25,9 @@ class Choices:
 def generate_choices(
     server: Server, choices: Sequence[Choices], options: OutputOptions, arrived_at: float
 ) -> AsyncGenerator[Delta, None]:
-    """The deltas of all choices, of all prompts, as they come.
+    """Yield the deltas of all choices of all prompts, in the order of their arrival.
 
-    Closing it early, or cancelling whoever waits for it, aborts all of them, and so does one that fails.
+    All choices are aborted when the generator is closed, when its task is cancelled, or when one fails.
     """
     streams = [generate(server, of.request, options, arrived_at, choice=of.index) for of in choices]
     return streams[0] if len(streams) == 1 else _merge(streams)
@@ -51,7 +51,7 @@ async def _merge(streams: Sequence[AsyncGenerator[Delta, None]]) -> AsyncGenerat
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in tasks:
-        task.result()  # an error that nobody foresaw
+        task.result()  # raises an unexpected error
 
 
 async def _pump(stream: AsyncGenerator[Delta, None], merged: Stream[Delta | LoongError | None]) -> None:

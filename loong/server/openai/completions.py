@@ -1,4 +1,4 @@
-"""`/v1/completions`, and the way that both kinds of completion take from a request to its answer."""
+"""`/v1/completions`, and the path from a request to its answer for both kinds of completion."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from aiohttp import web
 from loong.core.events import Logprobs
 from loong.core.grammar import Grammar
 from loong.core.request import SLO, NewRequest, TokenId
-from loong.engine.client import Asking
+from loong.engine.client import RequestLoad
 from loong.server.api.api_keys import KEY_NUMBER, user_of
 from loong.server.api.json_bodies import read_fields
 from loong.server.api.request_ids import new_id, note_answer_id
@@ -39,10 +39,10 @@ from loong.server.text.echo_offsets import echo_offsets
 
 
 class _Row(NamedTuple):
-    """A token with its log probabilities, and where its text begins."""
+    """A token with its log probabilities, and the offset of its text."""
 
     token_id: TokenId
-    logprobs: Logprobs | None  # None: nothing comes before it
+    logprobs: Logprobs | None  # None: the first token, which has none
     text_offset: int
 
 
@@ -54,15 +54,15 @@ class CompletionShape(AnswerShape):
     chunk_object = "text_completion"
 
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
-        """All tokens in one choice."""
+        """Return one choice with all tokens."""
         return self._choice(deltas)
 
     def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
-        """One event a token."""
+        """Yield one event for each token."""
         yield self.chunk_envelope(self._choice([delta]), num_output_tokens)
 
     def _choice(self, deltas: Sequence[Delta]) -> Json:
-        """Some deltas of one choice; with the first go what is told of the prompt."""
+        """Return some deltas of one choice. The first has the prompt's fields."""
         first, last = deltas[0], deltas[-1]
         text = "".join(delta.text for delta in deltas)
         fields: Json = {"index": last.choice, "text": text, "logprobs": self._logprobs(deltas)}
@@ -72,7 +72,9 @@ class CompletionShape(AnswerShape):
         return fields | finish_fields(deltas[-1]) | self.token_ids(deltas)
 
     def _logprobs(self, deltas: Sequence[Delta]) -> Json | None:
-        """Return columns with an entry for each token, of an echoed prompt first; None if there is none."""
+        """Return columns with an entry for each token, those of an echoed prompt first, or None for no
+        entries.
+        """
         rows = self._echoed(deltas[0]) if deltas[0].index == 0 else []
         num_echoed = len(self.asked.choices[deltas[0].choice].echo)
         rows += [
@@ -104,8 +106,8 @@ class CompletionShape(AnswerShape):
     def _top_logprobs(self, chosen_id: TokenId, logprobs: Logprobs) -> dict[str, float]:
         """Return the log probabilities of the likeliest tokens and of the chosen one, by text.
 
-        Of tokens with equal text, the chosen or else the likeliest one has it. The others are named by their
-        ids, as vLLM does with `return_tokens_as_token_ids`.
+        Among tokens with equal text, the chosen one gets the name, or else the likeliest one. The others are
+        named by their ids, as vLLM does with `return_tokens_as_token_ids`.
         """
         chosen = self.tokenizer.token_text(chosen_id)
         found: dict[str, float] = {}
@@ -117,7 +119,7 @@ class CompletionShape(AnswerShape):
 
 
 async def completions(http: web.Request) -> web.StreamResponse:
-    """Complete a text, or each of several."""
+    """Complete each prompt of a request."""
     arrived_at = time.monotonic()
     server = http.app[SERVER]
     fields = await read_fields(http, CompletionFields)
@@ -133,7 +135,9 @@ async def complete(
     new_shape: NewShape,
     arrived_at: float,
 ) -> web.StreamResponse:
-    """Check, admit and run a request, and send its answer in the endpoint's shape, `n` choices a prompt."""
+    """Check, admit and run a request, and send its answer in the endpoint's shape, with `n` choices a
+    prompt.
+    """
     server = http.app[SERVER]
     answer_id = f"{new_shape.id_prefix}-{new_id()}"
     note_answer_id(http, answer_id)
@@ -159,7 +163,7 @@ async def complete(
     options = _output_options(server, fields, prompts[0], held_to)
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
-    async with server.engine.admit(Asking(num_prompt_tokens, fields.n, http.get(KEY_NUMBER))):
+    async with server.engine.admit(RequestLoad(num_prompt_tokens, fields.n, http.get(KEY_NUMBER))):
         deltas = generate_choices(server, by_prompt, options, arrived_at)
         if fields.stream:
             return await send_stream(http, server, shape, deltas)
@@ -169,7 +173,7 @@ async def complete(
 def _output_options(
     server: Server, fields: GenerationFields, prompt: Prompt, held_to: AskedGrammar | None
 ) -> OutputOptions:
-    """Return how the tokens of all answers become text."""
+    """Return the options that turn the tokens of all answers into text."""
     tools = prompt.tools
     return OutputOptions(
         tuple(fields.stop),
@@ -190,7 +194,7 @@ def _choices(
     user: str,
     grammar: Grammar | None,
 ) -> list[Choices]:
-    """What the engine is asked, checked against its limits."""
+    """Return the engine's requests for all prompts, checked against the limits."""
     limits, eos_token_ids = server.engine.limits, server.tokenizer.eos_token_ids
     num_scored, choices = num_prompt_logprobs(fields, prompts), []
     for index, prompt in enumerate(prompts):

@@ -1,4 +1,4 @@
-"""One request's way through the engine, counted and logged."""
+"""One request to the engine, counted and logged."""
 
 import asyncio
 import logging
@@ -20,11 +20,10 @@ logger = logging.getLogger(__name__)
 async def generate(
     server: Server, request: NewRequest, options: OutputOptions, arrived_at: float, *, choice: int = 0
 ) -> AsyncGenerator[Delta, None]:
-    """The answers to an admitted request, token by token, as the choices from this index on.
+    """Yield the answers to an admitted request, token by token. Its choices are numbered from `choice`.
 
-    `arrived_at` is of the monotonic clock.
-
-    Closing it early, or cancelling whoever waits for it, aborts the request. Raises `ClusterError`.
+    `arrived_at` is a time of the monotonic clock. The request is aborted when the generator is closed early,
+    or when its task is cancelled. Raises `ClusterError`.
     """
     answers = {
         choice_id: _Answer(
@@ -58,9 +57,9 @@ async def generate(
         logger.warning("request %s failed after %d tokens: %s", name, num_tokens, error)
         raise
     except (asyncio.CancelledError, GeneratorExit):
-        if reason is FinishReason.ABORT:  # one line, however many choices it has
+        if reason is FinishReason.ABORT:  # one line for all its choices
             name, num_tokens = logged_name(request.request_id), _count(answers)
-            logger.info("request %s aborted after %d tokens: nobody listens", name, num_tokens)
+            logger.info("request %s aborted after %d tokens: the client has left", name, num_tokens)
         raise
     finally:
         for answer in answers.values():
@@ -73,7 +72,7 @@ def _count(answers: "Mapping[RequestId, _Answer]") -> int:
 
 
 class _Answer:
-    """One choice as it grows, counted."""
+    """One choice as it grows, with its counts."""
 
     def __init__(self, server: Server, output: Output, arrived_at: float) -> None:
         self._server, self._output = server, output
@@ -81,11 +80,11 @@ class _Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far."""
+        """The number of tokens so far."""
         return self._output.num_tokens
 
     def add(self, token: ProducedToken, num_prompt_tokens: int) -> Delta:
-        """Take the next token; with the first one, `num_prompt_tokens` are counted."""
+        """Take the next token. With the first one, `num_prompt_tokens` are counted."""
         now, metrics = time.monotonic(), self._server.metrics
         if self.num_tokens == 0:
             metrics.observe_first_token(now - self._arrived_at, num_prompt_tokens)
@@ -95,5 +94,5 @@ class _Answer:
         return self._output.add(token)
 
     def end(self, reason: FinishReason) -> None:
-        """Count that it is over."""
+        """Count the end of the choice."""
         self._server.metrics.observe_end(reason, time.monotonic() - self._arrived_at, self.num_tokens)

@@ -32,7 +32,7 @@ class TextPart(Schema):
 
 
 def _only(empty: object) -> AfterValidator:
-    """Refuse any other value as an unknown field is refused: to ignore it would lose a part of the turn."""
+    """Refuse any other value like an unknown field, because ignoring it would lose a part of the turn."""
 
     def check(value: object) -> object:
         if value != empty:
@@ -43,7 +43,7 @@ def _only(empty: object) -> AfterValidator:
 
 
 def _object_of(arguments: str) -> dict[str, object]:
-    """Return the arguments of a call, none for an empty text. Raises ValueError if they are no object."""
+    """Return the arguments of a call, {} for an empty text. Raises ValueError if they are not an object."""
     value: object = from_json(arguments, allow_inf_nan=False) if arguments.strip() else {}
     if isinstance(value, dict):
         return value
@@ -51,13 +51,13 @@ def _object_of(arguments: str) -> dict[str, object]:
 
 
 def check_arguments(arguments: str) -> str:
-    """Return the arguments of a call; raise ValueError if they are no JSON object."""
+    """Return the arguments of a call. Raises ValueError if they are not a JSON object."""
     _object_of(arguments)
     return arguments
 
 
 class EarlierFunction(Schema):
-    """What was called, and with what."""
+    """The name and the arguments of a call."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -67,7 +67,7 @@ class EarlierFunction(Schema):
 
 
 class EarlierCall(Schema):
-    """A call of a tool, as it was answered."""
+    """A tool call of an earlier answer."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -97,10 +97,10 @@ _NEEDED: JsonDict = {
 
 
 class Message(Schema):
-    """One turn of a conversation, such as servers answer with and clients keep.
+    """One turn of a conversation, as servers return it and clients keep it.
 
-    Keys that are not listed here are ignored, with a warning in the log. Chat templates see the role, the
-    content, the name, and what belongs to calls of tools.
+    Unknown keys are ignored, with a warning in the log. Chat templates see the role, the content, the name,
+    and the fields of tool calls.
     """
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_NEEDED)
@@ -122,9 +122,9 @@ class Message(Schema):
     refusal: Annotated[Any, _only(""), WithJsonSchema({"const": ""})] = ""
     """Not supported: empty, or null."""
     reasoning_content: Any = None
-    """Ignored: what the assistant thought in an earlier turn is no part of the prompt."""
+    """Ignored: the reasoning of an earlier turn is not part of the prompt."""
     reasoning: Any = None
-    """Ignored likewise."""
+    """Ignored, like `reasoning_content`."""
     annotations: Any = None
     """Ignored."""
 
@@ -149,7 +149,7 @@ class Message(Schema):
         return self
 
     def ignored_keys(self) -> Iterator[str]:
-        """Yield the keys that are not known, of the message and of its pieces."""
+        """Yield the unknown keys of the message and of its parts."""
         calls = ((call, call.function) for call in self.tool_calls)
         for part in (self, *self.content, *chain.from_iterable(calls)):
             yield from part.model_extra or ()
@@ -162,7 +162,7 @@ class Message(Schema):
         }
         if self.name is not None:
             turn["name"] = self.name
-        if self.tool_calls:  # templates look whether the key is there
+        if self.tool_calls:  # templates test for the key
             turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
             turn["tool_call_id"] = self.tool_call_id
@@ -170,7 +170,7 @@ class Message(Schema):
 
 
 def _are_answered(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages; raise ValueError if one is the result of a call that none before it has."""
+    """Return the messages. Raises ValueError if one is the result of a call that no earlier message has."""
     call_ids: set[str] = set()
     for index, message in enumerate(messages):
         if message.tool_call_id is not None and message.tool_call_id not in call_ids:

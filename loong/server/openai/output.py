@@ -16,13 +16,12 @@ from loong.server.tools.use import ToolUse
 
 
 class Delta(NamedTuple):
-    """What one token adds to an answer: often less text than its own, or more, since text is held back.
+    """The part of an answer that one token adds. Its text may be more or less than the token's own.
 
-    `choice` is the answer's place among those of its request, `index` counts the answer's tokens from 0, and
-    `text_offset` is where in the answer the token's own text begins, in characters. `stop_reason` is the stop
-    string or token that ended the answer, None if none was asked for or it was the model's own. The first
-    delta of an answer brings the `prompt_logprobs`. `parts` are what is new of an answer that may call
-    tools, None of any other.
+    `choice` is the index of the answer in its request, `index` is the index of the token in the answer.
+    `text_offset` is the offset of the token's own text in the answer, in characters. `stop_reason` is the
+    stop string or token of the request that ended the answer, or None. The first delta of an answer has the
+    `prompt_logprobs`. `parts` are the new parts of an answer that may call tools, and None for other answers.
     """
 
     choice: int
@@ -39,19 +38,19 @@ class Delta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """How tokens become the text of an answer; one that is only about its prompt has none of them."""
+    """The options that turn tokens into an answer's text. An answer about the prompt only has no tokens."""
 
     stop_strings: tuple[str, ...] = ()
-    stop_token_ids: tuple[TokenId, ...] = ()  # those the client named
+    stop_token_ids: tuple[TokenId, ...] = ()  # of the request
     skip_special_tokens: bool = True
     is_prompt_only: bool = False
-    grammar_field: str | None = None  # of the request, whose grammar the answer is held to
-    tools: ToolUse | None = None  # how calls in the text are read
-    kept_token_ids: frozenset[TokenId] = frozenset()  # special tokens whose text is told in any case
+    grammar_field: str | None = None  # the request's field with the grammar
+    tools: ToolUse | None = None  # the tool calls that the text may have
+    kept_token_ids: frozenset[TokenId] = frozenset()  # special tokens whose text is never skipped
 
 
 class Output:
-    """Makes deltas of tokens; what it has told so far never changes."""
+    """Turns tokens into deltas. It never changes the text of earlier deltas."""
 
     def __init__(
         self, params: SamplingParams, options: OutputOptions, decoder: TokenDecoder, choice: int = 0
@@ -66,13 +65,13 @@ class Output:
         )
         self._calls = None if options.tools is None else options.tools.parser()
         self._stop_strings = StopStrings(options.stop_strings)
-        self._num_characters = 0  # detokenised, told or held back
+        self._num_characters = 0  # detokenized, sent or held back
         self.num_tokens = 0
 
     def add(self, token: ProducedToken) -> Delta:
         """Take the next token.
 
-        Raises `ClusterError` if it says that the request failed, `InvalidRequestError` if its grammar is why.
+        Raises `ClusterError` if the request failed, and `InvalidRequestError` if its grammar is the cause.
         """
         if token.finish_reason is FinishReason.STUCK:
             field = self._options.grammar_field
@@ -99,7 +98,7 @@ class Output:
         return delta if self._calls is None else self._with_parts(delta, self._calls)
 
     def _with_parts(self, delta: Delta, calls: CallParser) -> Delta:
-        """Return a delta with the parts that its text is; an only call ends the answer where it ends."""
+        """Return the delta with the parts of its text. A call that must be the only one ends the answer."""
         parts = calls.add(delta.text)
         if delta.finish_reason is not None:
             parts += calls.finish()
@@ -108,7 +107,7 @@ class Output:
         return delta._replace(parts=parts)
 
     def _new_text(self, token: ProducedToken) -> str:
-        """What the token adds before stop strings are looked for; a token that stops adds nothing itself."""
+        """Return the token's text before the search for stop strings. A stop token itself has no text."""
         text = "" if token.finish_reason is FinishReason.STOP else self._detokenizer.add(token.token_id)
         if token.finish_reason is not None:
             text += self._detokenizer.finish()
@@ -116,7 +115,9 @@ class Output:
         return text
 
     def _certain_text(self, text: str, *, is_last: bool) -> str:
-        if self.num_tokens <= self._min_tokens or not self._options.stop_strings:  # too early, or never
+        if (
+            self.num_tokens <= self._min_tokens or not self._options.stop_strings
+        ):  # before min_tokens, or without stop strings
             return text
         text = self._stop_strings.add(text)
         return text + self._stop_strings.finish() if is_last else text

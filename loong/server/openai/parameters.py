@@ -1,4 +1,4 @@
-"""From what a client asks to what the engine is told, checked against what the model and the cluster hold."""
+"""Parameters of requests to the engine, checked against the limits of model and cluster."""
 
 import secrets
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ def sampling_params(
     vocab_size: int,
     grammar: Grammar | None,
 ) -> SamplingParams:
-    """The engine's parameters; a request without a seed draws one, and end-of-sequence tokens stop it.
+    """Return the engine's parameters. Without a seed a random one is used; end-of-sequence tokens stop it.
 
-    The engine draws at least one token, which an answer without any leaves out.
-    Raises `InvalidRequestError` for a value out of range.
+    The engine samples at least one token, and an answer without tokens leaves it out. Raises
+    `InvalidRequestError` for a value out of range.
     """
     check_token_ids("stop_token_ids", fields.stop_token_ids, vocab_size)
     if max_tokens == 0 and fields.min_tokens:
@@ -62,7 +62,7 @@ def _logit_bias(fields: GenerationFields, vocab_size: int) -> tuple[tuple[TokenI
 
 
 def _is_token_id(name: str, vocab_size: int) -> bool:
-    """Return whether a key is a token id in its shortest form: two forms would be two biases of one token."""
+    """Return whether a key is a token id in its shortest form, so that no token has two biases."""
     return (
         name.isascii()
         and name.isdigit()
@@ -73,15 +73,15 @@ def _is_token_id(name: str, vocab_size: int) -> bool:
 
 
 def num_asked_tokens(fields: GenerationFields) -> int | None:
-    """Return how many tokens are asked for at most; None if a request does not say."""
+    """Return the most tokens that the request allows, or None if it does not say."""
     return fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
 
 
 def max_output_tokens(fields: GenerationFields, prompt: Prompt, limits: EngineLimits) -> int:
-    """How many tokens to produce at most: what was asked, else the endpoint's default, as far as they fit.
+    """Return the most tokens to produce: the request's bound, else the endpoint's default, as far as they
+    fit.
 
-    Raises a 400 with the number asked for and every limit it passes, before anything is queued. No token fits
-    wherever the prompt does.
+    Raises a 400 that names the number and each limit that it exceeds, or if no token fits after the prompt.
     """
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     asked, num_prompt_tokens, n = num_asked_tokens(fields), len(prompt.token_ids), fields.n
@@ -106,7 +106,7 @@ def max_output_tokens(fields: GenerationFields, prompt: Prompt, limits: EngineLi
 def num_prompt_logprobs(fields: GenerationFields, prompts: Sequence[Prompt]) -> int | None:
     """Return how many of the likeliest tokens the engine reports at each position of a prompt.
 
-    None if it reports nothing of prompts. Raises a 400 if the answer would have too many.
+    Returns None if it reports nothing about prompts. Raises a 400 if the answer would be too large.
     """
     asked = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": fields.num_echoed_logprobs}
     counts = {name: count for name, count in asked.items() if count is not None}
@@ -117,14 +117,14 @@ def num_prompt_logprobs(fields: GenerationFields, prompts: Sequence[Prompt]) -> 
         if num_tokens * (1 + count) > MAX_PROMPT_LOGPROBS:
             raise bad_request(
                 f"{name} asks for {1 + count} log probabilities of each of {num_tokens} prompt tokens, "
-                f"together {num_tokens * (1 + count)}, but {MAX_PROMPT_LOGPROBS} are the most",
+                f"together {num_tokens * (1 + count)}, but at most {MAX_PROMPT_LOGPROBS} are allowed",
                 name,
             )
     return max(counts.values())
 
 
 def _too_long(what: str, param: str, num_tokens: int, num_all: int, limits: EngineLimits) -> ApiError:
-    """The refusal of what comes to `num_tokens` in one choice, and to `num_all` in all of a request."""
+    """Return the error for `num_tokens` tokens in one choice and `num_all` in all choices of a request."""
     bounds = (
         (num_tokens, limits.max_model_len, "the model's length is {} tokens"),
         (num_all, limits.max_request_kv, "the cluster has KV room for {} tokens of one request"),

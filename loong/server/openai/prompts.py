@@ -1,4 +1,4 @@
-"""Prompts in every form the API takes, as token ids."""
+"""Prompts in all forms of the API, as token ids."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,14 +19,14 @@ from loong.server.tools.use import ToolUse
 
 T = TypeVar("T")
 
-_PIECE = 2**16  # items that are looked at in a millisecond or two
+_PIECE = 2**16  # items, which take a millisecond or two
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be continued; `name` is what errors call it, `echo` the text that the answer begins with.
+    """A prompt. `name` is its name in errors, `echo` the text that the answer begins with.
 
-    `tools` are those that the answer may call.
+    `tools` are the tools that the answer may call.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Prompt:
 
 
 async def completion_prompts(fields: CompletionFields, tokenizer: Tokenizer, vocab_size: int) -> list[Prompt]:
-    """A completion's prompts: a text, token ids, or a list of texts, or of lists of ids.
+    """Return a completion's prompts, given as a text, token ids, or a list of texts or of lists of ids.
 
     Raises a 400 for anything else, and for ids that the model does not have.
     """
@@ -67,14 +67,14 @@ async def _token_ids(
     lists = [prompt for prompt in prompts if isinstance(prompt, list) and await _are_integers(prompt)]
     if len(texts) == len(prompts):
         return await tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
-    if len(lists) == len(prompts):  # without bools, which are ints but no token ids
+    if len(lists) == len(prompts):  # bools are ints, but not token ids
         return lists
     what = "a string, a list of token ids, or a list of strings or of lists of token ids"
     raise bad_request(f"prompt must be {what}", "prompt")
 
 
 async def _are_integers(items: Sequence[object]) -> bool:
-    """Whether they all are, and none a bool."""
+    """Return whether all items are integers, not booleans."""
     async for piece in _pieces(items):
         if not set(map(type, piece)) <= {int}:
             return False
@@ -82,7 +82,7 @@ async def _are_integers(items: Sequence[object]) -> bool:
 
 
 async def _pieces(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """All of them, and after every so many others have their turn."""
+    """Yield all items in pieces. Other tasks run after each piece."""
     for begin in range(0, len(items), _PIECE):
         yield items[begin : begin + _PIECE]
         if begin + _PIECE < len(items):
@@ -92,9 +92,10 @@ async def _pieces(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
 async def chat_prompt(
     fields: ChatFields | TokenizeFields, tokenizer: Tokenizer, ignored_keys: IgnoredKeys, ending: str = ""
 ) -> list[TokenId]:
-    """Token ids of a conversation, by the model's chat template, which writes its special tokens itself.
+    """Return the token ids of a conversation by the model's chat template, which writes special tokens
+    itself.
 
-    They end with `ending`, in which the answer has begun.
+    They end with `ending`, the beginning of the answer.
     """
     template = tokenizer.chat_template if fields.tools_for_template() is None else tokenizer.tool_template
     if template is None:
@@ -112,7 +113,7 @@ def _rendered(
     literals: Literals,
     ignored_keys: IgnoredKeys,
 ) -> list[tuple[str, bool]]:
-    """What the template writes; no text of the client's can pass for one of its special tokens."""
+    """Return what the template writes, where text of the client cannot become a special token."""
     messages: Sequence[Message] = fields.messages or []
     ignored_keys.note(key for message in messages for key in message.ignored_keys())
     _check_roles(messages, template, literals)
@@ -131,7 +132,7 @@ def _rendered(
 
 
 def _check_roles(messages: Sequence[Message], template: ChatTemplate, literals: Literals) -> None:
-    """Raise a 400 for a role that is a part of a special token, which a template would write with it."""
+    """Raise a 400 for a role that is part of a special token, because a template would write it into one."""
     for role in {message.role for message in messages} - KNOWN_ROLES:
         if literals.is_part(role) and not template.names(role):
             message = f"messages: the role {role!r} is not supported: it is a part of a special token"
@@ -140,7 +141,7 @@ def _check_roles(messages: Sequence[Message], template: ChatTemplate, literals: 
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What a template is given."""
+    """The input of a chat template."""
 
     template: ChatTemplate
     turns: Sequence[Mapping[str, object]]
@@ -149,14 +150,14 @@ class _Conversation:
     add_generation_prompt: bool
 
     def takes(self, role: str, text: str) -> bool:
-        """Return whether turns of a role are in the whole text."""
+        """Return whether turns of a role appear in the whole text."""
         try:
             return self.text(without=role) != text
-        except InvalidRequestError:  # they cannot be left out
+        except InvalidRequestError:  # the template requires these turns
             return True
 
     def text(self, without: str | None = None) -> str:
-        """Return what the template writes, of turns of all roles but one."""
+        """Return the template's text, without the turns of one role."""
         turns = [turn for turn in self.turns if turn["role"] != without]
         tools = self.tools
         if not self.template.knows_tools:
@@ -172,7 +173,7 @@ class _Conversation:
 async def check_prompt_ids(
     name: str, token_ids: Sequence[TokenId], vocab_size: int, field: str | None = None
 ) -> None:
-    """As `check_token_ids`, for any number of them."""
+    """Check any number of token ids as `check_token_ids` does."""
     async for piece in _pieces(token_ids):
         check_token_ids(name, piece, vocab_size, field)
 

@@ -1,4 +1,4 @@
-"""What clients may send: fields of the OpenAI API, and those that vLLM adds, with vLLM's defaults."""
+"""The bodies of requests: fields of the OpenAI API, and those that vLLM adds, with vLLM's defaults."""
 
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar
@@ -46,7 +46,7 @@ StopStrings = Annotated[_StopList, BeforeValidator(_as_list, StopString | _StopL
 
 
 class StreamOptions(Schema):
-    """What a stream tells besides text."""
+    """Options of a stream besides its text."""
 
     include_usage: bool = False
     """The counts of tokens in a last chunk, without choices."""
@@ -62,86 +62,86 @@ class StreamOptions(Schema):
 
 
 class SLOFields(Schema):
-    """Targets in seconds; to miss them ends nothing. One that is left out is the server's own."""
+    """Targets in seconds. A missed target ends nothing. The default is the server's target."""
 
     ttft: Annotated[float, within("ttft")] | None = None
-    """From the request to its first token."""
+    """Time from the request to its first token."""
     tpot: Annotated[float, within("tpot")] | None = None
-    """For each token after it."""
+    """Time for each later token."""
 
 
 class GenerationFields(Schema, ABC):
-    """What both kinds of completion have in common."""
+    """The fields of both kinds of completion."""
 
     prompt_field: ClassVar[str]
-    default_max_tokens: ClassVar[int | None]  # None: whatever fits
+    default_max_tokens: ClassVar[int | None]  # None: all that fit
 
     model: str | None = None
     """The name in `/v1/models`, or nothing."""
     max_tokens: Annotated[int, within("max_tokens", least=0)] | None = None
-    """The most tokens to produce. By default 16 for a completion, and for a chat whatever fits. 0 goes with
+    """The most tokens to produce. By default 16 for a completion, and all that fit for a chat. 0 goes with
     `echo` or `prompt_logprobs`: the answer is about the prompt alone."""
     max_completion_tokens: Annotated[int, within("max_tokens", least=0)] | None = None
-    """The same by its newer name, which wins."""
+    """The newer name of `max_tokens`, which takes precedence."""
     min_tokens: Annotated[int, within("min_tokens")] = 0
-    """Before so many tokens nothing ends the answer."""
+    """Before this number of tokens, nothing ends the answer."""
     temperature: Annotated[float, within("temperature")] = 1.0
     """0 takes the likeliest token."""
     top_p: Annotated[float, within("top_p")] = 1.0
-    """Draw among the likeliest tokens that together have this probability."""
+    """Sample among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, within("top_k", least=-1)] = 0
-    """Draw among so many of the likeliest tokens; 0 and -1: all."""
+    """Sample among this number of the likeliest tokens; 0 and -1: all."""
     min_p: Annotated[float, within("min_p")] = 0.0
-    """Draw among tokens that are at least so likely, of the likeliest one's probability."""
+    """Sample among tokens with at least this fraction of the likeliest token's probability."""
     presence_penalty: Annotated[float, within("presence_penalty")] = 0.0
-    """Taken from the logit of each token that the answer has."""
+    """Subtracted from the logit of each token that the answer has."""
     frequency_penalty: Annotated[float, within("frequency_penalty")] = 0.0
-    """Taken from the logit of a token for each time that the answer has it."""
+    """Subtracted from the logit of a token for each time that the answer has it."""
     repetition_penalty: Annotated[float, within("repetition_penalty")] = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the answer."""
     logit_bias: Annotated[dict[str, LogitBias], Field(max_length=MAX_LOGIT_BIASES)] = {}
-    """What to add to the logits of tokens, by token id: from -100 to 100."""
+    """Added to the logits of tokens, by token id: from -100 to 100."""
     n: Annotated[int, within("n")] = 1
-    """How many choices to give for each prompt."""
+    """The number of choices for each prompt."""
     best_of: Annotated[int, within("n")] | None = None
-    """As many as `n`: to choose from more is not supported."""
+    """The same number as `n`: choosing from more is not supported."""
     seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
-    """Fixes every draw, whatever else runs; choices count up from it. By default each request draws one."""
+    """The seed of all samples; further choices count up from it. The default is a random one."""
     stop: StopStrings = []
     """The answer ends before the first of these strings."""
     stop_token_ids: Annotated[list[TokenIdField], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
-    """The answer ends with the first of these tokens, whose text is not told."""
+    """The answer ends with the first of these tokens, whose text is left out."""
     ignore_eos: bool = False
-    """Go on after the model's end-of-sequence token."""
+    """Continue after the model's end-of-sequence token."""
     truncate_prompt_tokens: Annotated[int, within("max_tokens", least=-1)] | None = None
-    """Keep this number of the prompt's last tokens; -1: as many as fit beside `max_tokens`."""
+    """Keep this number of the prompt's last tokens; -1: as many as fit together with `max_tokens`."""
     response_format: ResponseFormat = ResponseFormat()
-    """What the answer is held to. Of this field and the next five, a request may have one."""
+    """The format of the answer. A request may have one of this field and the next five."""
     structured_outputs: StructuredOutputs | None = None
-    """What the answer is held to, as vLLM writes it."""
+    """The format of the answer, as in vLLM."""
     guided_json: JsonSchema | None = None
-    """A JSON schema that the answer is held to, as an object or as text."""
+    """A JSON schema for the answer, as an object or as text."""
     guided_regex: Source | None = None
     """A regular expression that the whole answer matches. It has no lookaround, flags or back references."""
     guided_choice: Alternatives | None = None
     """The answer is one of these texts."""
     guided_grammar: Source | None = None
-    """Rules that the answer is held to, in the EBNF of GBNF files, or in Lark's notation."""
+    """Rules for the answer, in the EBNF of GBNF files, or in Lark's notation."""
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
-    """Whom the request is for: `--fairness user` shares between users, or between API keys where there are
+    """The user of the request: `--fairness user` shares between users, or between API keys where there are
     several."""
     priority: Annotated[int, within("priority")] = 0
-    """The lower, the sooner: each step halves the time to the first token that the schedule allows."""
+    """Lower is sooner: each step halves the time to the first token that the schedule allows."""
     slo: SLOFields | None = None
-    """What to schedule the request for, instead of the server's own targets."""
+    """Targets of the request, instead of the server's."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     stream: bool = False
-    """Tell the answer as it grows, as server-sent events, of which the last is `[DONE]`."""
+    """Send the answer as it grows, as server-sent events. The last one is `[DONE]`."""
     stream_options: StreamOptions = StreamOptions()
     """For streams only."""
     return_token_ids: bool = False
-    """Tell the ids of the prompt's and the answer's tokens too."""
+    """Return the ids of the prompt's and the answer's tokens as well."""
     prompt_logprobs: Annotated[int, within("prompt_logprobs")] | None = None
     """Return the log probability and the rank of each token of the prompt but the first, and those of this
     number of the likeliest tokens in its place. Not for streams."""
@@ -178,16 +178,16 @@ class GenerationFields(Schema, ABC):
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to tell at each position; None for no logprobs at all."""
+        """Return how many of the likeliest tokens an answer has at each position, or None for no logprobs."""
 
     @property
     def num_echoed_logprobs(self) -> int | None:
-        """Return the same for each position of a prompt that is echoed; None if it is not."""
+        """Return the same for the positions of an echoed prompt, or None if it is not echoed."""
         return None
 
     @property
     def is_about_prompt(self) -> bool:
-        """Return whether the answer has something of the prompt, and may have nothing else."""
+        """Return whether the answer has data of the prompt, so that it may have no other."""
         return self.prompt_logprobs is not None
 
 
@@ -197,30 +197,30 @@ class CompletionFields(GenerationFields):
     prompt_field = "prompt"
     default_max_tokens = 16
 
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]  # a million ids are not worth a schema each
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]  # validating a million ids one by one would be slow
     """A text, its token ids, or a list of either, each of which is answered."""
     add_special_tokens: bool = True
     """Begin a text with the tokens that the model expects there."""
     echo: bool = False
-    """Begin the answer with the prompt, also what `logprobs` are of. The first token of a prompt has none."""
+    """Begin the answer and its `logprobs` with the prompt. The first token of a prompt has none."""
     logprobs: Annotated[int, within("logprobs")] | None = None
-    """Tell the log probability of each token, and those of so many of the likeliest. `top_logprobs` always
-    has the sampled token, as one entry more if it is not among the likeliest. Of tokens with equal text, the
-    sampled or else the likeliest one is named by it, and the others are named `token_id:ID`."""
+    """Return the log probability of each token, and those of this number of the likeliest. `top_logprobs`
+    always has the sampled token, as one entry more if it is not among the likeliest. Of tokens with equal
+    text, the sampled or else the likeliest one is named by it, and the others are named `token_id:ID`."""
 
     @property
     def num_logprobs(self) -> int | None:
-        """As asked."""
+        """See GenerationFields."""
         return self.logprobs
 
     @property
     def num_echoed_logprobs(self) -> int | None:
-        """As asked."""
+        """See GenerationFields."""
         return self.logprobs if self.echo else None
 
     @property
     def is_about_prompt(self) -> bool:
-        """As asked."""
+        """See GenerationFields."""
         return self.echo or super().is_about_prompt
 
 
@@ -239,13 +239,13 @@ class ChatFields(ToolUseFields, GenerationFields):
     chat_template_kwargs: FreeObject = {}
     """More names for the chat template."""
     logprobs: bool = False
-    """Tell the log probability of each token."""
+    """Return the log probability of each token."""
     top_logprobs: Annotated[int, within("logprobs")] = 0
-    """And those of so many of the likeliest. The sampled token is not added to them."""
+    """Return those of this number of the likeliest tokens as well. The sampled token is not added to them."""
 
     @property
     def num_logprobs(self) -> int | None:
-        """As asked, if asked at all; naming a number without asking is an error."""
+        """See GenerationFields. Raises a 400 for a number without `logprobs`."""
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
         return self.top_logprobs if self.logprobs else None

@@ -12,10 +12,10 @@ from loong.stream import Stream
 
 
 class TokenStream:
-    """A request while its context lasts; what has not ended by then is aborted.
+    """A request, which is aborted at the end of its context unless it has ended.
 
-    Iterating gives the tokens of all choices, and raises `ClusterError` if the engine fails. With the first
-    token `prompt_logprobs` are there, if any were asked for.
+    Iterating yields the tokens of all choices. It raises `ClusterError` if the engine fails.
+    `prompt_logprobs` are set before the first token, if the request wants them.
     """
 
     def __init__(self, engine: TokenEngine, request: NewRequest) -> None:
@@ -46,14 +46,14 @@ class TokenStream:
                 self.prompt_logprobs = token
                 continue
             if token.request_id not in self._open:
-                continue  # it was told before the choice was aborted
+                continue  # it was sent before the choice was aborted
             if token.finish_reason is not None:
                 self._open.remove(token.request_id)
             return token
         raise StopAsyncIteration
 
     def abort(self, request_id: RequestId) -> None:
-        """End one choice, unless it has ended; no more tokens of it are read."""
+        """Abort one choice unless it has ended. No more of its tokens are yielded."""
         if request_id in self._open:
             self._open.remove(request_id)
             self._engine.abort(request_id)

@@ -12,7 +12,7 @@ from loong.server.openai.schemas import DetokenizeFields, TokenizeFields
 
 
 async def tokenize(http: web.Request) -> web.Response:
-    """Token ids of a text or of a chat."""
+    """Return the token ids of a text or of a chat."""
     server = http.app[SERVER]
     fields = await read_fields(http, TokenizeFields)
     server.check_model(fields.model)
@@ -38,7 +38,7 @@ async def tokenize(http: web.Request) -> web.Response:
 
 
 async def detokenize(http: web.Request) -> web.Response:
-    """The text of token ids, special tokens included."""
+    """Return the text of token ids, including special tokens."""
     server = http.app[SERVER]
     fields = await read_fields(http, DetokenizeFields)
     server.check_model(fields.model)

@@ -1,4 +1,4 @@
-"""Prompts cut to their last tokens, as `truncate_prompt_tokens` asks."""
+"""Prompts cut to their last tokens by `truncate_prompt_tokens`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from loong.server.text.tokenizer import Tokenizer
 async def truncated(
     prompts: Sequence[Prompt], fields: GenerationFields, tokenizer: Tokenizer, limits: EngineLimits
 ) -> Sequence[Prompt]:
-    """Return the prompts with the number of tokens asked for at most. Echoed text is that of these tokens."""
+    """Return the prompts with at most the requested number of tokens. Echoed text is that of these tokens."""
     if (most := fields.truncate_prompt_tokens) is None:
         return prompts
     most = max(1, _room(fields, limits) if most == -1 else most)
@@ -23,7 +23,7 @@ async def truncated(
 
 
 def _room(fields: GenerationFields, limits: EngineLimits) -> int:
-    """Return how many tokens of a prompt fit beside all that is to be produced."""
+    """Return how many prompt tokens fit together with all tokens to produce."""
     asked = num_asked_tokens(fields)
     num_output_tokens = asked if asked is not None else fields.default_max_tokens or 1
     in_model = limits.max_model_len - num_output_tokens

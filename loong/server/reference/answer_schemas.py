@@ -1,4 +1,4 @@
-"""What clients are answered. Answers are not made of these, which would be slow; tests hold them to these."""
+"""Schemas of answers. Answers are not built from them, which would be slow; tests compare them."""
 
 from typing import Any, Literal
 
@@ -9,13 +9,13 @@ ChatFinishReason = Literal["stop", "length", "abort", "tool_calls"]
 
 
 class Answer(BaseModel):
-    """A JSON object with these fields and no others; those with a default may be missing."""
+    """A JSON object with these fields and no others. Fields with a default may be missing."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class ErrorFields(Answer):
-    """What went wrong."""
+    """The error."""
 
     message: str
     type: Literal["invalid_request_error", "server_error"]
@@ -25,13 +25,13 @@ class ErrorFields(Answer):
 
 
 class Error(Answer):
-    """Every answer that is no success; in a stream that has begun, an event."""
+    """Every answer without success, or an event in a stream that has begun."""
 
     error: ErrorFields
 
 
 class Usage(Answer):
-    """Counts of tokens, each prompt's once."""
+    """Token counts, with each prompt counted once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,18 +39,18 @@ class Usage(Answer):
 
 
 class CompletionLogprobs(Answer):
-    """A list a field, with an entry a token; nothing comes before the first token of an echoed prompt."""
+    """Lists with an entry for each token. The first token of an echoed prompt has null."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     """The likeliest tokens and the chosen one."""
     text_offset: list[int]
-    """Where in the answer the token's text begins, in characters."""
+    """The offset of the token's text in the answer, in characters."""
 
 
 class RankedLogprob(Answer):
-    """Of a token in the place of one of the prompt; the likeliest has rank 1."""
+    """The log probability of a token at a position of the prompt. The likeliest token has rank 1."""
 
     logprob: float
     rank: int
@@ -61,7 +61,7 @@ PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 class CompletionChoice(Answer):
-    """One answer to one prompt; in a stream, a piece of it."""
+    """One choice of one prompt, or a piece of it in a stream."""
 
     index: int
     """Counts the choices of the first prompt, then those of the next."""
@@ -69,7 +69,7 @@ class CompletionChoice(Answer):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
-    """The stop string or token that was asked for and ended the answer."""
+    """The stop string or token of the request that ended the answer."""
     token_ids: list[int] = []
     prompt_token_ids: list[int] = []
     """In a stream, with the first piece."""
@@ -97,23 +97,23 @@ class TokenLogprob(Answer):
 
 
 class ChosenLogprob(TokenLogprob):
-    """Of the token chosen, and of the likeliest."""
+    """The log probabilities of the chosen token and of the likeliest ones."""
 
     top_logprobs: list[TokenLogprob]
 
 
 class ChatLogprobs(Answer):
-    """An entry a token."""
+    """An entry for each token."""
 
     content: list[ChosenLogprob]
 
 
 class CalledFunction(Answer):
-    """What is called, and with what."""
+    """The name and the arguments of a call."""
 
     name: str
     arguments: str
-    """JSON, as the model wrote it: an object of the schema where the call was forced."""
+    """JSON as the model wrote it. In a forced call it follows the schema."""
 
 
 class ToolCall(Answer):
@@ -141,7 +141,7 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     stop_reason: str | int | None
-    """The stop string or token that was asked for and ended the answer."""
+    """The stop string or token of the request that ended the answer."""
     token_ids: list[int] = []
 
 
@@ -156,7 +156,7 @@ class ChatCompletion(Answer):
     usage: Usage
     prompt_token_ids: list[int] = []
     prompt_logprobs: PromptLogprobs = []
-    """As those of completions."""
+    """See completions."""
 
 
 class FunctionDelta(Answer):
@@ -167,7 +167,7 @@ class FunctionDelta(Answer):
 
 
 class ToolCallDelta(Answer):
-    """What is new of a call: first its id and its name, then its arguments."""
+    """The news of a call: its id and name first, then its arguments."""
 
     index: int
     id: str | None = None
@@ -176,7 +176,7 @@ class ToolCallDelta(Answer):
 
 
 class MessageDelta(Answer):
-    """What is new of the assistant's turn."""
+    """The news of the assistant's turn."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -184,7 +184,7 @@ class MessageDelta(Answer):
 
 
 class ChatChunkChoice(Answer):
-    """A piece of one answer; the first one tells the role."""
+    """A piece of one choice. The first piece has the role."""
 
     index: int
     delta: MessageDelta
@@ -218,7 +218,7 @@ class Model(Answer):
 
 
 class ModelList(Answer):
-    """All models: one."""
+    """All models, which is one."""
 
     object: Literal["list"]
     data: list[Model]
@@ -231,7 +231,7 @@ class Tokenized(Answer):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
-    """The vocabulary's piece of each, where they were asked for."""
+    """The vocabulary's piece of each token, if the request wants them."""
 
 
 class Detokenized(Answer):
@@ -241,13 +241,13 @@ class Detokenized(Answer):
 
 
 class Status(Answer):
-    """The engine makes progress."""
+    """The health: the engine makes progress."""
 
     status: str
 
 
 class Version(Answer):
-    """Of loong."""
+    """The version of loong."""
 
     version: str
 
@@ -259,7 +259,7 @@ class Load(Answer):
 
 
 class Trace(BaseModel):
-    """Chrome's trace format."""
+    """A trace in Chrome's format."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -267,13 +267,13 @@ class Trace(BaseModel):
 
 
 class TraceFile(Answer):
-    """Where a trace was written, on the server."""
+    """The path of a trace on the server."""
 
     trace: str
 
 
 class Document(BaseModel):
-    """OpenAPI 3.1."""
+    """An OpenAPI 3.1 document."""
 
     model_config = ConfigDict(extra="allow")
 

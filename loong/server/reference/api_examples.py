@@ -1,4 +1,4 @@
-"""What to type to try each endpoint, and what a server of the built-in model answers to it."""
+"""Examples for each endpoint, and the answers of a server with the built-in model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ JSON_HEADER = "-H 'Content-Type: application/json'"
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One request. A body is JSON; so is an answer, or events, of which it may leave out what is long."""
+    """One request. Its body and its answer are JSON; an answer may be events, and may be shortened."""
 
     purpose: str = ""
     body: str = ""
     answer: str = ""
 
     def command(self, method: str, path: str) -> str:
-        """How to send it with curl, which shows events as they come."""
+        """Return the curl command that sends the request and shows events as they arrive."""
         url = f"{ADDRESS}{path.format(model=MODEL)}"
         if self.body:
             return f"curl -N {url} {JSON_HEADER} \\\n    -d '{self.body}'"
@@ -36,7 +36,7 @@ _COMPLETIONS = (
  "usage": {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}}""",
     ),
     Example(
-        "It is told as it grows, with counts of tokens at the end (shown without what all events have):",
+        "A stream, with the token counts at the end (shown without the fields that all events have):",
         """\
 {"prompt": "hello", "max_tokens": 2, "temperature": 0, "stream": true,
      "stream_options": {"include_usage": true}}""",
@@ -227,7 +227,7 @@ data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "coun
     ("get", "/version"): (Example(answer='{"version": "0.1.0"}'),),
     ("get", "/load"): (Example(answer='{"server_load": 0}'),),
     ("get", "/metrics"): (Example(),),
-    ("get", "/trace"): (Example("Perfetto opens what it tells, and so does `loong plot`."),),
+    ("get", "/trace"): (Example("Perfetto opens the trace, and so does `loong plot`."),),
     ("get", "/openapi.json"): (Example(),),
     ("post", "/start_profile"): (Example("For a server with `--trace-dir traces`."),),
     ("post", "/stop_profile"): (Example(answer='{"trace": "traces/trace-20261122-060539-1.json"}'),),

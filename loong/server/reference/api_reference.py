@@ -1,4 +1,4 @@
-"""The API as Markdown, which is docs/api.md, made of the same schemas as `/openapi.json`."""
+"""The API as Markdown (docs/api.md), made from the same schemas as `/openapi.json`."""
 
 import json
 import re
@@ -14,24 +14,24 @@ Json: TypeAlias = Mapping[str, Any]
 _INTRODUCTION = """\
 # The API
 
-Written by `loong reference --api > docs/api.md`. A server has the same, with the schemas of all answers, at
-`/openapi.json`. [clients.md](clients.md) shows clients. Names, meanings and defaults are the OpenAI API's, or
-else vLLM's; `slo` and the effect of `priority` are loong's own.
+This page is made by `loong reference --api > docs/api.md`. A server has the same, with the schemas of all
+answers, at `/openapi.json`. [clients.md](clients.md) shows clients. Names, meanings and defaults are the
+OpenAI API's, or else vLLM's. `slo` and the effect of `priority` are loong's own.
 
 - Bodies are JSON objects of the Content-Type `application/json` or `application/*+json`. A field that is
   null counts as absent. **Fields that are not listed here are refused by name**, except for `store`,
   `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Numbers,
   texts and lists have bounds (`/openapi.json`).
 - Inside messages, unknown keys are ignored with a warning in the log. Audio and refusals are refused.
-- Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. A forced call is
-  held to its schema by xgrammar.
+- Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. xgrammar makes
+  forced calls follow their schema.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault.
 - Every answer has an `X-Request-Id`, the client's own if it sent one. The log names failed requests by it.
 - With `--api-key`, requests carry `Authorization: Bearer KEY`.
-- A stream's headers come when the request is admitted, `: keep-alive` comments while nothing else does,
-  then an event for each token, and `[DONE]`. Later failures are events with an error.
+- A stream's headers are sent when the request is admitted, then an event for each token, and `[DONE]`.
+  `: keep-alive` comments fill pauses. Later failures are events with an error.
 - `response_format`, `structured_outputs` and the `guided_` fields need xgrammar. A grammar is refused if
-  answers cannot be held to it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB.
+  xgrammar cannot compile it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB.
 - Special tokens in messages are plain text, so they cannot end or begin a turn. In prompts of
   `/v1/completions` they are special.
 - Not supported: built-in tools, images and sound, a `best_of` above `n`, `suffix`, several models,
@@ -64,7 +64,7 @@ def api_reference() -> str:
 
 
 def _parts(names: set[str], components: Json) -> set[str]:
-    """Return the names of all schemas that those of `names` contain, themselves included."""
+    """Return the names of all schemas that `names` contain, including `names`."""
     found: set[str] = set()
     ahead = set(names)
     while ahead:
@@ -80,7 +80,7 @@ def _is_explained(schema: Json) -> bool:
 
 
 def _shared(components: Json) -> Json:
-    """Return the fields that both kinds of completion have, but for those of no effect."""
+    """Return the fields common to both kinds of completion, without those that have no effect."""
     one, other = (components[name]["properties"] for name in ("CompletionFields", "ChatFields"))
     return {
         name: field
@@ -119,7 +119,7 @@ def _example(operation: Operation, example: Example, *, is_answered: bool) -> It
 
 
 def _fields(properties: Json, required: Iterable[str], known: Json | None = None) -> Iterator[str]:
-    """Yield a table of fields, then the names of those that are as in `known`."""
+    """Yield a table of fields, then the names of the fields that equal those in `known`."""
     same = [name for name in properties if known and _text(known.get(name)) == _text(properties[name]) != ""]
     yield "|field|type|default|meaning|\n|---|---|---|---|"
     for name, field in properties.items():

@@ -1,4 +1,4 @@
-"""The API as one OpenAPI document, made of the schemas that requests and answers are held to."""
+"""The API as one OpenAPI document, made from the schemas of requests and answers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,10 +49,10 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: type[BaseModel] | str  # a schema of JSON, or the type of what else it is
+    answer: type[BaseModel] | str  # a schema of JSON, or another media type
     errors: Sequence[int] = ()
     request: type[Schema] | None = None
-    event: type[BaseModel] | None = None  # of a stream, where one can be asked for
+    event: type[BaseModel] | None = None  # of a stream, if the endpoint can stream
     stream_format: StreamFormat = OPENAI_STREAM
 
 
@@ -141,7 +141,7 @@ OPERATIONS = (
 
 
 async def openapi(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
-    """The document."""
+    """Return the OpenAPI document."""
     return web.Response(body=_encoded(), content_type="application/json")
 
 
@@ -243,7 +243,9 @@ def _component_schemas() -> Json:
 
 
 def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
-    """A schema with what parsing adds: nulls that count as absent, and fields of no effect."""
+    """Return a schema with the effects of parsing: null counts as absent, and fields without effect are
+    allowed.
+    """
     if "properties" not in schema:
         return schema
     properties = {
@@ -261,7 +263,7 @@ def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
 
 
 def _or_null(field: Json) -> Json:
-    """The same, or null."""
+    """Return the schema of a field that may be null."""
     if {"type": "null"} in field.get("anyOf", ()):
         return field
     kept = field.keys() & {"title", "description", "default"}

@@ -1,1 +1,1 @@
-"""Processes that answer clients of an engine in another process, and what both say to each other."""
+"""API processes, whose engine is in another process, and the messages between both."""

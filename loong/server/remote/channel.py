@@ -1,4 +1,4 @@
-"""Frames between two processes, over the ends of a pair of sockets that nobody else can open."""
+"""Frames between two processes over a private pair of sockets."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,39 +9,39 @@ _LENGTH_BYTES = 4
 
 
 class RemoteChannel(asyncio.Protocol):
-    """One end. `take` is called with each frame, `end` once: when the other end is closed, however it was."""
+    """One end of the channel. `take` gets each frame; `end` is called once, when the other end has closed."""
 
     def __init__(self, take: Callable[[bytes], None], end: Callable[[], None]) -> None:
         self._take, self._end = take, end
         self._received = bytearray()
 
     async def open(self, end: socket) -> None:
-        """Begin to receive, on a connected Unix socket that is the channel's from now on."""
+        """Start to receive on a connected Unix socket, which now belongs to the channel."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What the other end has not taken in yet, beyond what the system keeps."""
+        """The number of bytes in the process's buffer that the other end has not yet read."""
         return self._transport.get_write_buffer_size()
 
     def send(self, frame: bytes) -> None:
-        """Queue one frame; it leaves in order, or never if the other end is closed."""
+        """Queue one frame. Frames are sent in order, or never after the other end has closed."""
         self._transport.writelines((len(frame).to_bytes(_LENGTH_BYTES, "little"), frame))
 
     def close(self) -> None:
-        """Let what is queued leave, then close."""
+        """Send the queued frames, then close."""
         self._transport.close()
 
     def abort(self) -> None:
-        """Close now."""
+        """Close at once."""
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what to write to."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not, by name
+        """Store the transport."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
 
     def data_received(self, data: bytes) -> None:
-        """Hand on the frames that are whole."""
+        """Pass on all complete frames."""
         received = self._received
         received += data
         start = 0
@@ -54,5 +54,5 @@ class RemoteChannel(asyncio.Protocol):
         del received[:start]
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """Tell that it is over."""
+        """Call `end`."""
         self._end()

@@ -1,4 +1,4 @@
-"""The engine of another process, for those who answer requests in this one."""
+"""The engine client for an engine in another process."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -9,26 +9,26 @@ from typing import assert_never
 
 from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.request import NewRequest, RequestId
-from loong.engine.client import Asking, EngineLimits, PutToken
+from loong.engine.client import EngineLimits, PutToken, RequestLoad
 from loong.server.api.errors import ApiError
 from loong.server.remote.channel import RemoteChannel
 from loong.server.remote.messages import (
     Abort,
     Admit,
     Admitted,
-    AreYouThere,
     Call,
     Failed,
-    Here,
     Leave,
     Listening,
     NoteParent,
+    Ping,
+    Pong,
     Produced,
     Refused,
     Scored,
     StopListening,
     Submit,
-    decode_tidings,
+    decode_notice,
 )
 from loong.wire import encode
 
@@ -38,38 +38,38 @@ class RemoteEngineClient:
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
-        self.stop_listening = asyncio.Event()  # told so, or ended
+        self.stop_listening = asyncio.Event()  # set on StopListening, and at the end
         self.ended = asyncio.Event()  # the engine's process has closed the channel, or died
         self._channel = RemoteChannel(self._take, self._end)
-        self._puts: dict[RequestId, PutToken] = {}  # for choices that have not ended
-        self._asking: dict[int, asyncio.Future[None]] = {}  # by ticket
+        self._puts: dict[RequestId, PutToken] = {}  # choices that have not ended
+        self._admissions: dict[int, asyncio.Future[None]] = {}  # by ticket
         self._tickets = count()
 
     async def open(self, end: socket) -> None:
-        """Begin to talk, on one end of a pair of sockets."""
+        """Start to exchange messages on one end of a pair of sockets."""
         await self._channel.open(end)
 
     def close(self) -> None:
-        """Stop talking; whatever is in flight is aborted."""
+        """Close the channel, which aborts all requests in flight."""
         self._channel.close()
 
-    def tell_listening(self) -> None:
-        """Tell that clients are answered from now on."""
+    def report_listening(self) -> None:
+        """Report that this process answers clients."""
         self._call(Listening())
 
     @asynccontextmanager
-    async def admit(self, asking: Asking) -> AsyncIterator[None]:
-        """Have requests counted in while the context lasts."""
+    async def admit(self, load: RequestLoad) -> AsyncIterator[None]:
+        """Count requests in the engine's process while the context lasts."""
         if self.ended.is_set():
             raise EngineStoppedError
         ticket = next(self._tickets)
-        answer = self._asking[ticket] = asyncio.get_running_loop().create_future()
-        self._call(Admit(ticket, asking))
+        answer = self._admissions[ticket] = asyncio.get_running_loop().create_future()
+        self._call(Admit(ticket, load))
         try:
             await answer
             yield
         finally:
-            self._asking.pop(ticket, None)
+            self._admissions.pop(ticket, None)
             self._call(Leave(ticket))
 
     def submit(self, request: NewRequest, put: PutToken) -> None:
@@ -81,12 +81,12 @@ class RemoteEngineClient:
         self._call(Submit(request))
 
     def abort(self, request_id: RequestId) -> None:
-        """End one choice of a request, unless it has ended."""
+        """Abort one choice of a request unless it has ended."""
         if self._puts.pop(request_id, None) is not None:
             self._call(Abort(request_id))
 
     def note_parent(self, request_id: RequestId, traceparent: str) -> None:
-        """Remember whose child the request's span is."""
+        """Record the parent of the request's span."""
         self._call(NoteParent(request_id, traceparent))
 
     def _call(self, call: Call) -> None:
@@ -94,37 +94,37 @@ class RemoteEngineClient:
             self._channel.send(encode(call))
 
     def _take(self, frame: bytes) -> None:
-        tidings = decode_tidings(frame)
-        match tidings:
+        notice = decode_notice(frame)
+        match notice:
             case Produced():
-                for token in tidings.tokens:
+                for token in notice.tokens:
                     if (put := self._puts.get(token.request_id)) is not None:
                         if token.finish_reason is not None:
                             del self._puts[token.request_id]
                         put(token)
             case Scored():
-                if (put := self._puts.get(tidings.request_id)) is not None:
-                    put(tidings.logprobs)
+                if (put := self._puts.get(notice.request_id)) is not None:
+                    put(notice.logprobs)
             case Admitted():
-                self._answer(tidings.ticket, None)
+                self._answer(notice.ticket, None)
             case Refused():
-                t = tidings
+                t = notice
                 self._answer(t.ticket, ApiError(t.status, t.message, t.code, t.param, t.headers))
             case Failed():
-                reason = tidings.reason
+                reason = notice.reason
                 error = EngineStoppedError() if reason is None else ClusterError(reason)
-                self._fail(tidings.request_ids, error)
-            case AreYouThere():
-                self._call(Here())
+                self._fail(notice.request_ids, error)
+            case Ping():
+                self._call(Pong())
             case StopListening():
                 self.stop_listening.set()
             case _:
-                assert_never(tidings)
+                assert_never(notice)
 
     def _answer(self, ticket: int, error: ApiError | ClusterError | None) -> None:
-        answer = self._asking.pop(ticket, None)
+        answer = self._admissions.pop(ticket, None)
         if answer is None or answer.done():
-            return  # nobody waits for it any more
+            return  # its client has left
         if error is None:
             answer.set_result(None)
         else:
@@ -139,5 +139,5 @@ class RemoteEngineClient:
         self.ended.set()
         self.stop_listening.set()
         self._fail(tuple(self._puts), EngineStoppedError())
-        for ticket in tuple(self._asking):
+        for ticket in tuple(self._admissions):
             self._answer(ticket, EngineStoppedError())

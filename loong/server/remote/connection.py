@@ -1,4 +1,4 @@
-"""One API process, as the engine's process sees it."""
+"""The engine's side of the channel to one API process."""
 
 import asyncio
 import logging
@@ -19,18 +19,18 @@ from loong.server.remote.messages import (
     Abort,
     Admit,
     Admitted,
-    AreYouThere,
     Failed,
-    Here,
     Leave,
     Listening,
     NoteParent,
+    Notice,
+    Ping,
+    Pong,
     Produced,
     Refused,
     Scored,
     StopListening,
     Submit,
-    Tidings,
     decode_call,
 )
 from loong.wire import encode
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 
 ASK_SECONDS = 5.0
 MAX_UNANSWERED = 6
-MAX_UNSENT_BYTES = 2**26  # a process that takes in nothing holds no more of the engine's memory
+MAX_UNSENT_BYTES = 2**26  # bound on the engine's memory for a process that does not read
 
 
 class ApiConnection:
-    """Does what the process calls for, and tells it what comes of that.
+    """Carries out the calls of an API process, and reports the results.
 
-    When it is gone, its requests are aborted. The tokens of one turn of the event loop go in one frame.
+    All requests of a process that ends are aborted. The tokens of one turn of the event loop share a frame.
     """
 
     def __init__(self, engine: EngineClient, admission: Admission) -> None:
@@ -58,32 +58,32 @@ class ApiConnection:
         self._num_unanswered = 0
 
     async def open(self, end: socket) -> None:
-        """Begin to talk, on one end of a pair of sockets."""
+        """Start to exchange messages on one end of a pair of sockets."""
         await self._channel.open(end)
 
     async def watch(self) -> None:
-        """Give the process up when it answers nothing any more; until it is gone."""
+        """Ping the process until it ends, and abort the channel when the process no longer answers."""
         while not self.has_ended.is_set():
             if self._num_unanswered >= MAX_UNANSWERED:
-                logger.error("an API process did not answer %d times; it is given up", MAX_UNANSWERED)
+                logger.error("an API process did not answer %d pings; its channel is closed", MAX_UNANSWERED)
                 self._channel.abort()
                 return
-            self._num_unanswered += 1  # of questions, not of seconds: this process may stand still itself
-            self._report(AreYouThere())
+            self._num_unanswered += 1  # counts pings, not seconds, because this process may be blocked itself
+            self._report(Ping())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.has_ended.wait(), ASK_SECONDS)
 
     def stop_listening(self) -> None:
-        """Tell the process to refuse new connections."""
+        """Make the process refuse new connections."""
         self._report(StopListening())
 
     def close(self) -> None:
-        """Tell the process to end: it does when the channel is closed."""
+        """Make the process end, by closing the channel."""
         self._channel.close()
 
-    def _report(self, tidings: Tidings) -> None:
+    def _report(self, notice: Notice) -> None:
         if not self.has_ended.is_set():
-            self._channel.send(encode(tidings))
+            self._channel.send(encode(notice))
 
     def _take(self, frame: bytes) -> None:
         call = decode_call(frame)
@@ -102,7 +102,7 @@ class ApiConnection:
                 self._engine.note_parent(call.request_id, call.traceparent)
             case Listening():
                 self.is_listening.set()
-            case Here():
+            case Pong():
                 self._num_unanswered = 0
             case _:
                 assert_never(call)
@@ -110,7 +110,7 @@ class ApiConnection:
     def _admit(self, call: Admit) -> None:
         admitted = ExitStack()
         try:
-            admitted.enter_context(self._admission.admit(call.asking))
+            admitted.enter_context(self._admission.admit(call.load))
         except (ApiError, EngineStoppedError) as error:
             e = as_api_error(error)
             self._report(Refused(call.ticket, e.status, e.message, e.code, e.param, e.headers))
@@ -130,13 +130,13 @@ class ApiConnection:
                 return
             failed = self._open.intersection(request.choice_ids)
             if not failed:
-                return  # the failure was told once for all choices
+                return  # the failure was reported once for all choices
             self._open -= failed
-            self._report_tokens()  # that came before
+            self._report_tokens()  # the tokens before the failure
             reason = None if isinstance(token, EngineStoppedError) else str(token)
             self._report(Failed(tuple(failed), reason))
 
-        prompt = tuple(request.prompt_token_ids)  # it arrives as a list
+        prompt = tuple(request.prompt_token_ids)  # decoding gives a list
         self._engine.submit(replace(request, prompt_token_ids=prompt), put)
 
     def _collect(self, token: ProducedToken) -> None:
@@ -151,7 +151,7 @@ class ApiConnection:
         if tokens:
             self._report(Produced(tuple(tokens)))
         if not self.has_ended.is_set() and self._channel.num_unsent_bytes > MAX_UNSENT_BYTES:
-            logger.error("an API process has left %d bytes unread; it is given up", MAX_UNSENT_BYTES)
+            logger.error("an API process has left %d bytes unread; its channel is closed", MAX_UNSENT_BYTES)
             self._channel.abort()
 
     def _end(self) -> None:

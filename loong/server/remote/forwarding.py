@@ -1,4 +1,4 @@
-"""What an API process is asked about the cluster, it asks the engine's process, by HTTP on a Unix socket."""
+"""Forwards requests about the cluster from an API process to the engine's process, over a Unix socket."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from loong.server.cluster_app import cluster_routes
 
 @dataclass(frozen=True, slots=True)
 class RemoteCluster:
-    """Where the engine's process tells of its cluster, and what there is to tell."""
+    """The address of the engine's process, and the routes that it has."""
 
     socket_path: str
     has_dashboard: bool
@@ -20,7 +20,7 @@ class RemoteCluster:
 
 
 _PROBES = frozenset({"/health", "/ping"})
-_PROBE_SECONDS = 5.0  # after which who probes is told that the engine does not answer
+_PROBE_SECONDS = 5.0  # timeout of a health probe
 _KEPT = (
     "Content-Type",
     "Content-Length",
@@ -33,10 +33,10 @@ _ENGINE = web.AppKey("engine", ClientSession)
 
 
 def add_forwarding(app: web.Application, cluster: RemoteCluster) -> None:
-    """Let an application have the routes of a cluster."""
+    """Add the cluster's routes to an application."""
 
     async def connect(app: web.Application) -> AsyncIterator[None]:
-        connector = UnixConnector(cluster.socket_path, limit=0)  # a page that watches keeps its connection
+        connector = UnixConnector(cluster.socket_path, limit=0)  # a dashboard page keeps its connection
         async with ClientSession(connector=connector, auto_decompress=False) as session:
             app[_ENGINE] = session
             yield
@@ -47,7 +47,7 @@ def add_forwarding(app: web.Application, cluster: RemoteCluster) -> None:
 
 
 async def forward(http: web.Request) -> web.StreamResponse:
-    """Ask the engine's process, and hand its answer on as it comes; a refusal becomes one of this process."""
+    """Forward a request to the engine's process and stream its answer. An error is raised in this process."""
     timeout = ClientTimeout(total=_PROBE_SECONDS if http.path in _PROBES else None)
     url = URL(f"http://engine{http.rel_url.raw_path_qs}", encoded=True)
     headers = {"Accept": http.headers.get("Accept", "*/*")}
@@ -67,5 +67,5 @@ async def forward(http: web.Request) -> web.StreamResponse:
         if response is None:
             raise ApiError(503, "the engine's process does not answer", "unhealthy") from error
         if http.transport is not None:
-            http.transport.abort()  # an end would read as if all had come
+            http.transport.abort()  # a clean end would look like a complete answer
     return response

@@ -1,4 +1,4 @@
-"""What an API process calls for, and what it is told, in frames of `loong.wire`."""
+"""Messages between an API process and the engine's process, in frames of `loong.wire`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,52 +7,52 @@ from typing import TypeAlias
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
-from loong.engine.client import Asking
+from loong.engine.client import RequestLoad
 from loong.wire import MessageDecoder
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """The process answers clients from now on."""
+    """The API process answers clients from now on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """The process is asked whether it is there, and is."""
+class Pong:
+    """The answer to a ping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Count requests in, or refuse them; the answer names the ticket, and so does who leaves."""
+    """Asks to count requests. The answer and `Leave` name the ticket."""
 
     ticket: int
-    asking: Asking
+    load: RequestLoad
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """What was admitted is over, or nobody waits for the answer any more."""
+    """The requests of a ticket have ended, or the client no longer waits for the answer."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Begin a request."""
+    """Begins a request."""
 
     request: NewRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End one choice of a request."""
+    """Aborts one choice of a request."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class NoteParent:
-    """The span of a request that is to come has this parent."""
+    """Sets the parent of the span of a request that follows."""
 
     request_id: RequestId
     traceparent: str
@@ -60,14 +60,14 @@ class NoteParent:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Requests are counted in."""
+    """The requests of a ticket are counted."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Requests are not; the rest is what the client is told."""
+    """The requests of a ticket are refused, with the error for the client."""
 
     ticket: int
     status: int
@@ -79,14 +79,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """Tokens of any requests of the process, in their order."""
+    """Tokens of any requests of the process, in order."""
 
     tokens: tuple[ProducedToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Log probabilities of the prompt of this request, before its tokens."""
+    """Log probabilities of a request's prompt, sent before its tokens."""
 
     request_id: RequestId
     logprobs: PromptLogprobs
@@ -94,7 +94,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No more tokens come of these choices of a request; without a reason, since the engine has stopped."""
+    """These choices of a request have failed. Without a reason, the engine has stopped."""
 
     request_ids: tuple[RequestId, ...]
     reason: str | None
@@ -102,18 +102,18 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class StopListening:
-    """Refuse new connections; the open ones go on."""
+    """Asks to refuse new connections. Open connections stay."""
 
 
 @dataclass(frozen=True, slots=True)
-class AreYouThere:
-    """Asked now and then; the answer is `Here`."""
+class Ping:
+    """Asks the API process for an answer."""
 
 
-Call: TypeAlias = Listening | Here | Admit | Leave | Submit | Abort | NoteParent
-Tidings: TypeAlias = Admitted | Refused | Produced | Scored | Failed | StopListening | AreYouThere
+Call: TypeAlias = Listening | Pong | Admit | Leave | Submit | Abort | NoteParent
+Notice: TypeAlias = Admitted | Refused | Produced | Scored | Failed | StopListening | Ping
 
-decode_call: MessageDecoder[Call] = MessageDecoder((Listening, Here, Admit, Leave, Submit, Abort, NoteParent))
-decode_tidings: MessageDecoder[Tidings] = MessageDecoder(
-    (Admitted, Refused, Produced, Scored, Failed, StopListening, AreYouThere)
+decode_call: MessageDecoder[Call] = MessageDecoder((Listening, Pong, Admit, Leave, Submit, Abort, NoteParent))
+decode_notice: MessageDecoder[Notice] = MessageDecoder(
+    (Admitted, Refused, Produced, Scored, Failed, StopListening, Ping)
 )

@@ -1,1 +1,1 @@
-"""`/v1/responses`: chats as OpenAI's newer API has them, without stored state."""
+"""`/v1/responses`: chats in the form of OpenAI's newer API, without stored state."""

@@ -1,4 +1,4 @@
-"""What clients are answered by `/v1/responses`; tests hold answers to these."""
+"""Schemas of answers of `/v1/responses`; tests compare answers with them."""
 
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ class OutputMessage(Answer):
 
 
 class OutputCall(Answer):
-    """A call of a function, whose result goes back with its `call_id`."""
+    """A call of a function. Its result is sent back with its `call_id`."""
 
     id: str
     type: Literal["function_call"]
@@ -37,24 +37,24 @@ class OutputCall(Answer):
     call_id: str
     name: str
     arguments: str
-    """JSON, as the model wrote it: an object of the schema where the call was forced."""
+    """JSON as the model wrote it. In a forced call it follows the schema."""
 
 
 class InputDetails(Answer):
-    """Of tokens of the input: no KV is kept between requests."""
+    """Details of input tokens. No KV is kept between requests."""
 
     cached_tokens: Literal[0]
     cache_write_tokens: Literal[0]
 
 
 class OutputDetails(Answer):
-    """Of tokens of the output."""
+    """Details of output tokens."""
 
     reasoning_tokens: Literal[0]
 
 
 class ResponseUsage(Answer):
-    """Counts of tokens."""
+    """Token counts."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -64,13 +64,13 @@ class ResponseUsage(Answer):
 
 
 class IncompleteDetails(Answer):
-    """Why an answer ends before its end."""
+    """The reason of an incomplete answer."""
 
     reason: Literal["max_output_tokens"]
 
 
 class ResponseFailure(Answer):
-    """Why an answer failed."""
+    """The error of a failed answer."""
 
     code: Literal["server_error"]
     message: str
@@ -107,7 +107,7 @@ class Response(Answer):
 
 
 class ResponseEvent(BaseModel):
-    """An event of a stream, named by its type; the first and the last ones have the response."""
+    """An event of a stream, named by its type. The first and the last events have the response."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 

@@ -16,7 +16,7 @@ from loong.server.openai.completions import complete
 from loong.server.responses.fields import ResponseFields
 from loong.server.responses.shape import ResponseShapes
 
-_NAMES: Mapping[str, str] = {  # of fields, as errors of chats call them, and responses
+_NAMES: Mapping[str, str] = {  # field names of chats, and of responses
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -24,11 +24,11 @@ _NAMES: Mapping[str, str] = {  # of fields, as errors of chats call them, and re
     "the prompt": "the input",
 }
 _NAME = re.compile(rf"\b(?:{'|'.join(_NAMES)})\b")
-_OF_A_FUNCTION = ".function."  # responses have tools without that level
+_OF_A_FUNCTION = ".function."  # a level that tools of responses do not have
 
 
 async def responses(http: web.Request) -> web.StreamResponse:
-    """Answer a conversation, of which nothing is stored."""
+    """Answer a conversation. Nothing is stored."""
     arrived_at, server = time.monotonic(), http.app[SERVER]
     given = await read_fields(http, ResponseFields)
     with _names_of_responses():
@@ -40,7 +40,7 @@ async def responses(http: web.Request) -> web.StreamResponse:
 
 @contextmanager
 def _names_of_responses() -> Iterator[None]:
-    """Raise what is raised within with the names that the fields of responses have."""
+    """Rename the fields in errors raised inside the context to those of responses."""
     try:
         yield
     except (ApiError, InvalidRequestError) as error:

@@ -1,4 +1,4 @@
-"""The events of a response, and the items that they come to."""
+"""The events of a response, and its items."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -12,14 +12,14 @@ COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 
 
 class ResponseItems:
-    """The items of one answer, as its parts come: messages and calls, one after the other."""
+    """The items of one answer, messages and calls, built from its parts in order."""
 
     def __init__(self) -> None:
-        self.items: list[Json] = []  # those that are whole
+        self.items: list[Json] = []  # complete ones
         self._open: _Message | _Call | None = None
 
     def add(self, parts: Iterable[Part]) -> Iterator[Json]:
-        """Yield the events that tell some parts."""
+        """Yield the events of some parts."""
         for part in parts:
             match part:
                 case str():
@@ -34,7 +34,7 @@ class ResponseItems:
                     yield self._open.add(part.text)
 
     def finish(self, *, is_whole: bool) -> Iterator[Json]:
-        """Yield the events that end the answer; one without any item has an empty message."""
+        """Yield the events at the end of the answer. An answer without items gets an empty message."""
         if self._open is None and not self.items:
             yield from self._begin(_Message(0))
         yield from self._end(COMPLETED if is_whole else INCOMPLETE)
@@ -52,7 +52,7 @@ class ResponseItems:
 
 
 class _Message:
-    """A message of one piece of text."""
+    """A message with one text."""
 
     def __init__(self, index: int) -> None:
         self._at: Json = {"output_index": index}

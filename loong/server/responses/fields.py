@@ -18,7 +18,7 @@ _Value = Annotated[str, Field(max_length=512)]
 
 
 def _only(allowed: object, why: str) -> AfterValidator:
-    """Refuse any other value, and say why."""
+    """Refuse any value except `allowed`, with the reason `why`."""
 
     def check(value: object) -> object:
         if value != allowed:
@@ -37,7 +37,7 @@ class ResponseTool(Schema):
     parameters: Parameters = {}
     """The JSON schema of its arguments. Without one there are none."""
     strict: bool | None = None
-    """Arguments of a forced call are held to the schema in any case, those of others are not."""
+    """Arguments of a forced call always follow the schema, others need not."""
 
     def as_given(self) -> dict[str, object]:
         """Return the tool as answers repeat it."""
@@ -50,7 +50,7 @@ class ResponseTool(Schema):
 
 
 class ResponseToolChoice(Schema):
-    """Which tools the answer calls: those the model chooses, none, at least one, or one by name."""
+    """The choice of tools: the model chooses, none, at least one, or one by name."""
 
     type: Literal["none", "auto", "required", "function"]
     name: ToolName | None = None
@@ -87,7 +87,7 @@ _Choice = Annotated[
 
 
 class TextFormat(Schema):
-    """What the text is held to: nothing, to be a JSON object, or a JSON schema."""
+    """The format of the text: free, a JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Annotated[str, Field(max_length=256)] | None = None
@@ -95,7 +95,7 @@ class TextFormat(Schema):
     schema_: Annotated[FreeObject | None, Field(alias="schema")] = None
     """Of the type `json_schema`."""
     strict: bool | None = None
-    """Texts are held to the schema in any case."""
+    """Texts always follow the schema."""
 
     @model_validator(mode="after")
     def _has_a_schema(self) -> Self:
@@ -115,21 +115,21 @@ class TextFormat(Schema):
 
 
 class TextFields(Schema):
-    """How the text is written."""
+    """Options of the text."""
 
     format: TextFormat = TextFormat()
     verbosity: Annotated[str, _only("medium", "only medium is supported")] = "medium"
 
 
 class ResponseStreamOptions(Schema):
-    """What a stream has besides its events: nothing."""
+    """Options of a stream besides its events: none exist."""
 
     include_obfuscation: bool = False
     """Padding against traffic analysis; there is none to include."""
 
 
 class ResponseFields(Schema):
-    """The body of `/v1/responses`. Nothing is stored: each request has the whole conversation."""
+    """The body of `/v1/responses`. Nothing is stored, so each request has the whole conversation."""
 
     model: str | None = None
     """The name in `/v1/models`, or nothing."""
@@ -138,35 +138,35 @@ class ResponseFields(Schema):
     instructions: str | None = None
     """A system turn before all others."""
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] = []
-    """What the model may call: functions."""
+    """The functions that the model may call."""
     tool_choice: _Choice = ResponseToolChoice(type="auto")
     """As in chats."""
     parallel_tool_calls: bool = True
     """An answer may have several calls; otherwise it ends with the first."""
     text: TextFields = TextFields()
-    """What the text is held to."""
+    """The format of the text."""
     max_output_tokens: Annotated[int, within("max_tokens")] | None = None
-    """The most tokens to produce; by default whatever fits."""
+    """The most tokens to produce; by default all that fit."""
     temperature: Annotated[float, within("temperature")] = 1.0
     """0 takes the likeliest token."""
     top_p: Annotated[float, within("top_p")] = 1.0
-    """Draw among the likeliest tokens that together have this probability."""
+    """Sample among the likeliest tokens that together have this probability."""
     seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
-    """Fixes every draw. Not in the OpenAI API."""
+    """The seed of all samples. Not in the OpenAI API."""
     priority: Annotated[int, within("priority")] = 0
     """As in chats. Not in the OpenAI API."""
     slo: SLOFields | None = None
     """As in chats. Not in the OpenAI API."""
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
-    """Whom the request is for."""
+    """The user of the request."""
     metadata: Annotated[dict[_Name, _Value], Field(max_length=MAX_METADATA)] = {}
     """Repeated in the answer."""
     stream: bool = False
-    """Tell the answer as it grows, as typed events."""
+    """Send the answer as it grows, as typed events."""
     stream_options: ResponseStreamOptions = ResponseStreamOptions()
     """For streams only."""
     include: list[Literal["reasoning.encrypted_content"]] = []
-    """Of no effect: there is no reasoning."""
+    """No effect, because there is no reasoning."""
     store: Annotated[bool, _only(False, "nothing is stored; leave it out, or send false")] = False
     """Only false: no answer can be retrieved or continued later."""
     background: Annotated[bool, _only(False, "there are no answers in the background")] = False
@@ -175,7 +175,7 @@ class ResponseFields(Schema):
     """Only `disabled`: a conversation that is too long is refused."""
 
     def as_chat(self) -> ChatFields:
-        """Return the request as a chat. Raises a 400 in the words of chats where these allow less."""
+        """Return the request as a chat. Raises a 400 in terms of chats where chats allow less."""
         turns = turns_of(self.input)
         if self.instructions is not None:
             turns = _with_instructions(turns, self.instructions)
@@ -199,7 +199,7 @@ class ResponseFields(Schema):
 
 
 def _with_instructions(turns: list[Turn], instructions: str) -> list[Turn]:
-    """Return the turns after instructions, which are one turn with a first one of the system."""
+    """Return the turns with instructions first, joined with a system turn at the beginning."""
     first = turns[0] if turns else None
     if first is not None and first["role"] in ("system", "developer"):
         return [{**first, "content": f"{instructions}\n\n{first['content']}"}, *turns[1:]]

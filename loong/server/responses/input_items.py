@@ -1,4 +1,4 @@
-"""What a response continues: turns, calls of functions and their results."""
+"""The input of a response: turns, function calls and their results."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -14,7 +14,7 @@ CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 
 
 class TextPiece(Schema):
-    """A piece of text. Keys that are not listed here have no effect."""
+    """A text. Unknown keys have no effect."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -34,7 +34,7 @@ def _text_of(content: list[TextPiece]) -> str:
 
 
 class _Item(Schema):
-    """An item such as answers have, whose other keys (`id`, `status`) have no effect."""
+    """An item like those of answers, whose other keys (`id`, `status`) have no effect."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -52,7 +52,7 @@ class InputMessage(_Item):
 
 
 class InputCall(_Item):
-    """A call that an earlier answer has."""
+    """A call from an earlier answer."""
 
     type: Literal["function_call"]
     call_id: CallId
@@ -80,7 +80,7 @@ class InputResult(_Item):
 
 
 class InputReasoning(_Item):
-    """What another model thought in an earlier turn, which is no part of the prompt."""
+    """The reasoning of another model in an earlier turn, which is not part of the prompt."""
 
     type: Literal["reasoning"]
 
@@ -111,7 +111,10 @@ def _as_items(value: object) -> object:
 
 
 def _are_answered(items: list[InputItem]) -> list[InputItem]:
-    """Return the items; raise ValueError if one is the result of a call that none before it is."""
+    """Return the items.
+
+    Raises ValueError if one is the result of a call that is not among the earlier items.
+    """
     call_ids: set[str] = set()
     for index, item in enumerate(items):
         if isinstance(item, InputCall):
@@ -130,7 +133,7 @@ Items = Annotated[
 
 
 def turns_of(items: list[InputItem]) -> list[Turn]:
-    """Return the turns of a chat, in which calls belong to the assistant's turn that they follow."""
+    """Return the turns of a chat. A call belongs to the assistant's turn before it."""
     turns: list[Turn] = []
     for item in items:
         turn = item.turn()

@@ -1,4 +1,4 @@
-"""What a response looks like, whole and as events."""
+"""The form of a response, whole and as events."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,17 +34,17 @@ class ResponseShape(AnswerShape):
     def __init__(self, fields: ResponseFields, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
         self.stream_format = StreamFormat(b"", has_keep_alives=True, error_event=self._failure)
-        self.is_brief = False  # the number of an event is in each
+        self.is_brief = False  # each event has its number
         self._fields = fields
         self._items = ResponseItems()
         self._num_events = 0
 
     def whole(self, deltas: Iterable[Delta]) -> Json:
-        """Return the response that the last event of a stream has."""
+        """Return the response, as in the last event of a stream."""
         return self.whole_choice(list(deltas))
 
     def whole_choice(self, deltas: Sequence[Delta]) -> Json:
-        """Return the same."""
+        """Return the response of its only choice."""
         for delta in deltas:
             for _ in self._items.add(_parts(delta)):
                 pass
@@ -54,7 +54,7 @@ class ResponseShape(AnswerShape):
         return self._response(_status(is_whole=is_whole), len(deltas))
 
     def opening(self) -> bytes:
-        """Return the events that tell that the answer begins."""
+        """Return the events at the beginning of the answer."""
         begun = self._response(IN_PROGRESS, None)
         return self._reported(
             {"type": f"response.{name}", "response": begun} for name in ("created", IN_PROGRESS)
@@ -65,7 +65,7 @@ class ResponseShape(AnswerShape):
         return self._reported(self.chunks(delta, num_output_tokens))
 
     def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
-        """Yield the events of one token, without their numbers."""
+        """Yield the events of one token, without sequence numbers."""
         yield from self._items.add(_parts(delta))
         if delta.finish_reason is not None:
             is_whole = delta.finish_reason is not FinishReason.LENGTH
@@ -74,7 +74,7 @@ class ResponseShape(AnswerShape):
             yield {"type": f"response.{status}", "response": self._response(status, num_output_tokens)}
 
     def _reported(self, events: Iterable[Json]) -> bytes:
-        """Return events with their numbers."""
+        """Return events with their sequence numbers."""
         reported = []
         for event in events:
             reported.append(typed_event({**event, "sequence_number": self._num_events}))
@@ -87,7 +87,7 @@ class ResponseShape(AnswerShape):
         return self._reported([{"type": "response.failed", "response": response}])
 
     def _response(self, status: str, num_output_tokens: int | None) -> Json:
-        """Return the response so far; counts of tokens are known at its end."""
+        """Return the response so far. Token counts are known at its end."""
         fields = self._fields
         return {
             "id": self.asked.answer_id,
@@ -127,7 +127,7 @@ class ResponseShape(AnswerShape):
 
 
 def _parts(delta: Delta) -> Sequence[Part]:
-    """Return what is new of an answer, with tools or without."""
+    """Return the new parts of an answer, with or without tools."""
     if delta.parts is not None:
         return delta.parts
     return [delta.text] if delta.text else []

@@ -1,1 +1,1 @@
-"""Requests for structured output, and the grammars they become."""
+"""Structured output: fields of requests, and their grammars."""

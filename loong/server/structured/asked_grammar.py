@@ -1,4 +1,4 @@
-"""The one grammar that a request asks its answer to be held to, whatever field it stands in."""
+"""The one grammar of a request, from any of its fields."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from loong.server.tools.use import ToolUse
 
 
 class AskedGrammar(NamedTuple):
-    """A grammar, and the name of the field that it comes from."""
+    """A grammar, and the name of its field."""
 
     field: str
     grammar: Grammar
@@ -26,17 +26,17 @@ class AskedGrammar(NamedTuple):
 def asked_grammar(
     fields: GenerationFields, tools: ToolUse | None, eos_token_ids: Sequence[TokenId]
 ) -> AskedGrammar | None:
-    """Return the grammar asked for, None for none. One of JSON lets calls of `tools` through as well.
+    """Return the grammar of a request, or None. A JSON grammar also allows calls of `tools`.
 
-    Raises a 400 that names two fields if two ask for one, or if one contradicts that an answer ends where it
-    is whole.
+    Raises a 400 that names two fields if both have a grammar, or if one contradicts that a complete answer
+    ends.
     """
     found = list(_asked(fields, tools))
     if not found:
         return None
     asked, *others = found
     if others:
-        message = f"{others[0].field} cannot be used with {asked.field}: an answer is held to one of them"
+        message = f"{others[0].field} cannot be used with {asked.field}: an answer has one grammar"
         raise bad_request(message, others[0].field)
     if not eos_token_ids:
         message = f"{asked.field} needs a model with an end-of-sequence token, which this one lacks"

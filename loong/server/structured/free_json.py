@@ -1,4 +1,4 @@
-"""JSON objects of any shape, such as JSON schemas, of which only the numbers are bounded."""
+"""JSON objects of any form, such as JSON schemas, with bounded numbers."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
@@ -28,7 +28,7 @@ VALUE_SCHEMA: Mapping[str, object] = {
 
 
 def _check_numbers(value: Any) -> Any:  # Any: JSON
-    """Return a value of JSON as it is; raise ValueError for one that holds a number out of bounds."""
+    """Return a value of JSON unchanged. Raises ValueError if it has a number out of bounds."""
     match value:
         case dict():
             for item in value.values():

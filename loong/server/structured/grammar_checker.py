@@ -1,4 +1,4 @@
-"""Grammars that answers are held to, tried before anything is queued, in bounds of time and memory."""
+"""Trial compilation of grammars before a request is queued, bounded in time and memory."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from loong.server.api.errors import ApiError, bad_request
 logger = logging.getLogger(__name__)
 
 MAX_SOURCE_BYTES = 2**16
-MAX_SECONDS = 2.0  # for one grammar, which every worker then takes too
+MAX_SECONDS = 2.0  # for one grammar; every worker needs the same time
 _START_SECONDS = 60.0
 _MAX_PENDING = 64
 MAX_KNOWN = 1024
@@ -31,43 +31,45 @@ main()"""
 
 
 class _NoGrammarsError(LoongError):
-    """No grammar can be compiled here, whatever its source."""
+    """No grammar can be compiled in this process."""
 
 
 class GrammarChecker:
-    """Checks whether workers can compile grammars; its process begins when first needed."""
+    """Checks whether workers can compile grammars. Its process starts at the first use."""
 
     def __init__(self, folder: Path | None, vocab_size: int, max_seconds: float = MAX_SECONDS) -> None:
-        """Take the folder of the model's tokenizer; None: no grammar can be made."""
+        """Set up. `folder` has the model's tokenizer; with None, no grammar can be compiled."""
         self._folder, self._vocab_size, self.max_seconds = folder, vocab_size, max_seconds
         self._process: asyncio.subprocess.Process | None = None
-        self._why_unusable = ""  # what the process says if it can compile no grammar at all
+        self._why_unusable = ""  # reason why no grammar can be compiled
         self._turn = asyncio.Lock()
-        self._checks: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()  # why not, or "", by digest
+        self._checks: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()  # error or "" by digest
 
     async def check(self, grammar: Grammar, field: str) -> None:
-        """Raise a 400 that names the field and says why answers cannot be held to its grammar."""
+        """Raise a 400 that names the field and the reason if the grammar cannot be compiled."""
         if self._folder is None:
             raise _refusal(field, "needs a model folder with a tokenizer.json", "unsupported_parameter")
         source = msgspec.json.encode(grammar)
         if len(source) > MAX_SOURCE_BYTES:
-            raise _refusal(field, f"the grammar has {len(source)} bytes, and {MAX_SOURCE_BYTES} are the most")
+            raise _refusal(
+                field, f"the grammar has {len(source)} bytes, but at most {MAX_SOURCE_BYTES} are allowed"
+            )
         try:
-            why = await asyncio.shield(self._task(source))  # a client that leaves does not end it
+            why = await asyncio.shield(self._task(source))  # goes on if the client leaves
         except _NoGrammarsError as error:
             raise _refusal(field, str(error), "unsupported_parameter") from error
         if why:
             raise _refusal(field, why, _CODES.get(grammar.kind, "invalid_grammar"))
 
     async def close(self) -> None:
-        """End the process, and all that wait for it."""
+        """End the process, and all waiting checks."""
         for task in self._checks.values():
             task.cancel()
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
         await self._stop()
 
     def _task(self, source: bytes) -> asyncio.Task[str]:
-        digest = sha256(source).digest()  # so that what is known of a grammar takes no room for it
+        digest = sha256(source).digest()  # so that results do not keep the grammars
         task = self._checks.get(digest)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             if sum(not check.done() for check in self._checks.values()) >= _MAX_PENDING:
@@ -84,7 +86,7 @@ class GrammarChecker:
                 return await self._ask(source)
             except TimeoutError:
                 await self._stop()
-                self._checks.pop(digest, None)  # at another time it may be quicker
+                self._checks.pop(digest, None)  # a later check may be faster
                 return f"the grammar takes more than {self.max_seconds:g} s to compile and try"
 
     async def _ask(self, source: bytes) -> str:
@@ -96,12 +98,12 @@ class GrammarChecker:
             return await self._answer(process, self.max_seconds)
         except (ConnectionError, msgspec.DecodeError):  # it ended
             await self._stop()
-            if not is_new:  # perhaps before it was asked
+            if not is_new:  # perhaps before this check
                 return await self._ask(source)
             return "the grammar takes too much memory"
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """Start the process; raise `_NoGrammarsError` if it can compile none here."""
+        """Start the process. Raises `_NoGrammarsError` if it can compile no grammars."""
         if self._why_unusable:
             raise _NoGrammarsError(self._why_unusable)
         process = self._process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Fields that hold an answer to a grammar: the OpenAI API's `response_format`, and those that vLLM adds."""
+"""Fields with a grammar for the answer: OpenAI's `response_format`, and those that vLLM adds."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -17,7 +17,7 @@ _ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')
 
 
 def _as_object(value: object) -> object:
-    """Return what a text of JSON says; raise ValueError if it is none."""
+    """Return the object in a JSON text. Raises ValueError for other texts."""
     try:
         return from_json(value, allow_inf_nan=False) if isinstance(value, str) else value
     except ValueError as error:
@@ -30,19 +30,19 @@ Source: TypeAlias = Annotated[str, Field(min_length=1, max_length=MAX_SOURCE_LEN
 
 
 class JsonSchemaFormat(Schema):
-    """A JSON schema, and what to call it."""
+    """A JSON schema, and its name."""
 
     name: Annotated[str, Field(max_length=256)] = ""
     description: str | None = None
     schema_: Annotated[FreeObject, Field(alias="schema")]
-    """What cannot be kept to is refused by name. An object that names properties has no others unless
-    `additionalProperties` says so. Formats are kept to in shape."""
+    """Unsupported parts are refused by name. An object that names properties has no others unless
+    `additionalProperties` says so. Formats are checked by pattern."""
     strict: bool | None = None
-    """Answers are held to the schema in any case."""
+    """Answers always follow the schema."""
 
 
 class ResponseFormat(Schema):
-    """What an answer is held to: nothing, to be a JSON object, or a JSON schema."""
+    """The format of an answer: free, a JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchemaFormat | None = None
@@ -55,14 +55,14 @@ class ResponseFormat(Schema):
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar that the answer is held to; None for none."""
+        """The grammar of the answer, or None."""
         if self.json_schema is not None:
             return schema_grammar(self.json_schema.schema_)
         return _ANY_OBJECT if self.type == "json_object" else None
 
 
 class StructuredOutputs(Schema):
-    """One grammar that an answer is held to, in one of vLLM's notations."""
+    """One grammar for the answer, in one of vLLM's notations."""
 
     json_: Annotated[JsonSchema | None, Field(alias="json")] = None
     """A JSON schema, as an object or as text."""
@@ -75,7 +75,7 @@ class StructuredOutputs(Schema):
     grammar: Source | None = None
     """Rules, in the EBNF of GBNF files (`root ::= ...`), or in Lark's notation (`start: ...`)."""
     disable_fallback: bool = False
-    """Of no effect: there is one implementation of grammars."""
+    """No effect, because there is one implementation of grammars."""
     disable_any_whitespace: Literal[False] = False
     disable_additional_properties: Literal[False] = False
 
@@ -85,7 +85,7 @@ class StructuredOutputs(Schema):
         if not names:
             raise ValueError("needs one of json, regex, choice, grammar and json_object")
         if len(names) > 1:
-            raise ValueError(f"{names[1]} cannot be used with {names[0]}: an answer is held to one of them")
+            raise ValueError(f"{names[1]} cannot be used with {names[0]}: an answer has one grammar")
         return self
 
     @property
@@ -95,7 +95,7 @@ class StructuredOutputs(Schema):
         return grammar
 
     def _grammars(self) -> dict[str, Grammar]:
-        """Return what is asked for, by the names of the fields."""
+        """Return the grammars that are set, by field name."""
         found = {
             "json": None if self.json_ is None else schema_grammar(self.json_),
             "regex": None if self.regex is None else regex_grammar(self.regex),
@@ -117,10 +117,10 @@ def regex_grammar(pattern: str) -> Grammar:
 
 
 def choice_grammar(texts: Sequence[str]) -> Grammar:
-    """Return the grammar of which these texts are all answers."""
+    """Return the grammar whose answers are these texts."""
     return Grammar(GrammarKind.CHOICE, msgspec.json.encode(texts).decode())
 
 
 def rules_grammar(rules: str) -> Grammar:
-    """Return the grammar of rules, which are EBNF if one is written `::=`, else in Lark's notation."""
+    """Return the grammar of rules. Rules with `::=` are EBNF, others are in Lark's notation."""
     return Grammar(GrammarKind.EBNF if "::=" in rules else GrammarKind.LARK, rules)

@@ -1,1 +1,1 @@
-"""From text to tokens and back."""
+"""Conversion of text to tokens and back."""

@@ -21,9 +21,9 @@ _deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox that looks at the clock wherever a template does more than write, and bounds products.
+    """A sandbox that checks the time at each operation of a template, and bounds products.
 
-    The longest loop without any such look is that of one `range`, which the sandbox bounds.
+    The longest loop without a check is that of one `range`, which the sandbox bounds.
     """
 
     intercepted_binops = frozenset({"*", "**"})
@@ -43,7 +43,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         sizes = [len(side) if isinstance(side, str | list | tuple) else abs(side) for side in (left, right)]
         if max(sizes) > _MAX_FACTOR:
-            raise SecurityError(f"nothing above {_MAX_FACTOR} may stand beside {operator}")
+            raise SecurityError(f"operands of {operator} may be at most {_MAX_FACTOR}")
         return super().call_binop(context, operator, left, right)
 
 
@@ -53,10 +53,10 @@ def _check_deadline() -> None:
 
 
 class ChatTemplate:
-    """A compiled template, with the names Hugging Face gives it."""
+    """A compiled template, with the names that Hugging Face gives to it."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile `source`; raise `ConfigError` if it is no template."""
+        """Compile `source`. Raises `ConfigError` if it is not a template."""
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -74,7 +74,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def names(self, text: str) -> bool:
-        """Return whether the template compares something with this text, or writes it."""
+        """Return whether the template compares a value with this text, or writes the text."""
         return text in self._texts
 
     def render(
@@ -85,7 +85,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt for `messages`, of a model that may call `tools`.
+        """Return the prompt of `messages`, for a model that may call `tools`.
 
         Raises `InvalidRequestError` if the template refuses them.
         """
@@ -116,7 +116,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON as the filter of transformers does, with its parameters."""
+    """Return a value as JSON, with the parameters of the filter in transformers."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""Text of tokens as they come, never a character too early."""
+"""Incremental detokenization: text of tokens as they arrive, without incomplete characters."""
 
 from collections.abc import Collection
 from typing import Protocol
@@ -10,27 +10,27 @@ _MAX_PENDING = 16
 
 
 class TokenDecoder(Protocol):
-    """What detokenisation asks of a tokenizer."""
+    """The methods of a tokenizer that detokenization needs."""
 
     def decode(self, token_ids: list[TokenId], *, skip_special_tokens: bool) -> str:
-        """Text of a whole sequence."""
+        """Return the text of a whole sequence."""
         ...
 
     def is_silent(self, token_id: TokenId, *, skip_special_tokens: bool) -> bool:
-        """Whether decoding drops the token before it looks at any other."""
+        """Return whether decoding skips the token."""
         ...
 
     def is_fallback_byte(self, token_id: TokenId) -> bool:
-        """Whether the token is one byte, and how a run of such reads depends on the whole run."""
+        """Return whether the token is a fallback byte, whose text depends on the whole run of such bytes."""
         ...
 
 
 class IncrementalDetokenizer:
-    """Turns tokens into text one by one; all pieces together are what decoding them at once gives.
+    """Turns tokens into text one by one. The pieces together equal the text of all tokens decoded at once.
 
-    Only the end of a text can change when more tokens come: a last replacement character may be the first
-    bytes of a real one, and a run of fallback bytes is read as a whole. Those are held back. A window of
-    recent tokens is decoded, not all: a first part whose text is out, as context, and what came since.
+    New tokens can only change the end of the text: a last replacement character may be the start of a real
+    one, and a run of fallback bytes is decoded as a whole. Such an end is held back. Only a window of recent
+    tokens is decoded. It begins with tokens whose text has been returned, as context.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class IncrementalDetokenizer:
         skip_special_tokens: bool = True,
         kept_token_ids: Collection[TokenId] = (),
     ) -> None:
-        """Skip special tokens if asked, but for those that are kept."""
+        """Set up. `skip_special_tokens` skips special tokens, except `kept_token_ids`."""
         self._decoder = decoder
         self._kept_token_ids = kept_token_ids
         self._skip_special_tokens = skip_special_tokens
@@ -49,7 +49,7 @@ class IncrementalDetokenizer:
         self._num_emitted = 0  # characters of the window's text
 
     def add(self, token_id: TokenId) -> str:
-        """Take one token; return the text that is certain by now, often none."""
+        """Take one token, and return the text that can no longer change, often none."""
         if token_id in self._kept_token_ids:
             text = self.finish() + self._decoder.decode([token_id], skip_special_tokens=False)
             self._window, self._num_context, self._num_emitted = [], 0, 0
@@ -70,7 +70,7 @@ class IncrementalDetokenizer:
         return piece
 
     def finish(self) -> str:
-        """Return the text that was held back: no token comes any more."""
+        """Return the text that was held back, after the last token."""
         piece = self._decode(self._window)[self._num_emitted :]
         self._num_emitted += len(piece)
         return piece
@@ -79,15 +79,15 @@ class IncrementalDetokenizer:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def _move_window(self, num_dropped: int) -> None:
-        """Keep the tokens after the first `num_dropped` as context of those to come: their text is out."""
+        """Move the start of the window past `num_dropped` tokens, keeping the later ones as context."""
         self._window = self._window[num_dropped:]
         self._num_context = len(self._window)
         self._num_emitted = len(self._decode(self._window))
 
     def _split_invalid_text(self, text: str) -> None:
-        """Begin the window later inside a long run of invalid bytes, where that changes no text.
+        """Move the window's start into a long run of invalid bytes, if this changes no text.
 
-        A cut inside a character shows: its halves read as two replacement characters, not as one.
+        A cut inside a character is visible: its halves decode to two replacement characters instead of one.
         """
         for cut in range(len(self._window) - 1, self._num_context, -1):
             before, after = self._decode(self._window[:cut]), self._decode(self._window[cut:])

@@ -1,4 +1,4 @@
-"""Where the tokens of an echoed prompt are in its text."""
+"""Offsets of the tokens of an echoed prompt in its text."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -8,9 +8,9 @@ from loong.server.text.detokenizer import IncrementalDetokenizer, TokenDecoder
 
 
 def echo_offsets(decoder: TokenDecoder, token_ids: Sequence[TokenId], text: str) -> list[int]:
-    """Return where the text of each token begins in the echoed `text`, in characters.
+    """Return the offset of each token in the echoed `text`, in characters.
 
-    Tokens that the tokenizer put before a prompt given as text have no text in it, and begin at 0.
+    Tokens that the tokenizer adds before a prompt given as text have no text in it, and begin at 0.
     """
     detokenizer = IncrementalDetokenizer(decoder, skip_special_tokens=False)
     ends = list(accumulate(len(detokenizer.add(token_id)) for token_id in token_ids))

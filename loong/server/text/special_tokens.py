@@ -1,10 +1,10 @@
-"""Clients' texts within a prompt that a template writes: their special tokens are text like any other."""
+"""Clients' texts inside a prompt of a template: special tokens in them are treated as plain text."""
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-# Two code points that Unicode keeps for such use, so texts seldom have them; where they do, they are marked.
+# Two noncharacters of Unicode, which texts seldom have; in texts they are marked as well.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
 _MARK = re.compile(f"{_BEGIN}([0-9]+){_END}")
 
@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class Literals:
-    """Takes special tokens out of texts before a template sees them, and tells where they were after it."""
+    """Replaces special tokens in texts by marks before a template runs, and finds them after it."""
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
         self._special_tokens = tuple(special_tokens)
@@ -21,7 +21,7 @@ class Literals:
         self._taken: list[str] = []
 
     def mark(self, value: Value) -> Value:
-        """The same with a mark for each special token in any text within."""
+        """Return the value with a mark for each special token in its texts."""
         return self._marked(value)  # type: ignore[return-value]  # a value of the same kind
 
     def _marked(self, value: object) -> object:
@@ -40,11 +40,11 @@ class Literals:
         return f"{_BEGIN}{len(self._taken) - 1}{_END}"
 
     def is_part(self, text: str) -> bool:
-        """Return whether some special token has the text within."""
+        """Return whether the text is part of some special token."""
         return any(text in token for token in self._special_tokens)
 
     def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
-        """What a template wrote, in pieces, and whether each is a text that had been marked."""
+        """Yield a template's output in pieces, each with whether it was marked."""
         for number, piece in enumerate(_MARK.split(text)):
             if number % 2:
                 yield self._taken[int(piece)], True

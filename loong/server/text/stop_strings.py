@@ -1,13 +1,13 @@
-"""Stop strings in a text that comes in pieces."""
+"""Search for stop strings in text that arrives in pieces."""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Lets text through up to the first stop string, whatever pieces it comes in.
+    """Passes text on up to the first stop string, whatever its pieces are.
 
-    Text that may be the beginning of a stop string is held back until that is settled. The match is the one
-    that ends first, and of those that end together the longest, so how the text was cut does not matter.
+    Text that may be the start of a stop string is held back until that is decided. The match is the one that
+    ends first, and the longest of several that end together. So the result does not depend on the pieces.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -16,7 +16,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def add(self, piece: str) -> str:
-        """Take more text; return what is certain to come before any stop string."""
+        """Take more text, and return the text that is certain to be before any stop string."""
         text = self._held + piece
         ends = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
@@ -28,12 +28,12 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def finish(self) -> str:
-        """Return what was held back: the text is over, so no stop string was beginning."""
+        """Return the text held back, after the end of the text."""
         held, self._held = self._held, ""
         return held
 
 
 def overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` with which `stop` begins, short of all of it."""
+    """Return the length of the longest proper end of `text` that is a start of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

@@ -1,4 +1,4 @@
-"""A model folder's tokenizer: `tokenizer.json` for text, `tokenizer_config.json` for what goes around it."""
+"""A model folder's tokenizer: `tokenizer.json`, and the settings in `tokenizer_config.json`."""
 
 import asyncio
 import re
@@ -15,11 +15,11 @@ from loong.server.text.chat_template import ChatTemplate
 from loong.server.text.special_tokens import Literals
 
 _LONG_TEXT = 4096  # characters; more are encoded in a thread
-_FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece models write a byte
+_FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in SentencePiece models
 
 
 class Tokenizer:
-    """Text to token ids and back, as Hugging Face's fast tokenizers do it."""
+    """Text to token ids and back, by Hugging Face's fast tokenizers."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class Tokenizer:
         tool_template: ChatTemplate | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Take a tokenizer over, with truncation and padding off; `folder` is where it is from.
+        """Take over a tokenizer, without truncation and padding. `folder` is its source.
 
-        `tool_template` is for chats with tools, where a model has another for these. Text prompts begin with
-        `prefix_token_ids` whether or not the backend adds them.
+        `tool_template` is for chats with tools, if the model has another template for them. Text prompts
+        begin with `prefix_token_ids`, even if the backend does not add them.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -49,9 +49,9 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, eos_token_ids: Iterable[TokenId] = ()) -> "Tokenizer":
-        """Read the tokenizer of a model folder; raise `ConfigError` if its files are missing or damaged.
+        """Read the tokenizer of a model folder. Raises `ConfigError` if its files are missing or damaged.
 
-        `eos_token_ids` are the model's; the tokenizer's own counts as well.
+        `eos_token_ids` are the model's, in addition to the tokenizer's own.
         """
         backend = _read_backend(folder / "tokenizer.json")
         config = _read_json(folder / "tokenizer_config.json")
@@ -70,12 +70,15 @@ class Tokenizer:
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[TokenId]:
-        """Token ids of a text, with the tokens a model expects around it if asked; long text in a thread."""
+        """Return the token ids of a text, with added special tokens if wanted.
+
+        A long text is encoded in a thread.
+        """
         (token_ids,) = await self.encode_all([text], add_special_tokens=add_special_tokens)
         return token_ids
 
     async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[TokenId]]:
-        """Token ids of each text, as `encode` gives them."""
+        """Return the token ids of each text, as `encode` does."""
         if sum(map(len, texts)) <= _LONG_TEXT:
             return self._encode(texts, add_special_tokens)
         return await asyncio.to_thread(self._encode, texts, add_special_tokens)
@@ -94,7 +97,7 @@ class Tokenizer:
     async def encode_pieces(
         self, pieces: Sequence[tuple[str, bool]], *, add_special_tokens: bool
     ) -> list[TokenId]:
-        """Token ids of a text in pieces; those that come with true hold no special tokens but as text."""
+        """Return the token ids of a text in pieces. In pieces marked true, special tokens are plain text."""
         if len(pieces) == 1 and not pieces[0][1]:
             return await self.encode(pieces[0][0], add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self._encode_pieces, pieces, add_special_tokens)
@@ -108,21 +111,21 @@ class Tokenizer:
         return token_ids
 
     async def text(self, token_ids: Sequence[TokenId]) -> str:
-        """Text of a whole sequence, special tokens included, in a thread."""
-        (text,) = await asyncio.to_thread(  # of a batch, for which the interpreter is let go
+        """Return the text of a whole sequence, including special tokens; in a thread."""
+        (text,) = await asyncio.to_thread(  # decode_batch releases the interpreter
             self._backend.decode_batch, [token_ids], skip_special_tokens=False
         )
         return str(text)
 
     def decode(self, token_ids: Sequence[TokenId], *, skip_special_tokens: bool = True) -> str:
-        """Text of a whole sequence; bytes that are no text read as U+FFFD."""
-        if len(token_ids) == 1:  # such is most of the context that the next tokens are decoded in
+        """Return the text of a whole sequence. Invalid bytes become U+FFFD."""
+        if len(token_ids) == 1:  # most contexts are of one token
             return self._text_of_one(token_ids[0], skip_special_tokens)
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def _text_of_one(self, token_id: TokenId, skip_special_tokens: bool) -> str:
-        """Text of one token, kept."""
+        """Return the text of one token, cached."""
         key = (token_id, skip_special_tokens)
         text = self._texts.get(key)
         if text is None:
@@ -132,28 +135,30 @@ class Tokenizer:
         return text
 
     def is_silent(self, token_id: TokenId, *, skip_special_tokens: bool) -> bool:
-        """Whether decoding drops the token: a special one that is skipped, or an id with no token."""
+        """Return whether decoding drops the token: a special token that is skipped, or an unknown id."""
         is_skipped = skip_special_tokens and token_id in self._special_token_ids
         return is_skipped or token_id not in self._known_token_ids
 
     def is_fallback_byte(self, token_id: TokenId) -> bool:
-        """Whether the token stands for one byte that its vocabulary has no piece for."""
+        """Return whether the token stands for one byte without a piece in the vocabulary."""
         return token_id in self._fallback_byte_ids
 
     def piece(self, token_id: TokenId) -> str:
-        """Return the vocabulary's piece of a token, which need not be its text; "" if there is none."""
+        """Return the vocabulary's piece of a token, which may differ from its text; "" if there is none."""
         return self._backend.id_to_token(token_id) or ""
 
     def token_text(self, token_id: TokenId) -> str:
-        """What to call one token; one that is no whole text is shown as its bytes."""
+        """Return a display name of one token: its text, or its bytes if they are not whole text."""
         return self._named(token_id)[0]
 
     def token_bytes(self, token_id: TokenId) -> bytes:
-        """UTF-8 of one token, which may begin or end inside a character."""
+        """Return the UTF-8 bytes of one token, which may begin or end inside a character."""
         return self._named(token_id)[1]
 
     def _named(self, token_id: TokenId) -> tuple[str, bytes]:
-        """Its text and its bytes, kept: log probabilities name twenty tokens for each that is told."""
+        """Return the name and the bytes of a token, cached because log probabilities need twenty for each
+        token.
+        """
         named = self._names.get(token_id)
         if named is None:
             text, encoded = self.decode([token_id], skip_special_tokens=False), self._bytes_of(token_id)
@@ -172,16 +177,16 @@ class Tokenizer:
         return text.encode()
 
     def special_token_ids(self, texts: Iterable[str]) -> frozenset[TokenId]:
-        """Return the ids of those of the texts that are special tokens."""
+        """Return the ids of those texts that are special tokens."""
         wanted = frozenset(texts)
         return frozenset(i for i, token in self._special_tokens.items() if token in wanted)
 
     def literals(self) -> Literals:
-        """What keeps clients' texts from being taken for this tokenizer's special tokens."""
+        """Return marks that protect clients' texts from becoming this tokenizer's special tokens."""
         return Literals(self._special_tokens.values())
 
     def make_ahead(self) -> None:
-        """Make what the first texts will need now: with a large vocabulary that takes a second."""
+        """Prepare what the first texts need. With a large vocabulary this takes a second."""
         _ = self._literal_backend, self._known_token_ids, self._fallback_byte_ids
 
     @cached_property
@@ -195,7 +200,7 @@ class Tokenizer:
 
     @cached_property
     def _literal_backend(self) -> Backend:
-        """The same, but that special tokens are text like any other."""
+        """Return the backend without special tokens, which become plain text."""
         backend = Backend.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         return backend
@@ -211,7 +216,7 @@ class Tokenizer:
 
 
 def _byte_characters() -> dict[str, int]:
-    """The byte each character of a byte-level vocabulary stands for: its own if visible, else in order."""
+    """Return the byte of each character in a byte-level vocabulary: its own if visible, else in order."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
@@ -239,7 +244,7 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """The named special tokens (`bos_token` and so on), each written as a string or as an object."""
+    """Return the named special tokens (`bos_token` and so on), given as strings or as objects."""
     tokens = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -251,7 +256,7 @@ def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
 def _read_chat_template(
     folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str], name: str
 ) -> ChatTemplate | None:
-    """Return the template in a file of its own, else the one in the config; of several the one named."""
+    """Return the template in its own file, else the one in the config. Of several, the one of this name."""
     path = folder / "chat_template.jinja"
     source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
     if isinstance(source, list):

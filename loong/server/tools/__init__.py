@@ -1,1 +1,1 @@
-"""Function tools: how a model is told of them, how its calls are written, and how they are read."""
+"""Function tools: their place in the prompt, the formats of calls, and their parsers."""

@@ -1,4 +1,4 @@
-"""One call as JSON, read as it comes: `{"name": "f", "arguments": {"x": 1}}`."""
+"""One call as JSON, read in pieces: `{"name": "f", "arguments": {"x": 1}}`."""
 
 from collections.abc import Callable, Container, Generator
 from typing import Final, TypeAlias
@@ -10,7 +10,7 @@ _NAME_KEY = "name"
 _ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
 _IGNORED_KEYS = frozenset({"type", "id", "index"})
 _NO_ARGUMENTS = "{}"
-_MAX_STRING = 2**16  # characters of a key or a name: what is longer is neither
+_MAX_STRING = 2**16  # characters of a key or a name, at most
 
 _Reading: TypeAlias = Generator[None, str, str]  # takes a character at a time; returns the first one after
 
@@ -20,27 +20,27 @@ class _NoCallError(ValueError):
 
 
 class CallScanner:
-    """Reads one JSON object from a text that comes in pieces, and tells what of a call is certain.
+    """Reads one JSON object from text in pieces, and reports what is certain of a call.
 
     A call has the name of a tool and an object of arguments, in any order, and perhaps a type and an id.
-    Arguments may also come as a string that holds an object, or as null. `name` is None until the name and
-    the kind of arguments are certain. `raw` is all that was taken.
+    Arguments may also be a string that contains an object, or null. `name` is None until the name and the
+    kind of arguments are certain. `raw` is all text taken.
     """
 
     def __init__(self, names: Container[str], *, needs_arguments: bool) -> None:
-        """Read a call of one of `names`; one without arguments is none if it `needs_arguments`."""
+        """Read a call of one of `names`. With `needs_arguments`, text without arguments is not a call."""
         self._names, self._needs_arguments = names, needs_arguments
         self.name: str | None = None
         self.raw = ""
         self.is_over = False
-        self.is_wrong = False  # `raw` begins no call; nothing of it was told as one
+        self.is_wrong = False  # `raw` is not a call, and no part of it was reported
         self._found_name: str | None = None
-        self._arguments: list[str] | None = None  # not told yet
+        self._arguments: list[str] | None = None  # not reported yet
         self._reading = self._read()
         next(self._reading)
 
     def add(self, text: str) -> int:
-        """Take text up to the end of the object; return how many characters of it were taken."""
+        """Take text up to the end of the object, and return the number of characters taken."""
         for count, character in enumerate(text, 1):
             try:
                 self._reading.send(character)
@@ -55,7 +55,7 @@ class CallScanner:
         return len(text)
 
     def take_arguments(self) -> str:
-        """Return what of the arguments is new, once the name is certain."""
+        """Return the new part of the arguments, once the name is certain."""
         if self.name is None or not self._arguments:
             return ""
         new = "".join(self._arguments)
@@ -116,20 +116,20 @@ class CallScanner:
         return character
 
     def _settle(self) -> None:
-        """Take the name for certain if the arguments are."""
+        """Make the name certain if the arguments are."""
         if self._arguments is not None:
             self.name = self._found_name
 
 
 def _first() -> _Reading:
-    """Read to the first character that is no blank."""
+    """Read to the first character that is not a blank."""
     while (character := (yield)) in _BLANKS:
         pass
     return character
 
 
 def _string(character: str) -> Generator[None, str, tuple[str, str]]:
-    """Read the string that `character` begins, and on to the first character after it that is no blank."""
+    """Read the string that starts with `character`, and on to the first non-blank character after it."""
     if character != '"':
         raise _NoCallError
     raw: list[str] = []
@@ -138,9 +138,9 @@ def _string(character: str) -> Generator[None, str, tuple[str, str]]:
 
 
 def _skip(character: str, put: Callable[[str], None], most: int | None = None) -> _Reading:
-    """Read a JSON value, handing its characters to `put`, and on to the first one after it and blanks.
+    """Read a JSON value and pass its characters to `put`, up to the first non-blank character after it.
 
-    Only brackets and quotes are looked at. A value of more than `most` characters is no part of a call.
+    It looks only at brackets and quotes. A value of more than `most` characters is not part of a call.
     """
     if character in ",:}]":
         raise _NoCallError

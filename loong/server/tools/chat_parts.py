@@ -1,4 +1,4 @@
-"""Answers that may call tools, in the words of chats."""
+"""Answers that may call tools, in the format of chats."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -7,11 +7,11 @@ from loong.server.tools.parts import CallArguments, CallStart, Part
 
 Json: TypeAlias = dict[str, object]
 
-TOOL_CALLS = "tool_calls"  # why an answer ends, and where its calls are
+TOOL_CALLS = "tool_calls"  # the finish reason, and the field of the calls
 
 
 def message_of(parts: Iterable[Part]) -> Json:
-    """Return the assistant's turn; its content is null if it has calls and no text."""
+    """Return the assistant's turn. Its content is null if it has calls and no text."""
     content: list[str] = []
     starts: list[CallStart] = []
     arguments: list[list[str]] = []
@@ -41,7 +41,7 @@ def _call(start: CallStart, arguments: str) -> Json:
 
 
 class ChoiceDeltas:
-    """What a stream tells of one choice, and in which order."""
+    """The deltas of one choice of a stream, in order."""
 
     def __init__(self) -> None:
         self._has_begun = False
@@ -49,7 +49,7 @@ class ChoiceDeltas:
         self.has_calls = False
 
     def of(self, parts: Iterable[Part], *, is_needed: bool, is_last: bool) -> Iterator[Json]:
-        """Yield the deltas of some parts, the role before the first; at least one if it `is_needed`."""
+        """Yield the deltas of some parts, the role before the first, and at least one if `is_needed`."""
         parts = list(parts)
         if is_last and not (parts or self._has_content or self.has_calls):
             parts = [""]

@@ -1,4 +1,4 @@
-"""What clients say of tools: fields of the OpenAI API."""
+"""Fields of requests for tools, as in the OpenAI API."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -30,11 +30,11 @@ class FunctionFields(Schema):
 
     name: ToolName
     description: str = ""
-    """When to call it, and what it does: for the model."""
+    """A description for the model: what the tool does, and when to call it."""
     parameters: Parameters = {}
     """The JSON schema of its arguments. Without one there are none."""
     strict: bool | None = None
-    """Arguments of a forced call are held to the schema in any case, those of others are not."""
+    """Arguments of a forced call always follow the schema, others need not."""
 
 
 class ToolFields(Schema):
@@ -61,7 +61,7 @@ class NamedFunction(Schema):
 
 
 class ToolChoice(Schema):
-    """Which tools the answer calls: those the model chooses, none, at least one, or one by name."""
+    """The choice of tools: the model chooses, none, at least one, or one by name."""
 
     type: Literal["none", "auto", "required", "function"]
     function: NamedFunction | None = None
@@ -90,10 +90,10 @@ _Choice = Annotated[
 
 
 class OfferedTools(Schema):
-    """The tools that a model is told of."""
+    """The tools that a prompt describes."""
 
     tools: Annotated[list[ToolFields], Field(max_length=MAX_TOOLS)] = []
-    """What the model may call. Where a chat template knows no tools, the system turn tells of them."""
+    """The tools that the model may call. If the template has no tools, the system turn describes them."""
 
     @field_validator("tools")
     @classmethod
@@ -105,11 +105,13 @@ class OfferedTools(Schema):
             names.add(tool.function.name)
         num_bytes = sum(len(msgspec.json.encode(tool.for_template())) for tool in tools)
         if num_bytes > MAX_TOOLS_BYTES:
-            raise ValueError(f"they have {num_bytes} bytes of JSON, and {MAX_TOOLS_BYTES} are the most")
+            raise ValueError(
+                f"they have {num_bytes} bytes of JSON, but at most {MAX_TOOLS_BYTES} are allowed"
+            )
         return tools
 
     def tools_for_template(self) -> list[dict[str, object]] | None:
-        """Return the tools that the model is told of; None for none."""
+        """Return the tools that the prompt describes, or None."""
         return [tool.for_template() for tool in self.tools] or None
 
 
@@ -117,15 +119,15 @@ class ToolUseFields(OfferedTools):
     """The fields of a request that calls tools."""
 
     tool_choice: _Choice = ToolChoice(type="auto")
-    """`auto`: the model chooses, and what it writes is read as it is. `required`, or one by name: the answer
-    is a call, held to the schema. `none`: the model is told of no tools."""
+    """`auto`: the model chooses, and its arguments need not follow the schema. `required`, or one by name:
+    the answer is a call that follows the schema. `none`: the prompt describes no tools."""
     parallel_tool_calls: bool = True
     """An answer may have several calls; otherwise it ends with the first."""
 
     @field_validator("tool_choice")
     @classmethod
     def _is_there(cls, choice: ToolChoice, info: ValidationInfo) -> ToolChoice:
-        if "tools" not in info.data:  # which are at fault themselves
+        if "tools" not in info.data:  # the tools are invalid themselves
             return choice
         names = [tool.function.name for tool in info.data["tools"]]
         if choice.type == "required" and not names:
@@ -135,5 +137,5 @@ class ToolUseFields(OfferedTools):
         return choice
 
     def tools_for_template(self) -> list[dict[str, object]] | None:
-        """Return none where none may be called."""
+        """Return the tools that the prompt describes, or None if no tool may be called."""
         return None if self.tool_choice.type == "none" else super().tools_for_template()

@@ -1,4 +1,4 @@
-"""The ways in which models write calls of tools, and which of them a chat template goes with."""
+"""The formats of tool calls, and the choice of a format for a chat template."""
 
 import secrets
 import string
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loong.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from loong.server.text.chat_template import ChatTemplate  # which takes a while to import
+    from loong.server.text.chat_template import ChatTemplate  # slow to import
 
 _ID_LETTERS = string.ascii_letters + string.digits
 
@@ -19,18 +19,18 @@ def _call_id() -> str:
 
 
 def _short_call_id() -> str:
-    """Return an id of nine letters and digits, the only ones that Mistral's templates take."""
+    """Return an id of nine letters and digits, because Mistral's templates allow no others."""
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(9))
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How calls are written in an answer.
+    """The format of calls in an answer.
 
     Each call is an object with a `name`, and its arguments as `arguments_key`. A call stands after `begin`,
-    and `end` follows it. With `begins_bare` an object at the beginning of an answer needs no `begin`. Calls
-    after one `begin` stand between `separator`s, None if each has its own `begin`, and in brackets if
-    `is_list`. The prompt of a forced call ends with `in_prompt`.
+    and `end` follows it. With `begins_bare` an object at the start of an answer needs no `begin`. Calls after
+    one `begin` stand between `separator`s, or each has its own `begin` if that is None. `is_list` puts them
+    in brackets. The prompt of a forced call ends with `in_prompt`.
     """
 
     name: str
@@ -41,11 +41,11 @@ class CallFormat:
     begins_bare: bool = False
     is_list: bool = False
     in_prompt: str = ""
-    make_id: Callable[[], str] = _call_id  # of a call
+    make_id: Callable[[], str] = _call_id  # id of a call
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Return the texts that a model may have special tokens for, which must be read all the same."""
+        """Return the texts that may be special tokens of a model, which must not be skipped."""
         return tuple(filter(None, (self.begin, self.end)))
 
 
@@ -66,10 +66,10 @@ _OTHER_CONTENTS = "<function="  # between Hermes' tags, in the templates of some
 
 
 def choose_format(template: "ChatTemplate | None", name: str | None) -> CallFormat | None:
-    """Return the format that a template goes with, or the one of a name; None if none is known to.
+    """Return the format of a name, or the format of a template; None if it is unknown.
 
-    A template that knows no tools goes with Hermes' format, in which the system turn then tells of them.
-    Raises `ConfigError` for another name beside such a template.
+    A template without tools uses Hermes' format, which the system turn then explains. Raises `ConfigError`
+    for another name with such a template.
     """
     if template is None or not template.knows_tools:
         if name not in (None, HERMES.name):

@@ -7,7 +7,7 @@ import msgspec
 from loong.core.grammar import Grammar, GrammarKind
 from loong.server.tools.formats import CallFormat
 
-MAX_FORCED_CALLS = 16  # in one answer: a model may not find an end by itself
+MAX_FORCED_CALLS = 16  # in one answer, because a model may never stop by itself
 
 _Part = dict[str, object]
 
@@ -19,10 +19,10 @@ def calls_grammar(
     is_parallel: bool,
     or_schema: str | None = None,
 ) -> Grammar:
-    """Return the grammar of an answer that calls tools, of these names and schemas of arguments.
+    """Return the grammar of an answer that calls tools, given by names and schemas of arguments.
 
     It has one call, or up to `MAX_FORCED_CALLS` if `is_parallel`. With `or_schema` it may be JSON of that
-    schema instead; else what the format puts into the prompt of a forced call is there already.
+    schema instead. Without, the prompt already ends with the format's `in_prompt`.
     """
     call: _Part = {"type": "or", "elements": [_call(form, name, schema) for name, schema in schemas.items()]}
     parts = [call]

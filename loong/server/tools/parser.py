@@ -1,4 +1,4 @@
-"""Calls of tools in the text of an answer, read as it comes."""
+"""Tool calls in the text of an answer, parsed as the text arrives."""
 
 from collections.abc import Callable, Container
 
@@ -11,39 +11,39 @@ _BLANKS = " \t\r\n"
 
 
 class CallParser:
-    """Takes an answer apart into content and calls, whatever pieces its text comes in.
+    """Splits an answer into content and calls, whatever the pieces of its text are.
 
-    What looks like a call but has another form, or calls no tool of the request, is content. Blanks next to
-    calls are not, but content on both sides of calls is two lines.
+    Text that looks like a call but has another form, or calls an unknown tool, is content. Blanks next to
+    calls are dropped, but content on both sides of calls stays on separate lines.
     """
 
     def __init__(
         self, form: CallFormat, names: Container[str], *, is_forced: bool = False, is_parallel: bool = True
     ) -> None:
-        """Read calls of tools of these names; without `is_parallel` the first call ends the answer."""
+        """Parse calls of the tools `names`. Without `is_parallel` the first call ends the answer."""
         self._form, self._names, self._is_parallel = form, names, is_parallel
-        self._pending = ""  # not settled yet
-        self._blanks = ""  # at the end of the content so far: no part of it if a call follows
-        self._has_content_before = False  # any at all
+        self._pending = ""  # undecided text
+        self._blanks = ""  # at the end of the content so far, dropped if a call follows
+        self._has_content_before = False  # in the whole answer
         self._has_content = False  # since the last call
         self._parts: list[Part] = []
         self.num_calls = 0
-        self.is_done = False  # nothing further belongs to the answer
-        self._state: Callable[[], bool] = self._in_text  # returns whether to go on with what is pending
+        self.is_done = False  # the rest of the text is ignored
+        self._state: Callable[[], bool] = self._in_text  # returns whether to continue with the pending text
         if is_forced and form.in_prompt:
             self._open("")
         elif form.begins_bare:
             self._state = self._at_start
 
     def add(self, text: str) -> list[Part]:
-        """Take more text; return what is certain by now."""
+        """Take more text, and return the parts that are certain."""
         self._pending += text
         while not self.is_done and self._state():
             pass
         return self._take()
 
     def finish(self) -> list[Part]:
-        """Return what was held back: the text is over."""
+        """Return the parts held back, after the end of the text."""
         if self.is_done:
             return []
         if self._state == self._in_call:
@@ -87,7 +87,7 @@ class CallParser:
         return False
 
     def _say(self, text: str) -> None:
-        """Tell content, but for blanks at its end."""
+        """Add content, without the blanks at its end."""
         text = self._blanks + text
         if self.num_calls and not self._has_content:
             text = text.lstrip(_BLANKS)
@@ -99,7 +99,7 @@ class CallParser:
             self._parts.append(f"\n{content}" if is_apart else content)
 
     def _open(self, opening: str) -> None:
-        """Go on where a call, or a list of calls, is to begin after `opening`."""
+        """Continue where a call, or a list of calls, begins after `opening`."""
         if self._form.is_list:
             self._opening = opening
             self._state = self._before_list

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The beginning of a call, the answer's number `index` from 0."""
+    """The beginning of the call number `index` of an answer, from 0."""
 
     index: int
     call_id: str
@@ -15,7 +15,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the arguments of a call, as the model writes their JSON."""
+    """A piece of the arguments of a call, in the model's JSON."""
 
     index: int
     text: str

@@ -1,4 +1,4 @@
-"""Tools for chat templates that know none: told in the system turn, in Hermes' format."""
+"""Tools for chat templates without tools: the system turn describes them in Hermes' format."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,10 @@ _RESULT = "<tool_response>\n{content}\n</tool_response>"
 
 
 def plain_turns(turns: Sequence[Turn], tools: Sequence[object] | None) -> list[Turn]:
-    """Return turns of system, user and assistant that say the same as these, and tell of the tools.
+    """Return equal turns of system, user and assistant only, with the tools in the system turn.
 
-    Calls are text of the assistant's turns, and results are turns of the user, those in a row as one.
+    Calls become text of the assistant's turns. Results become turns of the user, and adjoining results are
+    joined.
     """
     plain: list[Turn] = []
     are_results = False

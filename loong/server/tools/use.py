@@ -1,4 +1,4 @@
-"""How one request uses tools."""
+"""The tools of one request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from loong.server.tools.parser import CallParser
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What an answer may call, by the numbers of the tools, and how calls are written."""
+    """The tools that an answer may call, by their index, and the format of calls."""
 
     form: CallFormat
     functions: Mapping[int, FunctionFields]
@@ -24,28 +24,25 @@ class ToolUse:
 
     @property
     def prompt_ending(self) -> str:
-        """Return the text that the prompt ends with, where the answer goes on."""
+        """The end of the prompt, where the answer continues."""
         return self.form.in_prompt if self.is_forced else ""
 
     def grammar(self, or_schema: str | None = None) -> Grammar:
-        """Return the grammar of calls, or of JSON of a schema as well.
+        """Return the grammar of calls, or of calls and JSON of a schema.
 
-        Raises a 400 that names a tool if no call can be held to the schema of its arguments.
+        Raises a 400 that names a tool if a call cannot follow the schema of its arguments.
         """
         schemas = {function.name: _checked(index, function) for index, function in self.functions.items()}
         return calls_grammar(self.form, schemas, is_parallel=self.is_parallel, or_schema=or_schema)
 
     def parser(self) -> CallParser:
-        """Return what reads one answer."""
+        """Return a parser for one answer."""
         names = frozenset(function.name for function in self.functions.values())
         return CallParser(self.form, names, is_forced=self.is_forced, is_parallel=self.is_parallel)
 
 
 def tool_use(fields: ToolUseFields, form: CallFormat | None) -> ToolUse | None:
-    """Return how a request uses tools; None if it does not.
-
-    Raises a 400 if the server knows no format of calls.
-    """
+    """Return the tools of a request, or None. Raises a 400 if the server knows no format of calls."""
     choice = fields.tool_choice
     if not fields.tools or choice.type == "none":
         return None
@@ -62,9 +59,12 @@ def tool_use(fields: ToolUseFields, form: CallFormat | None) -> ToolUse | None:
 
 
 def _checked(index: int, function: FunctionFields) -> Mapping[str, object]:
-    """Return the schema of a tool's arguments; raise a 400 that names it if no call can be held to it."""
+    """Return the schema of a tool's arguments.
+
+    Raises a 400 that names the tool if the schema is unsupported.
+    """
     schema = function.parameters
-    if "$ref" not in schema:  # which stands alone
+    if "$ref" not in schema:  # a reference has no other keys
         schema = {"type": "object", **schema}
     try:
         supported(schema)

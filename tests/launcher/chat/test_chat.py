@@ -175,7 +175,7 @@ async def test_the_command_answers_each_line_it_is_given_until_there_are_no_more
     "url", ["localhost:8000", "http://", "http://localhost:port", "http://localhost:99999", "http://[::1"]
 )
 def test_what_is_no_address_is_named(url: str) -> None:
-    with pytest.raises(ConfigError, match="no URL such as"):
+    with pytest.raises(ConfigError, match="not a URL such as"):
         ChatServer(url)
 
 

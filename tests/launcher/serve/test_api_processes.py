@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from child_processes import own_children
+from child_processes import own_forked
 from http_answers import events_of, get_json, post
 from prometheus_client.parser import text_string_to_metric_families
 from raw_http import until
@@ -43,7 +43,7 @@ class Service:
 
     @property
     def pids(self) -> list[int]:
-        return own_children("api_process")
+        return own_forked("api_process")
 
     async def samples(self) -> dict[str, float]:
         async with httpx.AsyncClient(timeout=30) as client:

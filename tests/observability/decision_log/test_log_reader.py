@@ -63,7 +63,7 @@ def test_other_versions_are_refused_by_number(tmp_path: Path) -> None:
         read_log(path)
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"", "empty"), (b"hello\n", "no decision log")])
+@pytest.mark.parametrize(("content", "said"), [(b"", "empty"), (b"hello\n", "not a decision log")])
 def test_what_is_no_log_is_said_to_be_none(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "log"
     path.write_bytes(content)

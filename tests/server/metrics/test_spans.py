@@ -119,7 +119,7 @@ async def test_a_parent_that_is_no_text_is_passed_over(serving: Serving) -> None
 
 def test_a_collector_without_a_scheme_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match="--otlp-traces-endpoint 'localhost:4318' is no URL such as http://"
+        ConfigError, match="--otlp-traces-endpoint 'localhost:4318' is not a URL such as http://"
     ):
         otlp_exporter("localhost:4318")
 

@@ -43,7 +43,7 @@ async def test_any_name_is_taken_if_the_server_says_so(serving: Serving) -> None
         assert [card["id"] for card in (await get_json(url, "/v1/models"))["data"]] == ["tiny"]
         error = await error_of(url, COMPLETIONS, 400, model="x" * 257, prompt="a")
     assert error["param"] == "model"
-    assert "257 characters, and 256" in error["message"]
+    assert "257 characters, but at most 256" in error["message"]
 
 
 def test_a_name_must_not_be_empty() -> None:

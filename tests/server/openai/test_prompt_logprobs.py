@@ -187,7 +187,7 @@ async def test_an_answer_of_too_many_is_refused(
         )
     assert fitting.status_code == 200
     assert error["param"] == param
-    assert f"but {MAX_PROMPT_LOGPROBS} are the most" in error["message"]
+    assert f"but at most {MAX_PROMPT_LOGPROBS} are allowed" in error["message"]
     assert len(engine.requests) == 8
 
 

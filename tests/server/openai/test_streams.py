@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_ends_its_request(
     (request,) = engine.requests
     assert engine.num_produced[request.request_id] == pause_at
     assert load == 0
-    left = f"request {request.request_id} aborted after {pause_at} tokens: nobody listens"
+    left = f"request {request.request_id} aborted after {pause_at} tokens: the client has left"
     assert left in caplog.messages
 
 

@@ -16,7 +16,7 @@ from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import SLO, FinishReason, NewRequest, SamplingParams
-from loong.engine.client import Asking, PutToken
+from loong.engine.client import PutToken, RequestLoad
 from loong.server.admission import Admission
 from loong.server.api.errors import ApiError
 from loong.server.local_engine import LocalEngineClient
@@ -29,19 +29,19 @@ from loong.server.remote.messages import (
     Abort,
     Admit,
     Admitted,
-    AreYouThere,
     Failed,
-    Here,
     Leave,
     Listening,
     NoteParent,
+    Ping,
+    Pong,
     Produced,
     Refused,
     Scored,
     StopListening,
     Submit,
     decode_call,
-    decode_tidings,
+    decode_notice,
 )
 from loong.server.settings import ServerSettings
 from loong.stream import Stream
@@ -59,21 +59,21 @@ REQUEST = NewRequest(
 )
 CALLS = (
     Listening(),
-    Here(),
-    Admit(3, Asking({"a": 5, "b": 6}, 2, 1)),
+    Pong(),
+    Admit(3, RequestLoad({"a": 5, "b": 6}, 2, 1)),
     Leave(3),
     Submit(REQUEST),
     Abort("a"),
     NoteParent("a", "00-1-2-01"),
 )
-TIDINGS = (
+NOTICES = (
     Admitted(3),
     Refused(3, 503, "the queue is full", "queue_full", None, {"Retry-After": "1"}),
     Produced((ProducedToken("a", 5), ProducedToken("b", 6, FinishReason.STOP))),
     Scored("a", PromptLogprobs("a", range(1, 3), [-0.5, -1.0], [1, 9], [[5, 6]], [[-0.5, -0.25]])),
     Failed(("a", "a-1"), "instance 1 was lost"),
     StopListening(),
-    AreYouThere(),
+    Ping(),
 )
 
 
@@ -111,7 +111,7 @@ def request(request_id: str, **params: object) -> NewRequest:
 
 
 async def tokens_of(client: RemoteEngineClient, asked: NewRequest) -> list[ProducedToken]:
-    async with client.admit(Asking({asked.request_id: len(asked.prompt_token_ids)}, asked.num_choices)):
+    async with client.admit(RequestLoad({asked.request_id: len(asked.prompt_token_ids)}, asked.num_choices)):
         with TokenStream(client, asked) as tokens:
             return [token async for token in tokens]
 
@@ -126,11 +126,11 @@ def test_a_call_arrives_as_it_was_made(call: object) -> None:
         assert came == call
 
 
-@pytest.mark.parametrize("tidings", TIDINGS, ids=lambda tidings: type(tidings).__name__)
-def test_tidings_arrive_as_they_were_reported(tidings: object) -> None:
-    assert decode_tidings(encode(tidings)) == tidings
+@pytest.mark.parametrize("notice", NOTICES, ids=lambda notice: type(notice).__name__)
+def test_notices_arrive_as_they_were_reported(notice: object) -> None:
+    assert decode_notice(encode(notice)) == notice
     with pytest.raises(WireError):
-        decode_call(encode(tidings))
+        decode_call(encode(notice))
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8), st.lists(st.integers(1, 30), min_size=1))
@@ -172,11 +172,14 @@ async def test_the_queue_is_one_for_all_processes() -> None:
 async def test_a_key_has_one_limit_at_all_processes() -> None:
     async with office(ScriptedEngine(), max_requests_per_key=3) as made:
         first, second = made.clients
-        async with first.admit(Asking({"a": 1}, 2, key=0)):
+        async with first.admit(RequestLoad({"a": 1}, 2, key=0)):
             with pytest.raises(ApiError, match="2 answers in flight, and 3 may be"):
-                async with second.admit(Asking({"b": 1}, 2, key=0)):
+                async with second.admit(RequestLoad({"b": 1}, 2, key=0)):
                     pass
-            async with second.admit(Asking({"b": 1}, 1, key=0)), second.admit(Asking({"c": 1}, 3, key=1)):
+            async with (
+                second.admit(RequestLoad({"b": 1}, 1, key=0)),
+                second.admit(RequestLoad({"c": 1}, 3, key=1)),
+            ):
                 assert made.admission.num_in_flight == 6
 
 
@@ -246,15 +249,15 @@ async def test_who_gives_up_while_asking_is_counted_no_more() -> None:
         (client,) = made.clients
 
         async def ask() -> None:
-            async with client.admit(Asking({"a": 1})):
+            async with client.admit(RequestLoad({"a": 1})):
                 await asyncio.Event().wait()
 
         for _ in range(3):
-            asking = asyncio.create_task(ask())
+            pending = asyncio.create_task(ask())
             await asyncio.sleep(0)  # the question is on its way
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-        async with client.admit(Asking({"b": 1})):
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
+        async with client.admit(RequestLoad({"b": 1})):
             assert made.admission.num_in_flight == 1
 
 

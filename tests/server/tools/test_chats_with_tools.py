@@ -214,7 +214,7 @@ BAD: list[tuple[str, dict[str, object], str]] = [
     (
         "tools",
         {"tools": [function("f", description="x" * MAX_TOOLS_BYTES)]},
-        f"{MAX_TOOLS_BYTES} are the most",
+        f"at most {MAX_TOOLS_BYTES} are allowed",
     ),
     (
         "tools",

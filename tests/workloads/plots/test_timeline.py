@@ -10,9 +10,17 @@ from matplotlib.patches import Patch
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
 from loong.core.instance import ESPGroup
-from loong.workloads.plots.style import house_style, write_figure
+from loong.workloads.plots.style import PINK, house_style, write_figure
 from loong.workloads.plots.timeline import kv_strip, timelines_figure
-from loong.workloads.report.timeline_cells import Scale, Work, kv_shares, long_prompt_of, rows_of
+from loong.workloads.report.timeline_cells import (
+    NUM_COLUMNS,
+    Scale,
+    Work,
+    kv_shares,
+    long_prompt_of,
+    rows_of,
+    served_stretches,
+)
 
 RGBA: TypeAlias = tuple[float, float, float, float]
 CAPACITY = dict.fromkeys(range(4), 8000)
@@ -62,6 +70,34 @@ def test_work_has_the_same_colors_in_every_run(tmp_path: Path) -> None:
     path = tmp_path / "timeline.png"
     plot_timelines({"esp": elastic()}, [path])
     assert {work.value for work in Work} <= colors_in(path)
+
+
+def served() -> ClusterHistory:
+    """Decodes on one instance whose KV is on two others, of which one prefills."""
+    prefill = replace(piece(0, (0,), "prefill", 0.0, 3.0), num_prefill_tokens=9000, longest_prompt=9000)
+    lease = replace(piece(1, (2,), "decode", 1.0, 2.0), holder_ids=(0, 1))
+    return ClusterHistory((prefill, piece(2, (1,), "decode", 0.0, 0.5), lease), (), CAPACITY)
+
+
+def test_an_instance_that_serves_others_is_marked_as_long_as_it_does(tmp_path: Path) -> None:
+    history = served()
+    scale = Scale.of([history], None)
+    columns = range(NUM_COLUMNS // 3, 2 * NUM_COLUMNS // 3 + 1)
+    assert served_stretches(history, scale) == {0: [columns], 1: [columns]}
+    path = tmp_path / "timeline.png"
+    plot_timelines({"esp-served": history}, [path])
+    assert PINK in colors_in(path)
+    words = "serves KV to a batch that runs elsewhere"
+    assert words in drawn({"esp-served": history}, tmp_path)
+    assert words not in drawn({"esp": elastic()}, tmp_path)
+
+
+def test_an_instance_serves_batches_that_meet_as_if_they_were_one() -> None:
+    parts = [(0.0, 1.0), (0.9, 2.0), (5.0, 6.0)]
+    leases = [replace(piece(n, (2,), "decode", *times), holder_ids=(0,)) for n, times in enumerate(parts)]
+    history = ClusterHistory(tuple(leases), (), CAPACITY)
+    found = served_stretches(history, Scale(0.0, 12.0, 0, 0.0))
+    assert found == {0: [range(201), range(500, 601)]}
 
 
 def test_the_picture_says_all_that_one_needs_to_read_it(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""What a decision log tells of one request.
+"""The history of one request from a decision log.
 
-Lines of the log are indexed by request (`index`), put in order as steps of one request (`trail`), equal ones
-joined (`fold`), and told with what was measured (`story`), in words (`words`).
+Lines of the log are indexed by request (`index`) and ordered as steps of one request (`trail`). Equal steps
+are joined (`fold`), combined with measured times (`story`), and put into words (`words`).
 """

@@ -1,4 +1,4 @@
-"""What a request found when it came, in words."""
+"""The state of the cluster at a request's arrival, in words."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ from loong.observability.decision_log.story.story import Story
 
 
 def arrival_words(story: Story) -> Iterator[str]:
-    """Who was before it, who ran where, and how much room there was."""
+    """Yield sentences on the requests before it, the running batches, and the free KV slots."""
     found, num_prompt = story.found, story.summary.num_prompt_tokens
     if story.summary.choice_of is not None:
         yield f"It comes as another choice of {story.summary.choice_of}, which computes the prompt of both."
@@ -60,7 +60,7 @@ def _many_batches(batches: Sequence[Busy], came: float) -> str:
 
 
 def _phases(batches: Sequence[Busy]) -> str:
-    """What is computed: prefill of 1 request and decode of 2 requests."""
+    """Return the work in words: prefill of 1 request and decode of 2 requests."""
     numbers = {
         "prefill": sum(busy.num_prefills for busy in batches),
         "decode": sum(busy.num_decodes for busy in batches),

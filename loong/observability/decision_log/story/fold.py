@@ -1,4 +1,4 @@
-"""A long trail made short: steps that only go on are joined."""
+"""Shortens a long trail by joining steps that continue each other."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from loong.observability.decision_log.story.steps import ComputedBatches, Move, 
 
 
 def folded(steps: Iterable[StoryStep]) -> tuple[StoryStep, ...]:
-    """The same steps, with batches joined that run on the same instances, and migrations of one moment."""
+    """Return the steps, with batches joined that ran on the same instances, and migrations of one moment."""
     result: list[StoryStep] = []
     for step in steps:
         joined = _join(result[-1], step) if result else None
@@ -21,7 +21,7 @@ def folded(steps: Iterable[StoryStep]) -> tuple[StoryStep, ...]:
 
 
 def _join(earlier: StoryStep, later: StoryStep) -> StoryStep | None:
-    """Both as one step; None if the later one is something else."""
+    """Return both steps as one, or None if they differ."""
     match earlier, later:
         case ComputedBatches(), ComputedBatches() if _shape(earlier) == _shape(later):
             reasons = _each_kind_once(earlier.reasons, later.reasons)
@@ -44,6 +44,6 @@ def _shape(run: ComputedBatches) -> tuple[str, bool, frozenset[int], frozenset[i
 
 
 def _each_kind_once(earlier: Iterable[Reason], later: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Of each kind the first reasons: what comes later says the same of the next batch."""
+    """Return the first reasons of each kind. Later ones repeat them for the next batch."""
     kinds = {reason.kind for reason in earlier}
     return (*earlier, *(reason for reason in later if reason.kind not in kinds))

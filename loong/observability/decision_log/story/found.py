@@ -1,4 +1,4 @@
-"""What a request found when it came: who was before it, who ran where, and how much room there was."""
+"""The state of the cluster at a request's arrival: queue, running batches and free slots."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ HOST = "host"
 
 
 class Busy(msgspec.Struct, frozen=True):
-    """Instances that run a batch; `until` is when it ended, or (predicted) should have; None if unknown."""
+    """Instances that run a batch. `until` is when it ended, or its predicted end; None if unknown."""
 
     batch_id: int
     instance_ids: tuple[int, ...]
@@ -24,11 +24,11 @@ class Busy(msgspec.Struct, frozen=True):
 
 
 class StoryFindings(msgspec.Struct, frozen=True):
-    """The cluster at an arrival. Host tiers are neither idle nor room."""
+    """The cluster at an arrival. Host tiers are neither idle nor free."""
 
-    ahead: tuple[RequestId, ...]  # came before, and had not started
+    ahead: tuple[RequestId, ...]  # arrived before, and not started
     ahead_tokens: int  # of their prompts
-    overtaken_by: tuple[RequestId, ...]  # came later, and started before it
+    overtaken_by: tuple[RequestId, ...]  # arrived later, and started before it
     busy: tuple[Busy, ...]
     idle_ids: tuple[int, ...]
     host_ids: tuple[int, ...]
@@ -38,7 +38,7 @@ class StoryFindings(msgspec.Struct, frozen=True):
 
 
 def found_by(index: LogIndex, request_id: RequestId) -> StoryFindings:
-    """What a request that the log saw arrive found then."""
+    """Return the state of the cluster at the arrival of a request, which the log contains."""
     arrived, arrived_at = index.arrivals[request_id], index.arrived_at
     came, left = arrived_at[request_id], _left_queue_at(index, request_id)
     ahead = tuple(r for r, at in arrived_at.items() if at < came < _left_queue_at(index, r))
@@ -59,19 +59,19 @@ def found_by(index: LogIndex, request_id: RequestId) -> StoryFindings:
 
 
 def room_of(instances: Iterable[InstanceState]) -> tuple[int, int]:
-    """Tokens of KV that all instances have free, and that they can hold."""
+    """Return the free KV slots of all instances, and their capacity, in tokens."""
     pools = [i for i in instances if i.kind != HOST]
     capacity = sum(i.kv_capacity for i in pools)
     return capacity - sum(i.kv_used for i in pools), capacity
 
 
 def idle_ids(instances: Iterable[InstanceState]) -> tuple[int, ...]:
-    """The instances that a batch can be run on."""
+    """Return the instances that a batch can run on."""
     return tuple(i.instance_id for i in instances if i.kind != HOST and i.batch_id is None)
 
 
 def _left_queue_at(index: LogIndex, request_id: RequestId) -> float:
-    """The line at which a request started or, if it never did, ended; infinite if the log has neither."""
+    """Return the line at which a request started, or else ended; infinity if the log has neither."""
     never = float("inf")
     return index.started_at.get(request_id, index.ended_at.get(request_id, never))
 

@@ -1,4 +1,4 @@
-"""A decision log, to be asked by request, batch and migration."""
+"""Index of a decision log by request, batch and migration."""
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -31,7 +31,7 @@ from loong.observability.decision_log.lines import (
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A batch with a part of the request, which a plan ran, began at a time."""
+    """A batch that a plan ran, with a part for the request, and its start."""
 
     plan: PlannedLine
     batch: LoggedBatch
@@ -41,7 +41,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class MovedKV:
-    """A plan moved KV of the request, from a time on: when the batch that makes it has ended."""
+    """A migration of the request's KV, from a time on: the end of the batch that makes the KV."""
 
     plan: PlannedLine
     migration: Migration
@@ -50,7 +50,7 @@ class MovedKV:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A plan dropped the KV of the request."""
+    """A preemption of the request."""
 
     plan: PlannedLine
     preempted: Preempted
@@ -58,7 +58,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Considered:
-    """A plan says why something is so for the request."""
+    """A policy's reason that concerns the request."""
 
     plan: PlannedLine
     reason: Reason
@@ -69,10 +69,11 @@ Entry: TypeAlias = Ran | MovedKV | Dropped | Considered | FirstTokenLine | Ended
 
 @dataclass(slots=True)
 class LogIndex:
-    """What a log says, by what it says it of. `entries` are in the order of the log, as are all others.
+    """The content of a log by subject. All lists are in the order of the log.
 
     Every loss of an instance is among the entries of every request that was live. A batch or migration has an
-    end, a loss that cut it off, or neither where the log ends first. A batch that has not begun runs nothing.
+    end, or a loss that cut it off, or neither at the end of the log. A batch that has not started has no
+    entry.
     """
 
     clock_start: float | None = None
@@ -85,8 +86,8 @@ class LogIndex:
     ended_at: dict[RequestId, int] = field(default_factory=dict)
     batches: dict[int, tuple[PlannedLine, LoggedBatch]] = field(default_factory=dict)
     batch_starts: dict[int, float] = field(default_factory=dict)
-    plan_times: list[float] = field(default_factory=list)  # of each of `batches`
-    start_times: list[float] = field(default_factory=list)  # those of `batch_starts`
+    plan_times: list[float] = field(default_factory=list)  # for each of `batches`
+    start_times: list[float] = field(default_factory=list)  # times of `batch_starts`
     batch_ends: dict[int, BatchEndedLine] = field(default_factory=dict)
     batch_losses: dict[int, InstanceLostLine] = field(default_factory=dict)
     migrations: dict[int, Migration] = field(default_factory=dict)
@@ -94,23 +95,23 @@ class LogIndex:
     migration_losses: dict[int, InstanceLostLine] = field(default_factory=dict)
     batch_of: dict[RequestId, int] = field(
         default_factory=dict
-    )  # the latest that is planned and has not ended
+    )  # the latest planned batch that has not ended
     held_moves: defaultdict[int, list[MovedKV]] = field(default_factory=lambda: defaultdict(list))  # by batch
     lease_ends: dict[int, PlannedLine] = field(default_factory=dict)  # the first plan that ended a lease
-    lease_steps: dict[int, int] = field(default_factory=dict)  # that leases may have had which were extended
+    lease_steps: dict[int, int] = field(default_factory=dict)  # most steps of leases, extensions included
 
     def max_steps(self, batch: LoggedBatch) -> int:
-        """Steps that a batch might have taken, as it was told last."""
+        """Return the most steps of a batch, by its last instruction."""
         return self.lease_steps.get(batch.batch_id, batch.num_steps)
 
     def batches_on(self, instance_ids: Iterable[int], start: float, end: float) -> tuple[LoggedBatch, ...]:
-        """The batches with any of these instances that began from `start` on and before `end`."""
+        """Return the batches on any of these instances that started from `start` on and before `end`."""
         first, last = bisect_left(self.start_times, start), bisect_left(self.start_times, end)
         began = islice(self.batch_starts, first, last)
         return _on(instance_ids, (self.batches[batch_id][1] for batch_id in began))
 
     def batches_planned_at(self, time: float, instance_ids: Iterable[int]) -> tuple[LoggedBatch, ...]:
-        """Return the batches with any of these instances that were planned at a time."""
+        """Return the batches on any of these instances that were planned at a time."""
         first, stop = bisect_left(self.plan_times, time), bisect_right(self.plan_times, time)
         return _on(instance_ids, (batch for _, batch in islice(self.batches.values(), first, stop)))
 
@@ -120,7 +121,7 @@ def _on(instance_ids: Iterable[int], batches: Iterable[LoggedBatch]) -> tuple[Lo
 
 
 def indexed(lines: Iterable[Line]) -> LogIndex:
-    """The index of the lines of one run."""
+    """Return the index of the lines of one run."""
     index = LogIndex()
     for number, line in enumerate(lines):
         _add(index, number, line)
@@ -178,8 +179,8 @@ def _add_plan(index: LogIndex, plan: PlannedLine) -> None:
 
 
 def _add_start(index: LogIndex, number: int, start: BatchStartedLine) -> None:
-    """Add a batch to the entries of its requests; those that have ended meanwhile take no part in it."""
-    if start.batch_id not in index.batches:  # planned before the first line that is there
+    """Add a batch to the entries of its requests, except those that have ended since the plan."""
+    if start.batch_id not in index.batches:  # planned before the first line of the log
         return
     plan, batch = index.batches[start.batch_id]
     index.batch_starts[start.batch_id] = start.time
@@ -195,7 +196,7 @@ def _parts(batch: LoggedBatch) -> tuple[Chunk | Decode, ...]:
 
 
 def _add_move(index: LogIndex, moved: MovedKV) -> None:
-    """Add a migration, now or when the batch has ended that its request is in."""
+    """Add a migration, now or at the end of the batch that its request is in."""
     migration = moved.migration
     index.migrations[migration.migration_id] = migration
     batch_id = index.batch_of.get(migration.request_id)
@@ -204,7 +205,7 @@ def _add_move(index: LogIndex, moved: MovedKV) -> None:
 
 
 def _close_batch(index: LogIndex, batch_id: int, time: float) -> None:
-    """Let KV move that had to wait for the end of a batch, but for that of requests which have ended."""
+    """Add migrations that waited for the end of a batch, except those of ended requests."""
     for moved in index.held_moves.pop(batch_id, ()):
         if moved.migration.request_id not in index.ends:
             index.entries[moved.migration.request_id].append(replace(moved, time=time))
@@ -221,7 +222,7 @@ def _add_loss(index: LogIndex, loss: InstanceLostLine) -> None:
         batch = index.batches[batch_id][1]
         if loss.instance_id in (*batch.instance_ids, *batch.holder_ids):
             index.batch_losses[batch_id] = loss
-            index.held_moves.pop(batch_id, None)  # of KV that is lost
+            index.held_moves.pop(batch_id, None)  # moves of lost KV
             _close_batch(index, batch_id, loss.time)
     for migration_id in index.migrations.keys() - index.migration_ends.keys() - index.migration_losses.keys():
         migration = index.migrations[migration_id]

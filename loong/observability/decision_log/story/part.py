@@ -1,4 +1,4 @@
-"""What became of a request's part in a batch."""
+"""The result of a request's part in a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ ABORT = FinishReason.ABORT.value
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A request was at rest, while these batches ran where its KV was."""
+    """A time in which a request with KV was in no batch, with the batches that ran on its instances."""
 
     seconds: float
     batch_ids: tuple[int, ...]
 
 
 def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> StoryPart:
-    """The part, given the pauses that the request made before it."""
+    """Return the part, given the pauses before it."""
     batch, part = ran.batch, ran.part
     until, num_steps = _outcome(index, ran)
     if isinstance(part, Chunk):
@@ -47,7 +47,7 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> StoryPart:
 
 
 def _outcome(index: LogIndex, ran: Ran) -> tuple[float | None, int]:
-    """When its part was over (None: not in this log), and after how many steps."""
+    """Return the end of the part (None: not in this log), and its number of steps."""
     batch_id = ran.batch.batch_id
     over = index.batch_ends.get(batch_id) or index.batch_losses.get(batch_id)
     ended = index.ends.get(ran.part.request_id)
@@ -59,15 +59,15 @@ def _outcome(index: LogIndex, ran: Ran) -> tuple[float | None, int]:
 
 
 def _num_steps_to(ended: EndedLine, ran: Ran, num_prompt_tokens: int) -> int:
-    """Steps that a request took in the batch in which it ended."""
+    """Return the steps of a request in the batch in which it ended."""
     if isinstance(ran.part, Chunk):
         return 0 if ended.reason == ABORT else 1
     num_before = ran.part.first_position + 1 - num_prompt_tokens
-    return max(0, ended.num_output_tokens - num_before)  # one was predicted, if its batch was lost
+    return max(0, ended.num_output_tokens - num_before)  # one step was predicted, if its batch was lost
 
 
 def _cut_short_by(index: LogIndex, ran: Ran) -> tuple[Cause, ...]:
-    """On which events its lease was ended early, if that came in time."""
+    """Return the events for which its lease was ended early, if that had an effect."""
     reported, end = index.lease_ends.get(ran.batch.batch_id), index.batch_ends.get(ran.batch.batch_id)
     if reported is None or end is None or end.num_steps >= index.max_steps(ran.batch):
         return ()

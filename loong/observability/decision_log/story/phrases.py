@@ -6,11 +6,11 @@ from loong.observability.decision_log.lines import Cause, Reason
 from loong.observability.decision_log.story.steps import WaitedFor
 
 MAX_LISTED = 4
-MAX_UNEVENNESS = 0.02  # of what is called even
+MAX_UNEVENNESS = 0.02  # relative difference of counts that are called equal
 
 
 def duration(seconds: float) -> str:
-    """0 ms, 1.23 ms, 12.3 ms, 412 ms or 1.23 s: three digits."""
+    """Return seconds with three digits: 0 ms, 1.23 ms, 12.3 ms, 412 ms or 1.23 s."""
     if not seconds:
         return "0 ms"
     value, unit = (seconds, "s") if seconds >= 0.9995 else (1000 * seconds, "ms")
@@ -19,40 +19,40 @@ def duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """1 token, 1,234 tokens."""
+    """Return a number with its noun: 1 token, 1,234 tokens."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def times(number: int) -> str:
-    """once, twice, 3 times."""
+    """Return a number of times: once, twice, 3 times."""
     return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
 def verb(plural: str, subjects: Sized) -> str:
-    """A verb that agrees with so many subjects."""
+    """Return a verb that agrees with the number of subjects."""
     singular = {"are": "is", "have": "has"}.get(plural, f"{plural}s")
     return singular if len(subjects) == 1 else plural
 
 
 def capital(text: str) -> str:
-    """The same, to begin a sentence."""
+    """Return the text with a capital letter."""
     return text[:1].upper() + text[1:]
 
 
 def listed(items: Iterable[object]) -> str:
-    """a, b and c."""
+    """Return a list in words: a, b and c."""
     *most, last = map(str, items)
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def some_of(items: Sequence[object]) -> str:
-    """a, b, c, d and 7 more."""
+    """Return the first items in words: a, b, c, d and 7 more."""
     more = len(items) - MAX_LISTED
     return listed(items) if more <= 1 else listed([*items[:MAX_LISTED], f"{more:,} more"])
 
 
 def instances(instance_ids: Sequence[int]) -> str:
-    """instance 3; instances 0, 2 and 5; instances 0 to 7."""
+    """Return instances in words: instance 3; instances 0, 2 and 5; instances 0 to 7."""
     if len(instance_ids) == 1:
         return f"instance {instance_ids[0]}"
     low, high = min(instance_ids), max(instance_ids)
@@ -61,12 +61,14 @@ def instances(instance_ids: Sequence[int]) -> str:
 
 
 def batches(batch_ids: Sequence[int]) -> str:
-    """batch 3; batches 3, 5 and 9."""
+    """Return batches in words: batch 3; batches 3, 5 and 9."""
     return f"batch {batch_ids[0]}" if len(batch_ids) == 1 else f"batches {some_of(batch_ids)}"
 
 
 def holdings(kv: Mapping[int, int]) -> str:
-    """instance 2; instances 0 to 7 (about 512 tokens each); instances 0 (512 tokens) and 1 (64)."""
+    """Return KV by instance: instance 2; instances 0 to 7 (about 512 tokens each); instances 0 (512
+    tokens) and 1 (64).
+    """
     held = {instance_id: kv[instance_id] for instance_id in sorted(kv) if kv[instance_id]}
     if len(held) <= 1:
         return instances(tuple(held))
@@ -80,7 +82,7 @@ def holdings(kv: Mapping[int, int]) -> str:
 
 
 def happenings(causes: Sequence[Cause]) -> str:
-    """What called for a plan, to follow "as". Where a batch ends, so do its requests."""
+    """Return the causes of a plan in words, to follow "as". A batch's end includes its requests' ends."""
     over_ids = {cause.batch_id for cause in causes if cause.event == "batch_finished"}
     reported = [c for c in causes if c.event != "tokens_produced" or c.batch_id not in over_ids]
     return some_of(list(map(_cause_words, reported)))
@@ -111,7 +113,7 @@ def _cause_words(cause: Cause) -> str:
 
 
 def difference(measured: float, predicted: float) -> str:
-    """4% more than predicted."""
+    """Return a difference in words: 4% more than predicted."""
     percent = round(100 * (measured / predicted - 1)) if predicted else 0
     return (
         "as predicted"
@@ -131,7 +133,7 @@ SUBJECTS = {
 
 
 def policy_words(reasons: Iterable[Reason]) -> Iterator[str]:
-    """What the policy says, a sentence each."""
+    """Yield the policy's reasons, one sentence each."""
     for reason in reasons:
         costs = {weighed.what: weighed.cost for weighed in reason.alternatives}
         others = [f"{what} ({_cost(cost)})" for what, cost in costs.items() if what != reason.chosen]
@@ -143,7 +145,7 @@ def policy_words(reasons: Iterable[Reason]) -> Iterator[str]:
 
 
 def wait_words(waits: Sequence[WaitedFor]) -> Iterator[str]:
-    """What was waited for, the longest first."""
+    """Yield the reasons for waiting, the longest first."""
     for wait in waits[:MAX_LISTED]:
         yield f"For {duration(wait.seconds)}: {wait.reason}."
     if others := waits[MAX_LISTED:]:

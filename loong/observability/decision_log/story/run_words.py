@@ -20,14 +20,14 @@ from loong.observability.decision_log.story.steps import ComputedBatches, StoryP
 
 
 def run_words(run: ComputedBatches) -> Iterator[str]:
-    """Sentences on what was computed where, how long it took, and where its KV stays."""
+    """Yield sentences on the work, its instances, its duration, and the place of its KV."""
     dop = f"DoP {len(run.instance_ids)}"
     if run.phase == "prefill":
         dop += f" of {run.num_idle} idle"
     group = f"{instances(run.instance_ids)} ({dop})"
     if run.holder_ids:
         group += f", with KV served by {instances(run.holder_ids)}"
-    yield f"{_what(run)} on {group}{_beside(run)}: {_time(run)}."
+    yield f"{_what(run)} on {group}{_others(run)}: {_time(run)}."
     yield from _scaling(run)
     if len(run.instance_ids) > 1 and (kept_on := _sum(part.kept_on for part in run.parts)):
         yield f"{_where_kv_stays(run, kept_on)}."
@@ -36,7 +36,7 @@ def run_words(run: ComputedBatches) -> Iterator[str]:
 
 
 def _scaling(run: ComputedBatches) -> Iterator[str]:
-    """How its group differs from the one before."""
+    """Yield sentences on the change of its group."""
     joining, leaving = (instances(ids) if ids else "" for ids in (run.joined_ids, run.left_ids))
     joins, leaves = verb("join", run.joined_ids), verb("leave", run.left_ids)
     if joining and leaving:
@@ -67,16 +67,16 @@ def _chunks(parts: tuple[StoryPart, ...]) -> str:
     return f"in {counted(len(parts), 'chunk')} of {size}"
 
 
-def _beside(run: ComputedBatches) -> str:
+def _others(run: ComputedBatches) -> str:
     num_others = [part.num_others for part in run.parts]
     if not max(num_others):
         return ""
     up_to = "up to " if min(num_others) < max(num_others) else ""
-    return f", beside {up_to}{counted(max(num_others), 'other request')}"
+    return f", with {up_to}{counted(max(num_others), 'other request')}"
 
 
 def _time(run: ComputedBatches) -> str:
-    """What the steps that ended took, with what was predicted of them."""
+    """Return the duration of the ended steps, with its prediction."""
     done = [part for part in run.parts if part.num_steps]
     if not done:
         return "not done when the log ends" if run.parts[-1].until is None else "cut off"
@@ -102,7 +102,7 @@ def _where_kv_stays(run: ComputedBatches, kept_on: Mapping[int, int]) -> str:
 
 
 def rest_words(run: ComputedBatches) -> Iterator[str]:
-    """Sentences on what it rested for between its batches; none if it did not."""
+    """Yield sentences on the pause before it, if there was one."""
     if paused := [part for part in run.parts if part.paused_seconds]:
         others = [batch_id for part in paused for batch_id in part.paused_for]
         meanwhile = f", while {batches(others)} {verb('run', others)} where its KV is" if others else ""

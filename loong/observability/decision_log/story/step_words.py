@@ -38,7 +38,7 @@ _ENDS = {
 
 
 def step_words(step: StoryStep, story: Story) -> Iterator[str]:
-    """What happens, and what the policy says of it."""
+    """Yield sentences on a step, and the policy's reasons for it."""
     match step:
         case Wait():
             yield from _wait(step, story)
@@ -70,7 +70,7 @@ def step_words(step: StoryStep, story: Story) -> Iterator[str]:
 
 
 def submitted_at(step: StoryStep, story: Story) -> float:
-    """When to tell of a step: a wait at its end, all else at its beginning."""
+    """Return the time of a step in the story: the end of a wait, and the beginning of other steps."""
     if isinstance(step, Wait):
         return story.log_ends_at if step.until is None else step.until
     return step.time

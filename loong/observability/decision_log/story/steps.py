@@ -1,4 +1,4 @@
-"""What happens to a request, one thing after the other. Times and durations are seconds, sizes tokens."""
+"""The steps in the history of a request. Times and durations are seconds, sizes tokens."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,20 +10,20 @@ from loong.observability.decision_log.lines import Cause, Reason, TokensByInstan
 
 
 class _Step(msgspec.Struct, frozen=True, tag_field="step"):
-    """Something that happens, from `time` on."""
+    """A step that begins at `time`."""
 
     time: float
 
 
 class WaitedFor(msgspec.Struct, frozen=True):
-    """What the policy said that it waited for, and how long in all."""
+    """A reason for waiting by the policy, and its total seconds."""
 
     reason: str
     seconds: float
 
 
 def summed(waits: Iterable[WaitedFor]) -> tuple[WaitedFor, ...]:
-    """Each reason once, the longest first; without those that held for no time."""
+    """Return each reason once, the longest first, without those of no duration."""
     seconds = defaultdict[str, float](float)
     for wait in waits:
         seconds[wait.reason] += wait.seconds
@@ -32,9 +32,10 @@ def summed(waits: Iterable[WaitedFor]) -> tuple[WaitedFor, ...]:
 
 
 class Wait(_Step, frozen=True, tag="wait"):
-    """It has no KV and is in no batch, until None if the log ends before.
+    """The request waits without KV and is in no batch; `until` is None at the end of the log.
 
-    `causes` are what it started on, and `kv_free` the room of all instances then; none if it did not.
+    `causes` are the events on which it started, and `kv_free` the free slots of all instances then; empty if
+    it did not start.
     """
 
     until: float | None
@@ -45,10 +46,10 @@ class Wait(_Step, frozen=True, tag="wait"):
 
 
 class StoryPart(msgspec.Struct, frozen=True):
-    """Its part in one batch.
+    """The request's part in one batch.
 
-    `num_steps` are those that it took a part in and that the log saw end, from `time` to `until`. It computed
-    `num_tokens` (in a decode, one a step) on `computed_on`, and their KV stays on `kept_on`.
+    `num_steps` are its steps that ended within the log, from `time` to `until`. It computed `num_tokens` (in
+    a decode, one each step) on `computed_on`, and their KV stays on `kept_on`.
     """
 
     time: float
@@ -59,24 +60,24 @@ class StoryPart(msgspec.Struct, frozen=True):
     computed_on: TokensByInstance
     kept_on: TokensByInstance
     num_steps: int
-    max_steps: int  # that the batch might have taken
-    num_others: int  # requests beside it
+    max_steps: int  # most steps of the batch
+    num_others: int  # other requests of the batch
     predicted_seconds: float | None  # of one step
-    paused_seconds: float  # with KV at rest, since the batch before it
-    paused_for: tuple[int, ...]  # batches without it that ran where its KV was
-    cut_short_by: tuple[Cause, ...]  # for which its lease was ended early
+    paused_seconds: float  # with KV but in no batch, since its last batch
+    paused_for: tuple[int, ...]  # batches without it on the instances with its KV
+    cut_short_by: tuple[Cause, ...]  # events for which its lease ended early
 
     @property
     def seconds(self) -> float:
-        """What its steps took."""
+        """The seconds of its steps."""
         return self.until - self.time if self.until is not None and self.num_steps else 0.0
 
 
 class ComputedBatches(_Step, frozen=True, tag="run"):
-    """It is computed in batches, one after the other, on the same instances.
+    """The request is computed in successive batches on the same instances.
 
-    Compared with the run before it, instances joined and left. What is recomputed was lost or dropped before.
-    Holders are instances outside the group that served KV.
+    Joined and left instances are the difference to the batches before. Recomputed tokens were lost or dropped
+    before. Holders are instances outside the group that served KV.
     """
 
     phase: Literal["prefill", "decode"]
@@ -86,13 +87,13 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
     num_idle: int  # instances that could have run the first batch
     is_recomputed: bool
     parts: tuple[StoryPart, ...]
-    waited_for: tuple[WaitedFor, ...]  # while it rested
+    waited_for: tuple[WaitedFor, ...]  # reasons of its pause
     reasons: tuple[Reason, ...]
     holder_ids: tuple[int, ...] = ()
 
 
 class Route(msgspec.Struct, frozen=True):
-    """How much goes from one instance to another."""
+    """The number of tokens that move from one instance to another."""
 
     source_id: int
     destination_id: int
@@ -100,7 +101,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Move(_Step, frozen=True, tag="move"):
-    """Its KV moves; what is not committed comes to nothing, None is open at the end of the log."""
+    """The request's KV moves. It has no effect unless committed; None is open at the end of the log."""
 
     until: float | None
     routes: tuple[Route, ...]
@@ -109,7 +110,10 @@ class Move(_Step, frozen=True, tag="move"):
 
 
 class Drop(_Step, frozen=True, tag="drop"):
-    """Its KV is dropped, and other batches start there; `kv_free` is what all instances had free before."""
+    """The request's KV is dropped, and other batches start there.
+
+    `kv_free` is the free slots of all instances before.
+    """
 
     kv: TokensByInstance
     batch_ids: tuple[int, ...]
@@ -119,20 +123,20 @@ class Drop(_Step, frozen=True, tag="drop"):
 
 
 class Loss(_Step, frozen=True, tag="loss"):
-    """An instance dies, and all of its KV is lost or dropped."""
+    """An instance is lost, with all of its KV of the request."""
 
     instance_id: int
     why: str
 
 
 class First(_Step, frozen=True, tag="first_token"):
-    """Its first token."""
+    """The request's first token."""
 
     ttft: float
 
 
 class End(_Step, frozen=True, tag="end"):
-    """It is over."""
+    """The end of the request."""
 
     reason: str
     num_output_tokens: int

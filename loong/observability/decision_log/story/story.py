@@ -1,4 +1,4 @@
-"""One request's story: what it was promised and got, what it found, and each step of the way."""
+"""The history of one request: targets and results, the state at its arrival, and each step."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ from loong.observability.decision_log.story.trail import trail_of
 
 
 class Story(msgspec.Struct, frozen=True):
-    """A request's story; `clock_start` is the Unix time of the clock's 0, None in virtual time."""
+    """A request's history. `clock_start` is the Unix time of the clock's 0, or None in virtual time."""
 
     summary: Summary
     found: StoryFindings
@@ -22,7 +22,7 @@ class Story(msgspec.Struct, frozen=True):
 
 
 def story_of(index: LogIndex, request_id: RequestId) -> Story:
-    """The story of a request that the log saw arrive."""
+    """Return the history of a request whose arrival the log contains."""
     return Story(
         summary_of(index, request_id),
         found_by(index, request_id),

@@ -21,7 +21,7 @@ from loong.observability.decision_log.story.trail import trail_of
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """What a request got (None: nothing yet) and what was promised (None: nothing), in seconds."""
+    """A latency (None: none yet) and its target (None: none), in seconds."""
 
     seconds: float | None
     slo: float | None
@@ -29,10 +29,10 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Times and durations are seconds; None is what the log does not tell.
+    """A request in numbers. Times and durations are seconds, and None if the log does not contain them.
 
-    A request waits while neither a batch nor a migration has it. TPOT is the mean time of a token after the
-    first. `measured_seconds` are of those of its steps that were predicted.
+    A request waits while it is in neither a batch nor a migration. TPOT is the mean time of a token after the
+    first. `measured_seconds` cover those of its steps that have a prediction.
     """
 
     request_id: RequestId
@@ -56,7 +56,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
-    """A request that the log saw arrive, in numbers."""
+    """Return the summary of a request whose arrival the log contains."""
     arrived, steps = index.arrivals[request_id], trail_of(index, request_id)
     end = next((step for step in steps if isinstance(step, End)), None)
     last_time = index.last_time if end is None else end.time
@@ -85,14 +85,14 @@ def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
 
 
 def _ttft(steps: Iterable[StoryStep], slo: float | None, seen_for: float) -> Latency:
-    """Late is also who has had no token for longer than promised."""
+    """Return the TTFT. A request without a token is late after its target."""
     seconds = next((step.ttft for step in steps if isinstance(step, First)), None)
     waited = seen_for if seconds is None else seconds
     return Latency(seconds, slo, is_late=slo is not None and waited > slo)
 
 
 def _tpot(steps: Iterable[StoryStep], slo: float | None) -> Latency:
-    """None for who left early: when it got its last token is not known."""
+    """Return the TPOT, or None for an aborted request, whose last token has no known time."""
     first, seconds = None, None
     for step in steps:
         if isinstance(step, First):

@@ -1,4 +1,4 @@
-"""From a log's entries of one request to the steps it went through."""
+"""The steps of one request, from its entries in a log."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -39,7 +39,10 @@ from loong.observability.decision_log.story.steps import (
 
 
 def trail_of(index: LogIndex, request_id: RequestId) -> tuple[StoryStep, ...]:
-    """The steps of a request that the log saw arrive; each batch and each migration is one."""
+    """Return the steps of a request whose arrival the log contains.
+
+    Each batch and each migration is one step.
+    """
     arrived = index.arrivals[request_id]
     trail = _Trail(index, arrived, free_since=arrived.time)
     for entry in index.entries[request_id]:
@@ -49,23 +52,21 @@ def trail_of(index: LogIndex, request_id: RequestId) -> tuple[StoryStep, ...]:
 
 @dataclass(slots=True)
 class _Trail:
-    """The steps so far, and what the next one depends on."""
+    """The steps so far, and the state that the next step depends on."""
 
     index: LogIndex
     arrived: ArrivedLine
-    free_since: float  # when the last thing that had it was over
+    free_since: float  # end of its last batch or migration
     steps: list[StoryStep] = field(default_factory=list)
     is_waiting: bool = True  # without KV
     pauses: list[Pause] = field(default_factory=list)  # since its last batch
     group: tuple[int, ...] | None = None
     kv: Counter[int] = field(default_factory=Counter)
     considered: list[Considered] = field(default_factory=list)  # since the last step
-    waits: list[Considered] = field(
-        default_factory=list
-    )  # what it waited for since it last ran, or lost its KV
+    waits: list[Considered] = field(default_factory=list)  # since it last ran, or lost its KV
 
     def add(self, entry: Entry) -> None:
-        """Take in the log's next entry."""
+        """Add the log's next entry."""
         match entry:
             case Considered():
                 is_wait = entry.reason.kind == DecisionKind.WAIT.value
@@ -88,7 +89,7 @@ class _Trail:
                 assert_never(entry)
 
     def closed(self) -> tuple[StoryStep, ...]:
-        """All steps, and the wait that goes on at the end of the log."""
+        """Return all steps, and a last wait if the log ends during it."""
         if self.is_waiting and self.arrived.request_id not in self.index.ends:
             waited_for = self._waited_for(self.index.last_time)
             self.steps.append(
@@ -143,13 +144,15 @@ class _Trail:
             self.kv[route.destination_id] += route.num_tokens
 
     def _end_of(self, migration: Migration) -> float | None:
-        """Return when a migration ended, or was void as an instance was lost; None if the log ends before."""
+        """Return the end of a migration, or its cancellation by a lost instance; None if the log ends
+        before.
+        """
         index, migration_id = self.index, migration.migration_id
         over = index.migration_ends.get(migration_id) or index.migration_losses.get(migration_id)
         return None if over is None else over.time
 
     def _cut_at(self, time: float) -> None:
-        """End what goes on at a time: a batch that other instances end later, or moves of KV that is lost."""
+        """End the steps in progress at a time: a batch that lost an instance, or migrations of lost KV."""
         for number in reversed(range(len(self.steps))):
             step = self.steps[number]
             if isinstance(step, Move) and step.until is not None and step.until > time:
@@ -169,7 +172,7 @@ class _Trail:
         self._lose_kv(plan.time)
 
     def _lose(self, loss: InstanceLostLine) -> None:
-        """Take in that an instance died, which may have been none of this request's."""
+        """Handle the loss of an instance, which may concern this request or not."""
         batch_ids = (
             step.parts[-1].batch_id for step in reversed(self.steps) if isinstance(step, ComputedBatches)
         )
@@ -194,7 +197,7 @@ class _Trail:
         self.is_waiting, self.free_since, self.group = True, time, None
 
     def _leave_rest(self, plan: PlannedLine, time: float) -> None:
-        """Take in that a plan takes the request up at this time."""
+        """Handle a plan that puts the request into a batch at this time."""
         if not self.is_waiting:
             self._rest_until(time)
         elif time > self.free_since:
@@ -213,7 +216,7 @@ class _Trail:
         return tuple(batch.batch_id for batch in self.index.batches_on(instance_ids, start, end))
 
     def _waited_for(self, until: float) -> tuple[WaitedFor, ...]:
-        """What it waited for since it last ran, each thing until the policy said another."""
+        """Return the reasons for waiting since the last batch, each until the policy's next reason."""
         times = [*(max(wait.plan.time, self.free_since) for wait in self.waits), until]
         reasons = [wait.reason.chosen for wait in self.waits]
         self.waits.clear()
@@ -223,7 +226,7 @@ class _Trail:
         )
 
     def _take_reasons(self, before: PlannedLine | None = None) -> tuple[Reason, ...]:
-        """The reasons given since the last step, each once; only those of plans before `before`, if given."""
+        """Return the distinct reasons since the last step; with `before`, only those of earlier plans."""
         taken = [entry for entry in self.considered if entry.plan is not before]
         self.considered = [entry for entry in self.considered if entry.plan is before]
         return tuple({(entry.reason.kind, entry.reason.chosen): entry.reason for entry in taken}.values())

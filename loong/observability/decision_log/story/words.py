@@ -1,4 +1,4 @@
-"""A story as text, with times since the request came."""
+"""A request's history as text, with times since its arrival."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,13 +15,13 @@ from loong.observability.decision_log.story.story import Story
 from loong.observability.decision_log.story.summary import Latency, Summary
 
 WIDTH = 110
-LEAST_TOLD = 0.001  # seconds; a summary says nothing of shorter waits
+MIN_SHOWN_SECONDS = 0.001  # seconds; a summary leaves out shorter waits
 _TIME_WIDTH = 11
 _INDENT = " " * (_TIME_WIDTH + 2)
 
 
 def reported(story: Story) -> str:
-    """The story, at most 110 columns wide."""
+    """Return the history, at most 110 columns wide."""
     lines = [_filled(sentence) for sentence in heading(story)]
     lines.append("")
     for time, sentences in chapters(story):
@@ -30,15 +30,15 @@ def reported(story: Story) -> str:
 
 
 def chapters(story: Story) -> Iterator[tuple[float, Iterator[str]]]:
-    """Seconds since the request came, and sentences on what happened then."""
+    """Yield the seconds since the arrival, and the sentences for that time."""
     yield 0.0, arrival_words(story)
     for step in story.steps:
         since = submitted_at(step, story) - story.summary.arrived_at
-        yield max(0.0, since), step_words(step, story)  # the log rounds times, each by itself
+        yield max(0.0, since), step_words(step, story)  # the log rounds each time on its own
 
 
 def why_it_waited(story: Story) -> Iterator[str]:
-    """Yield the sentences of the story that say what it waited for, the longest wait first."""
+    """Yield sentences on the reasons for waiting, the longest wait first."""
     waits: list[tuple[float, list[str]]] = []
     for step in story.steps:
         if isinstance(step, Wait):
@@ -47,12 +47,12 @@ def why_it_waited(story: Story) -> Iterator[str]:
         elif isinstance(step, ComputedBatches):
             waits.append((sum(part.paused_seconds for part in step.parts), list(rest_words(step))))
     for seconds, sentences in sorted(waits, key=itemgetter(0), reverse=True):
-        if seconds >= LEAST_TOLD:
+        if seconds >= MIN_SHOWN_SECONDS:
             yield from sentences
 
 
 def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:
-    """Sentences one below the other, the first beside the time."""
+    """Yield sentences one below the other, the first next to the time."""
     label = f"+{time:.3f} s".rjust(_TIME_WIDTH) + "  "
     for sentence in sentences:
         yield _filled(sentence, label, _INDENT + "  ")
@@ -60,14 +60,14 @@ def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _filled(text: str, first_indent: str = "", indent: str = "") -> str:
-    """Lines of the width, no number parted from its unit."""
+    """Return lines of the given width that keep numbers and units together."""
     glued = re.sub(r"(\d) (?=m?s\b)", "\\1\u00a0", text)
     filled = fill(glued, WIDTH, initial_indent=first_indent, subsequent_indent=indent)
     return filled.replace("\u00a0", " ")
 
 
 def heading(story: Story) -> Iterator[str]:
-    """Who it is, what it was promised and got, and how long it waited."""
+    """Yield the request, its targets and results, and its waiting time."""
     summary = story.summary
     user = f" of user {_harmless(summary.user)}" if summary.user else ""
     prompt, output = counted(summary.num_prompt_tokens, "token"), counted(summary.max_tokens, "token")
@@ -89,7 +89,7 @@ def heading(story: Story) -> Iterator[str]:
 
 
 def _harmless(name: str) -> str:
-    """What a client calls itself, without what a terminal would obey."""
+    """Return a client's name without control characters for the terminal."""
     return name if name.isprintable() else ascii(name)
 
 
