@@ -80,8 +80,8 @@ class RunBatch:
 
     @property
     def holder_ids(self) -> tuple[InstanceId, ...]:
-        """The instances outside the group that hold KV which the batch reads, ascending."""
-        return self.plan.group.holder_ids([given.placement for given in self.inputs])
+        """The instances outside the group that hold KV which the batch reads or makes, ascending."""
+        return self.plan.holder_ids([given.placement for given in self.inputs])
 
     @property
     def participant_ids(self) -> tuple[InstanceId, ...]:
@@ -127,10 +127,12 @@ class MoveKV:
     """The two ends of a migration copy it into reserved slots.
 
     Once both are done, `ReleaseKV` commits it (the source's slots go) or rolls it back (the destination's).
+    `during_batch_id` is the running batch that reads the KV meanwhile, if any: it is committed after that.
     """
 
     migration_id: int
     migration: KVMigration
+    during_batch_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

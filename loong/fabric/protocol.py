@@ -60,9 +60,9 @@ class ServingFabric(Protocol):
     def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
         """Open a batch that this process serves, for the thread that enters the returned context.
 
-        Several may be open, together with a batch of this process. Call it in the order of ids. Messages that
-        arrived earlier are kept. A member that is lost, or leaves by an error, ends every wait inside. An
-        error here ends the waits of the members.
+        Several may be open, together with a batch of this process, in any order of ids. Messages that arrived
+        earlier are kept. A member that is lost, or leaves by an error, ends every wait inside. An error here
+        ends the waits of the members.
         """
 
 

@@ -36,6 +36,7 @@ class Channel(IntEnum):
     SERVED_QUERIES = 9
     SERVED_CONTROL = 10
     SERVICE_ABANDONED = 11
+    SERVED_KV = 12
 
     @property
     def plane(self) -> Plane:
@@ -53,7 +54,11 @@ _ABANDONED = {
     Plane.MIGRATION: Channel.MIGRATION_ABANDONED,
     Plane.SERVICE: Channel.SERVICE_ABANDONED,
 }
-_SERVED = {Channel.QUERIES: Channel.SERVED_QUERIES, Channel.CONTROL: Channel.SERVED_CONTROL}
+_SERVED = {
+    Channel.QUERIES: Channel.SERVED_QUERIES,
+    Channel.CONTROL: Channel.SERVED_CONTROL,
+    Channel.RING: Channel.SERVED_KV,
+}
 _PLANES = {
     Channel.SEGMENT: Plane.MIGRATION,
     Channel.MIGRATION_ABANDONED: Plane.MIGRATION,

@@ -116,7 +116,7 @@ class Accounting:
         """Add a batch in flight, with room for the KV that it will make."""
         batch_id, plan = batch.running.batch_id, batch.plan
         self.batches[batch_id] = batch
-        self.reserve(plan.num_stored_tokens)
+        self.reserve(plan.num_reserved_tokens)
         for instance_id in plan.group.instance_ids:
             self.instances[instance_id] = self.instances[instance_id].running(batch_id)
         self._count_batch(plan)
@@ -145,7 +145,7 @@ class Accounting:
             live.batch_id, live.placement = None, live.placement.adding(stored)
             all_stored += stored
             lives.append(live)
-        self.release(Counter(batch.plan.num_stored_tokens) - tokens_by_instance(all_stored))
+        self.release(Counter(batch.plan.num_reserved_tokens) - tokens_by_instance(all_stored))
         for live in tuple(lives):
             if live.siblings and live.request.request_id in batch.sampled:
                 lives += self._start_siblings(live)
@@ -200,14 +200,14 @@ class Accounting:
     def has_predictable_end(self, batch: InFlightBatch) -> bool:
         """Return whether everything about a batch's end is known, except the tokens it samples.
 
-        It is not for a lease, whose number of steps is open; for KV that several requests share, that moves
-        or is lost; and for a batch that waits for another to end.
+        It is not for a lease, whose number of steps is open; for KV that several requests share, that is
+        pushed, that moves or is lost; and for a batch that waits for another to end.
         """
-        if batch.is_lease or self.ending_on(batch.plan):
+        if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         lives = map(self.requests.__getitem__, batch.plan.request_ids)
         return not any(
-            live.migration_ids or live.has_lost_kv or live.siblings or live.shared is not None
+            live.migration_ids or live.copied or live.has_lost_kv or live.siblings or live.shared is not None
             for live in lives
         )
 
@@ -261,9 +261,14 @@ class Accounting:
         return live
 
     def settle(self, lives: Iterable[LiveRequest]) -> tuple[Instruction, ...]:
-        """Release the requests that have ended or lost KV, once nothing in flight touches them."""
+        """Release the requests that have ended or lost KV, once nothing in flight touches them.
+
+        KV that was copied while a batch read it is at its destination from now on.
+        """
         instructions: list[Instruction] = []
         for live in lives:
+            if live.batch_id is None and live.ending_id is None:
+                instructions += self._switch_copied(live)
             if live.is_over and live.is_at_rest:
                 request_id = live.request.request_id
                 live.has_lost_kv = False
@@ -274,6 +279,18 @@ class Accounting:
                     self.view_cache.drop(live)
                     self.count(num_ended=1)
         return tuple(instructions)
+
+    def _switch_copied(self, live: LiveRequest) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for migration in live.copied:
+            segment = migration.segment
+            live.placement = live.placement.moving(segment, migration.destination_id)
+            self.release_kv(live, (segment,))
+            instructions.append(ReleaseKV(segment.owner_id, (segment.instance_id,), segment.positions))
+        if live.copied:
+            live.copied.clear()
+            self.view_cache.mark_stale(live)
+        return instructions
 
     def _leave_siblings(self, live: LiveRequest) -> None:
         """Drop a sibling that ends before it begins.

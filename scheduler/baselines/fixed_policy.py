@@ -18,9 +18,9 @@ from loong.scheduler.common.leases import (
     latest_in_the_way,
     lease_ends,
     plan_lease,
-    spread_masters,
     timed_batch,
 )
+from loong.scheduler.common.masters import choose_masters, no_instances
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.common.striping import RequestPart, decode_part, retained_part, striped_part, whole_part
 from loong.scheduler.config import PolicyConfig
@@ -103,10 +103,10 @@ def _prompts_in_chunks(group: FixedGroup, cost_model: CostModel, max_tokens: int
 
     It has `max_tokens` tokens, but at least one of a prompt.
     """
-    masters = spread_masters(group.free, group.decodes, 1)
+    masters = choose_masters(group.decodes, group.free, 1, no_instances)
     assert masters is not None, "those without a slot were preempted"
     views = list(group.decodes)
-    parts = [decode_part(view, master_id) for view, master_id in zip(views, masters, strict=True)]
+    parts = [decode_part(view, master_id) for view, master_id in masters]
     num_left = max(1, max_tokens - len(views))
     for view in group.prefills + group.joining:
         num_tokens = min(num_left, view.num_uncomputed_tokens)

@@ -10,6 +10,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
+from loong.scheduler.common.masters import choose_lease, no_instances
 from loong.scheduler.common.striping import RequestPart, batch_of, decode_part
 
 
@@ -39,12 +40,11 @@ def plan_lease(
 
     It has up to `lease_steps` steps, fewer where slots are few. None if there is not a slot for each request.
     """
-    num_steps = min(lease_steps, max(view.num_remaining_tokens for view in views))
-    while (masters := spread_masters(free, views, num_steps)) is None:
-        num_steps //= 2
-        if not num_steps:
-            return None
-    parts = [decode_part(view, master_id, num_steps) for view, master_id in zip(views, masters, strict=True)]
+    found = choose_lease(views, free, lease_steps, no_instances)
+    if found is None:
+        return None
+    num_steps, masters = found
+    parts = [decode_part(view, master_id, num_steps) for view, master_id in masters]
     return timed_batch(tuple(sorted(free)), views, parts, cost_model, num_steps)
 
 
@@ -55,30 +55,6 @@ def lease_start_time(instance_ids: tuple[InstanceId, ...], num_decodes: int, cos
         ESPGroup(instance_ids), dict.fromkeys(instance_ids, work), has_ring=False, has_exchange=False
     )
     return cost_model.step_time(first) - cost_model.step_time(replace(first, is_first=False))
-
-
-def spread_masters(
-    free: Mapping[InstanceId, int], views: Sequence[RequestView], num_steps: int
-) -> list[InstanceId] | None:
-    """Return a master for each request, spread as evenly as room for `num_steps` tokens allows, or None.
-
-    A request keeps the instance of its newest KV while that is one of these and has no more than its share.
-    So its KV stays in few pieces.
-    """
-    room, num_requests = dict(free), dict.fromkeys(free, 0)
-    fair_share = -(-len(views) // len(free))
-    masters = []
-    for view in views:
-        num_tokens = min(num_steps, view.num_remaining_tokens)
-        master_id = view.placement.segments[-1].instance_id
-        if num_requests.get(master_id, fair_share) >= fair_share or room[master_id] < num_tokens:
-            master_id = min(room, key=lambda i: (room[i] < num_tokens, num_requests[i], -room[i], i))
-            if room[master_id] < num_tokens:
-                return None
-        masters.append(master_id)
-        room[master_id] -= num_tokens
-        num_requests[master_id] += 1
-    return masters
 
 
 def lease_ends(batches: Iterable[RunningBatch]) -> tuple[LeaseEnd, ...]:

@@ -8,7 +8,7 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
-from loong.scheduler.common.masters import choose_masters
+from loong.scheduler.common.masters import choose_lease, choose_masters
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.common.striping import RequestPart
@@ -62,11 +62,12 @@ class BatchBuilder:
             return None
         if most_steps is None:
             most_steps = self._most_steps(instance_ids, decodes)
-        num_steps = min(most_steps, max(v.num_remaining_tokens for v in decodes))
-        while (step := self._decode_step(instance_ids, decodes, num_steps)) is None:
-            num_steps //= 2
-            if not num_steps:
-                return None
+        free = self._free(instance_ids)
+        if (found := choose_lease(decodes, free, most_steps)) is None:
+            return None
+        num_steps, masters = found
+        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, num_steps)
+        step.add_decodes(masters)
         if seconds is not None:
             step.shorten(int(seconds / step.seconds))
         return step.plan() if step.num_steps else None
@@ -82,16 +83,19 @@ class BatchBuilder:
         return max(self.config.lease_steps, min(self.long_lease_steps, num_spared // len(decodes)))
 
     def _decode_step(
-        self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView], num_steps: int
+        self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]
     ) -> StepBuilder | None:
-        """Return a step of these decodes, with room for `num_steps`; None if that lacks."""
-        free = {i: self.planning_view.free[i] for i in instance_ids}
-        masters = choose_masters(decodes, free, num_steps)
+        """Return a single step of these decodes; None if there is no room for it."""
+        free = self._free(instance_ids)
+        masters = choose_masters(decodes, free, 1)
         if masters is None:
             return None
-        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, num_steps)
+        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, 1)
         step.add_decodes(masters)
         return step
+
+    def _free(self, instance_ids: tuple[InstanceId, ...]) -> dict[InstanceId, int]:
+        return {i: self.planning_view.free[i] for i in instance_ids}
 
     def _with_prompts(
         self,
@@ -103,7 +107,7 @@ class BatchBuilder:
 
         Decodes must not miss their targets by that.
         """
-        only_decodes = self._decode_step(instance_ids, decodes, 1)
+        only_decodes = self._decode_step(instance_ids, decodes)
         if only_decodes is None:
             return None
         if not decodes:
@@ -116,7 +120,7 @@ class BatchBuilder:
             budget = max(budget, 2 * interleaving.decode_seconds)
         mixed = self._filled(only_decodes, prefills, budget)
         budget = min(self.budget(()), interleaving.saved * self.config.lease_steps)
-        only_prompts = self._decode_step(instance_ids, (), 1)
+        only_prompts = self._decode_step(instance_ids, ())
         assert only_prompts is not None, "without decodes it needs no room"
         self._filled(only_prompts, prefills, budget)
         if INTERLEAVING_GAIN * mixed.prompt_speed >= interleaving.prompt_share * only_prompts.prompt_speed:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from cluster import After, Cluster
-from plans import decode, plannable, prefill
+from plans import decode, move, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 from true_stories import assert_true
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished
-from loong.core.instructions import RunBatch
+from loong.core.instructions import MoveKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Preemption, Transfer
 from loong.core.request import Request, RequestView
@@ -167,6 +167,37 @@ def test_what_a_holder_runs_itself_may_be_preempted_while_it_serves(cluster: Clu
     assert num_preempted
 
 
+@pytest.mark.parametrize("transfer", list(Transfer))
+def test_new_kv_is_pushed_to_where_it_is_decoded(
+    any_cluster: Cluster, folder: Path, transfer: Transfer
+) -> None:
+    """All chunks push their KV to another instance; later ones meet it there by their queries."""
+    first_id, last_id = members(any_cluster)
+
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding:
+            return decode([view], (last_id,), {view.request_id: last_id}, num_steps=4)
+        moved = Transfer.QUERY if view.num_computed_tokens else transfer
+        return prefill([view], (first_id,), num_tokens=13, keep_on=(last_id,), transfer=moved)
+
+    requests = three_requests()
+    assert_exact(folder, requests, any_cluster.run(requests, each_by_itself(plan)))
+    served = served_batches(any_cluster)
+    assert {(run.plan.group.instance_ids, run.holder_ids) for run in served} == {((first_id,), (last_id,))}
+    assert len(served) == sum(-(-length // 13) for length in LENGTHS)
+
+
+def test_a_ring_pushes_parts_of_its_stripes_to_several_instances(cluster: Cluster, folder: Path) -> None:
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding:
+            return decode([view], (3, 0), {view.request_id: 3}, num_steps=3)
+        return prefill([view], (1, 2), keep_on=(3, 2, 0))
+
+    requests = three_requests()
+    assert_exact(folder, requests, cluster.run(requests, each_by_itself(plan)))
+    assert {run.holder_ids for run in served_batches(cluster)} == {(0, 3), (2,)}
+
+
 @pytest.mark.parametrize("name", ["esp-served", "esp-served-1"])
 def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     any_cluster: Cluster, folder: Path, name: str
@@ -182,3 +213,27 @@ def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     assert served
     assert all(run.plan.group.instance_ids == (last_id,) for run in served)
     assert_true(any_cluster.lines, any_cluster.history)
+
+
+@pytest.mark.parametrize("destination", [1, 2])
+def test_kv_migrates_under_the_lease_that_reads_it(cluster: Cluster, folder: Path, destination: int) -> None:
+    """KV on instance 0 goes to the master itself, or to another holder that the next lease reads."""
+    served, other = greedy_request(random_prompt(26, seed=26), 60), three_requests()[2]
+
+    def plan(view: RequestView) -> BatchPlan:
+        if view.request_id == other.request_id:  # whose many batches call the policy while the lease runs
+            return prefill([view], (3,), num_tokens=1)
+        if view.is_decoding:
+            return decode([view], (1,), {view.request_id: 1}, num_steps=30)
+        return prefill([view], (0,), num_tokens=20, transfer=Transfer.QUERY)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        view = snapshot.request.get(served.request_id)
+        is_leased = view is not None and view.is_copyable and any(b.holder_ids for b in snapshot.batches)
+        migrations = () if view is None or not is_leased else move(view, 0, destination)
+        return replace(each_by_itself(plan)(snapshot, cost_model), migrations=migrations)
+
+    assert_exact(folder, [served, other], cluster.run([served, other], policy))
+    moves = [item for item in cluster.log if isinstance(item, MoveKV)]
+    assert moves
+    assert all(item.during_batch_id is not None for item in moves)

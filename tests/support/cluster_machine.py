@@ -95,6 +95,7 @@ class ToyWorkers:
     slots: Iterator[int] = field(default_factory=count)  # each number is one slot, for ever
     batches: dict[int, ToyBatch] = field(default_factory=dict)
     migrations: dict[int, KVMigration] = field(default_factory=dict)
+    copies: set[int] = field(default_factory=set)  # of these, of KV that a batch reads meanwhile
     stopped: set[RequestId] = field(default_factory=set)  # with a token
     void: set[RequestId] = field(default_factory=set)  # of any batch
 
@@ -114,7 +115,8 @@ class ToyWorkers:
         return sorted(
             migration_id
             for migration_id, migration in self.migrations.items()
-            if not any(
+            if migration_id in self.copies
+            or not any(
                 batch_id < migration_id and migration.segment.owner_id in batch.run.plan.request_ids
                 for batch_id, batch in self.batches.items()
             )
@@ -128,6 +130,8 @@ class ToyWorkers:
                     for segment in instruction.plan.writes:
                         self.reserve(segment)
                     self.sibling(instruction)
+                    for segment in passing(instruction.plan):
+                        self.reserve(segment)
                 case ExtendLease():
                     self.extend(self.batches[instruction.batch_id], instruction.num_steps)
                 case StopLease():
@@ -136,6 +140,8 @@ class ToyWorkers:
                     batch.stop_step = min(batch.stop_step, boundary)
                 case MoveKV():
                     self.migrations[instruction.migration_id] = instruction.migration
+                    if instruction.during_batch_id is not None:
+                        self.copies.add(instruction.migration_id)
                     self.reserve(instruction.migration.arriving)
                 case ReleaseKV():
                     for instance_id in instruction.instance_ids:
@@ -186,6 +192,7 @@ class ToyWorkers:
     def finish(self, batch_id: int) -> int:
         """The group is done: slots of steps that were not taken are free again."""
         batch = self.batches.pop(batch_id)
+        self.drop_passing(batch)
         if batch.run.plan.num_steps > 1:
             for segment in batch.run.plan.writes:
                 num_steps = batch.num_computed.get(segment.owner_id, 0)
@@ -193,11 +200,18 @@ class ToyWorkers:
                     del self.held[segment.instance_id][segment.owner_id][position]
         return batch.num_steps_taken
 
+    def drop_passing(self, batch: ToyBatch) -> None:
+        """What a batch has pushed is no longer where it was made."""
+        for segment in passing(batch.run.plan):
+            for position in segment.positions if segment.instance_id in self.held else ():
+                del self.held[segment.instance_id][segment.owner_id][position]
+
     def lose(self, instance_id: InstanceId) -> None:
         del self.held[instance_id]
         for batch_id, batch in tuple(self.batches.items()):
             if instance_id in batch.run.participant_ids:
                 del self.batches[batch_id]
+                self.drop_passing(batch)
                 behind = (other for other_id, other in self.batches.items() if other_id > batch_id)
                 for other in behind:  # nobody can go on with its requests
                     other.void.update(set(batch.run.plan.request_ids) & set(other.run.plan.request_ids))
@@ -488,6 +502,11 @@ class ClusterMachine(RuleBasedStateMachine):
         assert self.gone | self.unborn == self.ended == self.requests.keys()
         assert all(instance.kv_used == 0 for instance in self.view().instances)
         assert not any(slots for owners in self.workers.held.values() for slots in owners.values())
+
+
+def passing(plan: BatchPlan) -> list[KVSegment]:
+    """What takes slots where it is made, until it is pushed."""
+    return [push.passing for push in plan.pushes if push.is_attended_in_place]
 
 
 def whole_prefill(snapshot: Snapshot) -> BatchPlan:

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from loong.core.errors import ClusterError
-from loong.fabric.errors import AbandonedError, DeadlineError, InvalidMessageError, PeerLostError
+from loong.fabric.errors import AbandonedError, DeadlineError, PeerLostError
+from loong.fabric.messages.fence import AnyOrderFence, Fence, GrowingFence
 from loong.fabric.traffic import Channel, Plane
 from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
@@ -46,8 +47,11 @@ class MessageQueue:
         self._world = world
         self._changed = Condition()
         self._messages: dict[Address, deque[Tensor]] = {}
-        self._last_opened = dict.fromkeys(Plane, -1)
-        self._open: dict[Plane, set[int]] = {plane: set() for plane in Plane}
+        self._fences: dict[Plane, Fence] = {
+            Plane.BATCH: GrowingFence("batch"),
+            Plane.MIGRATION: GrowingFence("migration"),
+            Plane.SERVICE: AnyOrderFence("served batch"),
+        }
         self._report: Callable[[], None] = lambda: None
 
     def watch(self, report: Callable[[], None]) -> None:
@@ -93,21 +97,17 @@ class MessageQueue:
         self._report()
 
     def open(self, plane: Plane, batch_or_migration_id: int) -> None:
-        """Keep messages of this batch or migration until it is closed, and drop those of earlier closed ones.
+        """Keep messages of this batch or migration until it is closed, and drop stale ones.
 
-        Messages of later ones are kept as well. Raises `InvalidMessageError` unless ids grow.
+        Raises `InvalidMessageError` if it was opened before, or after a later one but for what is served.
         """
         with self._changed:
-            last, kind = self._last_opened[plane], plane.name.lower()
-            if batch_or_migration_id <= last:
-                raise InvalidMessageError(f"{kind} {batch_or_migration_id} after {kind} {last}")
-            self._last_opened[plane] = batch_or_migration_id
-            self._open[plane].add(batch_or_migration_id)
+            self._fences[plane].open(batch_or_migration_id)
 
     def close(self, plane: Plane, batch_or_migration_id: int) -> None:
         """Drop all messages of this batch or migration, now and later."""
         with self._changed:
-            self._open[plane].discard(batch_or_migration_id)
+            self._fences[plane].close(batch_or_migration_id)
             self._messages = {
                 address: queue for address, queue in self._messages.items() if not self._is_stale(address)
             }
@@ -131,5 +131,4 @@ class MessageQueue:
         return message
 
     def _is_stale(self, address: Address) -> bool:
-        plane, its_id = address.channel.plane, address.batch_or_migration_id
-        return its_id <= self._last_opened[plane] and its_id not in self._open[plane]
+        return self._fences[address.channel.plane].is_stale(address.batch_or_migration_id)

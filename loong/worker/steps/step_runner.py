@@ -8,7 +8,7 @@ from torch import Tensor
 from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan
+from loong.core.plan import BatchPlan, KVPush
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import RequestId
 from loong.fabric.protocol import Fabric
@@ -76,6 +76,7 @@ class StepRunner:
             last_rows = {block.request_id: rows.stop - 1 for block, rows in step.rows.items()}
             pending_ids = placeholders.pending_token_ids(last_rows)
         hidden = self._forward(step, StepInputs.of(step.blocks, requests, pending_ids))
+        self._pool.release_positions([(p.block.request_id, p.segment.positions) for p in self._passing(plan)])
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
             self._fork(requests[request_id])
@@ -93,6 +94,14 @@ class StepRunner:
             if len(segment.positions) > 1:
                 num_expected = requests[segment.owner_id].given.num_prompt_tokens - segment.positions.start
                 self._pool.allocate(segment.owner_id, segment.positions, num_expected)
+
+        for push in self._passing(plan):
+            self._pool.allocate(push.block.request_id, push.segment.positions)
+
+    def _passing(self, plan: BatchPlan) -> list[KVPush]:
+        """Return what takes slots here for the time of a step, since queries meet it before it has gone."""
+        pushes = [push for push in plan.pushes if push.is_attended_in_place]
+        return [push for push in pushes if push.block.master_id == self.instance_id]
 
     def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
         """Return hidden states of the step's rows; the host launches the step if no graph has room."""
