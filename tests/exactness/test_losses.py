@@ -31,7 +31,7 @@ class Victims:
         self.cluster, self._others = cluster, others
 
     def killing(self, policy: Policy, when: Callable[[Snapshot], bool], number: int, victims: int) -> Policy:
-        """Return the policy, which kills some workers once, when a snapshot is as asked for, after its plan."""
+        """Return the policy, which kills some workers once, when a snapshot is as asked for."""
         killed: list[int] = []
 
         def kills(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
