@@ -282,7 +282,7 @@ async def _run(
     started: Future[Cluster],
 ) -> None:
     try:
-        async with local_workers(config, lookahead, _fork_server()) as executor:
+        async with local_workers(config, lookahead, _fork_server(), restarts=restarts) as executor:
             cluster = Cluster(executor, instances)
             started.set_result(cluster)
             await asyncio.wait([cluster.serving])
