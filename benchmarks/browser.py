@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do by the DevTools protocol."""
+"""A headless Chromium, controlled by the DevTools protocol."""
 
 import asyncio
 import base64
@@ -15,12 +15,12 @@ import aiohttp
 START_SECONDS = 30.0
 ANSWER_SECONDS = 30.0
 POLL_SECONDS = 0.1
-PRESS_SECONDS = 0.1  # as a person's, in which the page may change
+PRESS_SECONDS = 0.1  # as long as a person's click, during which the page may change
 _GREETING = "DevTools listening on "
 
 
 class Page:
-    """One tab. `complaints` are the errors that its console was told."""
+    """One tab. `complaints` are the errors of its console."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -30,7 +30,7 @@ class Page:
         self.complaints: list[str] = []
 
     async def listen(self) -> None:
-        """Take in what the browser says, for ever."""
+        """Process the browser's messages, forever."""
         async for message in self._socket:
             reported = json.loads(message.data)
             if "id" in reported:
@@ -39,7 +39,7 @@ class Page:
                 self._note(reported["method"], reported["params"])
 
     async def open(self) -> None:
-        """Make the tab."""
+        """Open the tab."""
         target = await self.send("Target.createTarget", url="about:blank")
         attached = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session_id = attached["sessionId"]
@@ -74,7 +74,7 @@ class Page:
         await self.send("Page.navigate", url=url)
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript; promises are awaited."""
+        """Return the value of an expression of JavaScript; promises are awaited."""
         found = await self.send(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -120,7 +120,7 @@ class Page:
         await self.click(*middle)
 
     async def screenshot(self, path: Path, max_height: int = 1_000_000) -> None:
-        """The page as a PNG, from its top to its end or to `max_height` pixels."""
+        """Write the page as a PNG, from its top to its end or to `max_height` pixels."""
         metrics = (await self.send("Page.getLayoutMetrics"))["cssContentSize"]
         height = min(metrics["height"], max_height)
         clip = {"x": 0, "y": 0, "width": metrics["width"], "height": height, "scale": 1}
@@ -138,7 +138,7 @@ class Page:
 
 @asynccontextmanager
 async def browser_page(executable: str) -> AsyncIterator[Page]:
-    """A tab of a browser of our own, which ends with the context."""
+    """Yield a tab of a browser of our own, which ends with the context."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
             executable,

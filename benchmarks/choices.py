@@ -1,9 +1,9 @@
-"""What n choices of one request cost, beside as many requests of the same prompt.
+"""Compares one request of n choices with n requests of the same prompt.
 
-A server of CPU instances is asked for both by turns. It tells the seconds to the first token of all and to
-the last, the prompt tokens that were computed, and the most KV that a plan found held or reserved, as the
-decision log has it. Seeds count up, so both must give the same texts. Ceiling of the KV of one request: its
-prompt once, and the output of every choice.
+Both are sent in turn to a server of CPU instances. The script reports the seconds to the first token of all
+and to the last, the prompt tokens that were computed, and the most KV held or reserved in a plan, from the
+decision log. Seeds count up, so both must give the same texts. Ceiling of the KV of one request: its prompt
+once, and the output of every choice.
 
     python benchmarks/choices.py                       # n = 8, a prompt of 4,096 tokens, half a minute
     python benchmarks/choices.py --num-instances 4 --prompt-tokens 16384 --n 16 --save
@@ -34,7 +34,7 @@ START_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One of the two ways, once: seconds, and the texts by choice."""
+    """One of the two ways, run once: seconds, and the texts by choice."""
 
     first_tokens: float
     last_token: float
@@ -43,7 +43,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the decision log tells of a round, in tokens."""
+    """The tokens of a round, from the decision log."""
 
     num_prompt_computed: int
     most_kv: int
@@ -59,7 +59,7 @@ async def ask(session: aiohttp.ClientSession, bodies: Sequence[dict[str, object]
 
 
 async def read(session: aiohttp.ClientSession, body: dict[str, object]) -> list[tuple[float, str]]:
-    """When the first token of each choice came, and its text."""
+    """Return when the first token of each choice came, and its text."""
     firsts: dict[int, float] = {}
     texts: dict[int, str] = {}
     async with session.post("/v1/completions", json=body) as response:
@@ -72,7 +72,7 @@ async def read(session: aiohttp.ClientSession, body: dict[str, object]) -> list[
 
 
 async def measure(url: str, args: argparse.Namespace) -> dict[str, list[Round]]:
-    """Both ways by turns, after a round of each that does not count."""
+    """Run both ways in turn, after a round of each that does not count."""
     rounds: dict[str, list[Round]] = {way: [] for way in WAYS}
     body: dict[str, object] = {"max_tokens": args.output_tokens, "stream": True, "ignore_eos": True}
     async with aiohttp.ClientSession(url) as session:
@@ -81,7 +81,7 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, list[Round]]:
             singles = [body | {"seed": seed} for seed in range(args.n)]
             for way, bodies in zip(WAYS, ([body | {"n": args.n, "seed": 0}], singles), strict=True):
                 rounds[way].append(await ask(session, bodies))
-                await asyncio.sleep(0.2)  # so that the log tells of an empty cluster in between
+                await asyncio.sleep(0.2)  # so that the log has an empty cluster in between
     for one, many in zip(*rounds.values(), strict=True):
         if one.texts != many.texts:
             raise SystemExit("choices differ from requests of their own with the same seeds")
@@ -89,7 +89,7 @@ async def measure(url: str, args: argparse.Namespace) -> dict[str, list[Round]]:
 
 
 def held_by_round(path: Path) -> Iterator[Held]:
-    """What was computed and held from each arrival in an empty cluster to the next."""
+    """Yield the tokens computed and held from each arrival in an empty cluster to the next."""
     held = None
     for line in read_log(path):
         if isinstance(line, ArrivedLine) and not any(instance.kv_used for instance in line.instances):

@@ -1,8 +1,8 @@
-"""Shows that other clients work with loong as they are: openai, LangChain's, LiteLLM, agents, LightLLM's.
+"""Shows that other clients work with loong unchanged: openai, LangChain's, LiteLLM, agents, LightLLM's.
 
-They live in an environment of their own, made on first use (--environment; from the package index), because
-they are large and nothing of loong needs them. Prints a line a step, and as its last line a JSON object.
-Exits with 1 if any step did not do what it should.
+They live in a separate environment, made on first use (--environment; from the package index), because they
+are large and loong does not need them. Prints a line a step, and as its last line a JSON object. Exits with 1
+if any step did not do what it should.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def serve_and_act(environment: Path, model: str | None) -> int:
-    """Run this file once more in the clients' environment, beside a server."""
+    """Run this file once more in the clients' environment, with a server."""
     from loong.launcher.bench.spawned_server import ServerConfig, spawn_server  # which clients do not have
 
     python = environment / "bin" / "python"
@@ -51,13 +51,13 @@ def serve_and_act(environment: Path, model: str | None) -> int:
 
 
 class Acts:
-    """What is tried, and what came of it."""
+    """The steps, and their outcomes."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, bool] = {}
 
     def act(self, name: str, call: Callable[[], object]) -> None:
-        """Do one thing, and show what it gave or how it failed."""
+        """Do one step, and show its result or its error."""
         try:
             reported, is_right = repr(call()), True
         except Exception as error:  # noqa: BLE001  whatever a client may raise
@@ -82,7 +82,7 @@ def act(base_url: str, only: str) -> int:
 
 
 def rating() -> Any:
-    """What structured answers are: even a model that writes random text keeps to it, and soon."""
+    """Return the type of structured answers, which even a model of random text completes soon."""
     from typing import Literal
 
     from pydantic import BaseModel, Field

@@ -1,13 +1,13 @@
-"""How far off predicted times are on a real run: workers under a policy with a workload, all in one process.
+"""Measures errors of predicted times on a real run: workers under a policy with a workload.
 
-Each batch is predicted from its plan and the KV before it, and compared with what the engine saw, from its
-commit until its whole group was done; the first tenth warms up. CPU instances share the cores of the host:
-where more were busy than there are cores, the prediction is multiplied by how many more, and the batch is
-counted apart. Errors are predicted over measured seconds, less 1. "Corrected" is the median error of
-predictions corrected by the batches before (`Calibration`). Then the workers are told the very same batches
-again, as long after each other: the floor is the median error that is left to whoever knows what each batch
-takes on average, as far as two times of it tell. Ceiling: a median error of 10 % of batches that had cores
-of their own, on a machine that does nothing else.
+Each batch is predicted from its plan and the KV before it, and compared with the time that the engine
+observed, from its commit until its whole group was done. The first tenth warms up. CPU instances share the
+cores of the host: if more processes were busy than there are cores, the prediction is multiplied by their
+ratio, and the batch is counted separately. Errors are predicted over measured seconds, less 1. "Corrected" is
+the median error of predictions corrected by the batches before (`Calibration`). Then the workers run the same
+batches again, at the same intervals. The floor is the median error of a perfect average, estimated from the
+two times of each batch. Ceiling: a median error of 10 % of batches that had cores of their own, on a machine
+that does nothing else.
 """
 
 import asyncio
@@ -61,9 +61,9 @@ class Ran:
 
 
 class Watch:
-    """Keeps every batch that ran, and how long it takes from an event to the plan made for it.
+    """Keeps every batch that ran, and the time from an event to its plan.
 
-    It stands between the loop and its policy, to see when a plan was ready.
+    It wraps the policy, to observe when a plan is ready.
     """
 
     def __init__(self, policy: Policy, executor: WorkersExecutor, idle_seconds: float) -> None:
@@ -75,7 +75,7 @@ class Watch:
         self._idle_tracker = IdleTracker(idle_seconds)
 
     def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
-        """What the policy plans."""
+        """Return the policy's plan."""
         plan = self._policy(snapshot, cost_model)
         self._planned_at = self._executor.now
         if plan.batches:
@@ -83,7 +83,7 @@ class Watch:
         return plan
 
     def on_event(self, event: Event, /) -> None:
-        """A batch may have finished."""
+        """Record a batch that has finished."""
         if isinstance(event, BatchFinished):
             batch, started_at, starts_idle = self._running.pop(event.batch_id)
             self._idle_tracker.work(batch.plan.group.instance_ids, event.time)
@@ -108,7 +108,7 @@ class Watch:
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Batches may start."""
+        """Record batches that start."""
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 starts_idle = self._idle_tracker.were_idle(
@@ -119,7 +119,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What was seen of a load, and how many times as long each batch took when it ran again."""
+    """The observations of a load, and the factor in each batch's time when it ran again."""
 
     watch: Watch
     ratios: Mapping[int, float]
@@ -127,10 +127,10 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A batch's kind, its seconds, busy processes over cores meanwhile, and how much longer than that was
-    predicted, relative, without and with the correction learned before.
+    """A batch's kind, its seconds, busy processes over cores, and relative errors of its prediction.
 
-    `noise` is how far off its time is from what it takes on average, relative, as far as two times tell.
+    The errors are without and with the correction learned before. `noise` is the relative deviation of its
+    time from its average, estimated from two times.
     """
 
     kind: str
@@ -162,7 +162,7 @@ def compare(served: Served, model: CostModel, tp_size: int, num_cores: int) -> l
 
 
 def overlap(a: Ran, b: Ran) -> float:
-    """Seconds in which both ran."""
+    """Return the seconds in which both ran."""
     return max(0.0, min(a.ended_at, b.ended_at) - max(a.started_at, b.started_at))
 
 
@@ -171,7 +171,7 @@ async def serve(
 ) -> Served:
     """Serve all requests as they come, then run the same batches again."""
     sent = [request_of(number, request) for number, request in enumerate(requests)]
-    async with local_workers(config, lookahead=None) as executor:  # one by one, as they are told again
+    async with local_workers(config, lookahead=None) as executor:  # one by one, as they are repeated
         watch = Watch(make_policy(policy_name, PolicyConfig()), executor, model.host.idle)
         noted = NotingExecutor(executor)
         scheduling = Scheduling(ClusterState(config.instances), watch.plan, model, noted, (watch,))
@@ -182,7 +182,7 @@ async def serve(
 
 
 def request_of(number: int, sent: WorkloadRequest) -> Request:
-    """What is sent, without an SLO."""
+    """Return the request that is sent, without an SLO."""
     return Request(
         f"r{number}",
         tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY)),
@@ -192,7 +192,7 @@ def request_of(number: int, sent: WorkloadRequest) -> Request:
 
 
 def summary(rows: Iterable[Compared]) -> dict[str, float]:
-    """Errors of some batches."""
+    """Return the errors of some batches."""
     batches = list(rows)
     sizes = [abs(batch.error) for batch in batches]
     return {
@@ -208,7 +208,7 @@ def summary(rows: Iterable[Compared]) -> dict[str, float]:
 
 
 def summaries(compared: Sequence[Compared]) -> dict[str, dict[str, float]]:
-    """By whether there was a core for each process, then by kind."""
+    """Return summaries by whether there was a core for each process, then by kind."""
     apart = [batch for batch in compared if batch.crowding <= QUICKEST]
     crowded = [batch for batch in compared if batch.crowding > QUICKEST]
     rows = {}

@@ -1,6 +1,6 @@
 """Looks at the dashboard in a real browser, under load: live updates, clicks, sizes, colors, and the API key.
 
-Needs a Chromium (`apt-get install chromium`). Writes screenshots to be looked at; fails if anything is amiss.
+Needs a Chromium (`apt-get install chromium`). Writes screenshots for inspection; fails if anything is wrong.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SOME_BATCH = """(() => { const canvas = document.getElementById("gantt"), y = 12
 
 
 async def check_view(page: Page, url: str, width: int, scheme: str, folder: Path) -> None:
-    """The page at one size in one scheme."""
+    """Check the page at one size in one scheme."""
     await page.show(f"{url}/dashboard", width, 900, scheme)
     await page.until("document.getElementById('state')?.textContent === 'live'")
     await page.until("document.querySelectorAll('#requests td button').length > 5")
@@ -50,7 +50,7 @@ async def check_view(page: Page, url: str, width: int, scheme: str, folder: Path
 
 
 async def check_clicks(page: Page, folder: Path) -> None:
-    """A request tells its story, and a batch its requests; the page can be paused."""
+    """Check that a request shows its story, a batch its requests, and that the page can be paused."""
     await page.click_on("#requests tbody button")
     await page.until("document.querySelectorAll('#story dd p').length > 2")
     story = await page.evaluate("document.getElementById('story').innerText")
@@ -71,7 +71,7 @@ async def check_clicks(page: Page, folder: Path) -> None:
 
 
 async def check_zoom(page: Page, x: float, y: float) -> None:
-    """A frame that is drawn shows its seconds closely, and a button depends_on_batch_id again."""
+    """Check that a drawn frame zooms into its seconds, and that a button resets the zoom."""
     await page.drag(x - 40, x + 5, y)
     await page.until("document.getElementById('zoomed').textContent.includes('of the past')")
     await page.click_on("#reset")
@@ -79,7 +79,7 @@ async def check_zoom(page: Page, x: float, y: float) -> None:
 
 
 async def check_key(page: Page, url: str) -> None:
-    """A page without the key asks for it, again if it is wrong, and then works."""
+    """Check that a page without the key asks for it, again if it is wrong, and then works."""
     await page.show(f"{url}/dashboard", 1600, 900, "light")
     for key in ("a wrong one", KEY):
         await page.until("document.getElementById('key')?.open")
@@ -92,7 +92,7 @@ async def check_key(page: Page, url: str) -> None:
 
 @asynccontextmanager
 async def load(url: str, num_clients: int = NUM_CLIENTS) -> AsyncIterator[None]:
-    """Prompts of all lengths, a few at a time, for as long as the context lasts."""
+    """Send prompts of all lengths, a few at a time, for as long as the context lasts."""
     async with aiohttp.ClientSession(url) as session, asyncio.TaskGroup() as clients:
         tasks = [clients.create_task(ask(session, Random(seed))) for seed in range(num_clients)]
         try:
@@ -103,7 +103,7 @@ async def load(url: str, num_clients: int = NUM_CLIENTS) -> AsyncIterator[None]:
 
 
 async def ask(session: aiohttp.ClientSession, random: Random) -> None:
-    """One client, who never has enough."""
+    """Send requests as one client, without end."""
     while True:
         prompt = [5] * int(10 ** random.uniform(0.5, 3.5))
         body = {"prompt": prompt, "max_tokens": random.randint(2, 60), "ignore_eos": True}
@@ -113,7 +113,7 @@ async def ask(session: aiohttp.ClientSession, random: Random) -> None:
 
 
 def server(*arguments: str) -> ServerConfig:
-    """A server of the tiny model."""
+    """Return the configuration of a server of the tiny model."""
     return ServerConfig(None, 4, 1, ("--kv-cache-tokens", "4096", *arguments), start_timeout=120.0)
 
 

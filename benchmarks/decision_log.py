@@ -1,7 +1,7 @@
-"""What the decision log costs the engine: seconds to write down a plan, and the tokens of a step.
+"""Measures the cost of the decision log for the engine: seconds to write a plan, and the tokens of a step.
 
-Lines go into a file and, as in every server, to those that keep the last ones and follow requests. Requests
-decode in leases of 16 steps on 8 instances in the simulator; only the observer's calls are timed.
+Lines go into a file and, as in every server, to the listeners that keep the last ones and follow requests.
+Requests decode in leases of 16 steps on 8 instances in the simulator; only the observer's calls are timed.
 Ceiling at 64 requests: 0.1 ms a plan, 0.02 ms a step.
 """
 
@@ -43,7 +43,7 @@ class Timed:
         self.steps: list[float] = []
 
     def on_event(self, event: Event) -> None:
-        """Hand an event on."""
+        """Pass an event on."""
         start = perf_counter()
         self._log.on_event(event)
         if isinstance(event, TokensProduced) and len(event.tokens) == self._num_requests:
@@ -56,7 +56,7 @@ class Timed:
         plan: IterationPlan,
         instructions: Sequence[Instruction],
     ) -> None:
-        """Hand a plan on."""
+        """Pass a plan on."""
         start = perf_counter()
         self._log.on_plan(events, snapshot, plan, instructions)
         if any(b.num_steps > 1 and len(b.queries) == self._num_requests for b in plan.batches):
@@ -64,7 +64,7 @@ class Timed:
 
 
 async def measure(num_requests: int, path: Path) -> Timed:
-    """A run of requests that come together and go through their leases together."""
+    """Run requests that arrive together and go through their leases together."""
     instances = tuple(
         ElasticInstance(i, 1, InstanceKind.FULL, kv_capacity=num_requests * 700 // NUM_INSTANCES)
         for i in range(NUM_INSTANCES)

@@ -1,9 +1,9 @@
-"""How long does a decode step take on one GPU, or on a group of them?
+"""Measures a decode step on one GPU, or on a group of them.
 
-The median time between the tokens of a lease, as its workers report them, with dummy weights, beside the
-floor: the bytes of the weights and of each instance's part of all KV over the rate at which they can be read
-(4.3 TB/s). With `--dop`, every request's KV is spread evenly over the group, and what the two exchanges of a
-layer take is shown by themselves.
+It reports the median time between the tokens of a lease, from the workers' reports, with dummy weights. The
+floor is the bytes of the weights and of each instance's part of all KV over the rate at which they can be
+read (4.3 TB/s). With `--dop`, every request's KV is spread evenly over the group, and the two exchanges of a
+layer are also timed separately.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def summary(case: str, num_masters: int, steps: Sequence[float], floor: float) -
 
 
 def measure_one(model: str, cases: Sequence[str]) -> Mapping[str, object]:
-    """All cases on one GPU."""
+    """Measure all cases on one GPU."""
     sizes = {case: parse_case(case) for case in cases}
     num_slots = max(num_requests * (context + NUM_STEPS) for num_requests, context in sizes.values())
     gpu = OneGpu(model, num_slots)
@@ -55,7 +55,7 @@ def measure_one(model: str, cases: Sequence[str]) -> Mapping[str, object]:
 
 
 def measure_group(model: str, dop: int, cases: Sequence[str], masters: Sequence[int]) -> Mapping[str, object]:
-    """All cases on a group, with so many masters."""
+    """Measure all cases on a group, with each number of masters."""
     sizes = {case: parse_case(case) for case in cases}
     num_slots = max(n * (-(-context // dop) + 1 + NUM_STEPS) for n, context in sizes.values())
     group, floors = GpuGroup(model, dop, num_slots), Floors.of(find_config(model, "dummy"))
@@ -74,7 +74,7 @@ def measure_group(model: str, dop: int, cases: Sequence[str], masters: Sequence[
 
 
 def group_steps(group: GpuGroup, requests: Requests, num_masters: int) -> list[float]:
-    """Seconds between the tokens of the first master, in the second of two leases."""
+    """Return the seconds between the tokens of the first master, in the second of two leases."""
     leases = [
         requests.lease(group.next_id(), requests.held_on, range(num_masters), NUM_STEPS) for _ in range(2)
     ]
@@ -83,7 +83,7 @@ def group_steps(group: GpuGroup, requests: Requests, num_masters: int) -> list[f
 
 
 def measure_exchanges(group: GpuGroup, dop: int) -> list[dict[str, float]]:
-    """What both exchanges of a layer take, without any attention."""
+    """Measure both exchanges of a layer, without any attention."""
     print(f"{'tokens a master':>20} {'us for two exchanges':>21}")
     rows = []
     for num_tokens in EXCHANGED_TOKENS:
@@ -95,7 +95,7 @@ def measure_exchanges(group: GpuGroup, dop: int) -> list[dict[str, float]]:
 
 
 def exchange_time(instance: GpuInstance, batch_id: int, num_tokens: int, dop: int) -> float:
-    """Seconds of a layer's two exchanges in a captured graph of many, all instances masters."""
+    """Return the seconds of a layer's two exchanges in a captured graph of many; all are masters."""
     exchange, config = instance.backend.exchange, instance.config
     assert exchange is not None
     device = instance.backend.device.torch_device

@@ -1,8 +1,8 @@
 """Runs every command of README and docs in a fresh folder a page, and shows exit codes.
 
 Commands are the lines of fenced bash blocks. A server of the built-in model takes the place of each that a
-page names. `NOT_RUN` says which commands need what is not here, `SHORTENED` which are cut short. Exits with
-1 if any command fails.
+page names. `NOT_RUN` lists commands that need something else, `SHORTENED` those that are cut short. Exits
+with 1 if any command fails.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from loong.workloads.report.report import table
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND_SECONDS = 900.0
 READY = re.compile(r"serving \S+ on (http://\S+)")
-# Anything that listens in a page's examples, but what `loong serve` is to listen on itself.
+# Anything that listens in a page's examples, except the address of `loong serve` itself.
 SERVER = re.compile(r"(?:http://)?(?:localhost|a|b|gpu-7):800\d")
 
-NOT_RUN = (  # what commands need that is not here
+NOT_RUN = (  # patterns of commands, and the missing thing that they need
     (r"--device cuda|benchmarks/reality\.py|plot out/mixed", "GPUs"),
     (r"smollm2|SmolLM2|ORG/NAME|-m download|Llama-3\.1|llama-3\.1-8b --load", "a model that is fetched"),
     (r"^(vllm|python -m (sglang|lightllm))|vllm=|sglang=|lightllm", "another engine"),
@@ -54,7 +54,7 @@ SHORTENED = (  # the same command, for less time
     (r"--num-instances 8 --model \./my-model", "--num-instances 2 --model ./my-model --num-requests 20"),
 )
 FIRST_ID = "grep -o 'cmpl-[0-9a-f]*' | head -1"
-REPLACED = (  # what only a reader can fill in
+REPLACED = (  # parts that only a reader can fill in
     (
         r"^(loong explain.*?) --request cmpl-\w+",
         r"\1 --request $(\1 --json | grep -o 'cmpl-[0-9a-f]*' | head -1)",
@@ -65,7 +65,7 @@ REPLACED = (  # what only a reader can fill in
 EXPECTED = ((r'"max_tokens": 0', 22),)  # codes of commands that show how a request is refused
 SIMULATED = "loong simulate --workload leval --rate 5 --num-requests 20"
 LOGGED = "--decision-log decisions.jsonl"
-PREPARED = {  # what a page takes to be there, made before
+PREPARED = {  # things that a page assumes, made before
     "docs/command-line.md": (
         "echo 'num-instances: 2' > serve.yaml",
         f"{SIMULATED} --policy esp --event-log events.jsonl {LOGGED} --output-dir monday",
@@ -81,7 +81,7 @@ PREPARED = {  # what a page takes to be there, made before
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A command of a page, and how it ended: an exit code, or why it was not run."""
+    """A command of a page, and its exit code, or the reason why it was not run."""
 
     page: str
     command: str
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def is_failed(self) -> bool:
-        """Whether it ended otherwise than the page says."""
+        """Return whether it ended otherwise than the page says."""
         expected = next((code for pattern, code in EXPECTED if re.search(pattern, self.command)), 0)
         return self.code is not None and self.code != expected
 
@@ -115,7 +115,7 @@ def commands_of(page: Path) -> list[str]:
 
 
 def run_page(page: Path) -> Iterator[Outcome]:
-    """Run the commands of a page in a fresh folder, in their order, beside a server of their own."""
+    """Run the commands of a page in a fresh folder, in their order, with a server of their own."""
     name = str(page.relative_to(ROOT))
     with fresh_folder() as folder, served() as url:
         for prepared in PREPARED.get(name, ()):
@@ -177,7 +177,7 @@ def serve_typed(command: str, folder: Path, _url: str) -> subprocess.CompletedPr
 
 
 def environment() -> dict[str, str]:
-    """This one's, in which `loong` is the one of this interpreter."""
+    """Return this process's variables, with the `loong` of this interpreter first in the path."""
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
@@ -192,7 +192,7 @@ def served() -> Iterator[str]:
 
 @contextmanager
 def fresh_folder() -> Iterator[Path]:
-    """Yield a folder with what readers bring: a model, a trace, and the docs beside it."""
+    """Yield a folder with a reader's files: a model, a trace, and the docs."""
     with TemporaryDirectory(prefix="documented-commands-") as text:
         folder = Path(text)
         shutil.copytree(ROOT / "docs", folder / "docs")
@@ -211,7 +211,7 @@ def pages() -> list[Path]:
 
 
 def main() -> None:
-    """Run all, or the pages that are named."""
+    """Run the commands of all pages, or of those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pages", nargs="*", type=Path, help="such as README.md docs/api.md (all)")
     parser.add_argument("--list", action="store_true", help="only say what would be run")

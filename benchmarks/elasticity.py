@@ -1,11 +1,11 @@
-"""What does it cost to change a group while it decodes, and to move KV?
+"""Measures the cost of changing a group while it decodes, and of moving KV.
 
-- change: decode leases that follow each other at once. From the last token of one to the first of the next
-  takes a step and the start of a lease; the change of the group is what comes on top of that where the next
-  lease runs on another group, has another order or other masters. Ceiling: 100 us.
-- bytes: what all instances send, by the fabric's counters. Growing a group in decode moves no KV; a prompt
-  whose KV stays on fewer instances than computed it moves what it would if all had kept their part.
-- migration: KV that is at rest goes from one instance to another and, of four, while two others decode.
+- change: consecutive decode leases. From the last token of one to the first of the next takes a step and the
+  start of a lease. The cost of a change is the additional time if the next lease has another group, order or
+  masters. Ceiling: 100 us.
+- bytes: the bytes that all instances send, by the fabric's counters. Growing a group in decode moves no KV. A
+  prompt whose KV stays on fewer instances than computed it moves no more than if all kept their part.
+- migration: KV not in flight goes from one instance to another and, with four, while two others decode.
   Ceiling: their steps take 3 % longer.
 """
 
@@ -34,8 +34,8 @@ MOVED_TOKENS, NUM_MOVES = 65536, 6
 PROMPT_TOKENS = 16384
 NUM_BESIDE_STEPS = 150
 NUM_SLOTS = 160_000
-# By the number of instances, what each lease of a round changes, its group and its masters; the first
-# depends_on_batch_id the last.
+# By the number of instances: the change of each lease of a round, its group and its masters. The first
+# follows the last.
 CHANGES = {
     2: (
         ("more masters", (0, 1), (0, 1)),
@@ -56,13 +56,16 @@ CHANGES = {
 
 
 def run(instance: GpuInstance, commands: Sequence[RunBatch]) -> tuple[list[Ran], TrafficSnapshot]:
-    """Carry out batches; what they sent."""
+    """Run batches; return their times and the bytes sent."""
     before = instance.fabric.traffic.snapshot()
     return instance.run(commands), instance.fabric.traffic.snapshot() - before
 
 
 def measure_changes(group: GpuGroup, num_instances: int) -> dict[str, object]:
-    """What each kind of change takes on top of a step, median and worst, in seconds; and the KV moved."""
+    """Return the time that each kind of change adds to a step, median and worst, in seconds.
+
+    And the KV moved.
+    """
     changes = CHANGES[num_instances]
     group.each(partial(GpuInstance.hold, requests=DECODED))
     leases = [
@@ -92,7 +95,7 @@ def measure_changes(group: GpuGroup, num_instances: int) -> dict[str, object]:
 
 
 def prompt_batch(batch_id: int, num_instances: int, keep_on: Sequence[int]) -> RunBatch:
-    """A prompt that all instances compute and some keep."""
+    """Return a prompt that all instances compute and some keep."""
     owner_id, members = f"prompt-{batch_id}", range(num_instances)
     positions = range(PROMPT_TOKENS)
     queries = tuple(
@@ -106,7 +109,7 @@ def prompt_batch(batch_id: int, num_instances: int, keep_on: Sequence[int]) -> R
 
 
 def measure_retention(group: GpuGroup, num_instances: int) -> dict[str, int]:
-    """Bytes that all instances send for a prompt, by how many of them keep it."""
+    """Return the bytes that all instances send for a prompt, by how many of them keep it."""
     sent = {}
     for num_keepers in sorted({num_instances, 2, 1}, reverse=True):
         batch = prompt_batch(group.next_id(), num_instances, range(num_keepers))
@@ -117,7 +120,7 @@ def measure_retention(group: GpuGroup, num_instances: int) -> dict[str, int]:
 
 
 def measure_migration(group: GpuGroup, num_instances: int) -> dict[str, float]:
-    """Bytes a second from the last instance but one to the last."""
+    """Return the bytes a second from the last instance but one to the last."""
     moved = Requests(1, MOVED_TOKENS, (num_instances - 2,))
     group.each(partial(GpuInstance.hold, requests=moved))
     group.each(partial(GpuInstance.move, commands=moves_of(group, moved, num_instances - 1)))  # warms up
@@ -130,14 +133,14 @@ def measure_migration(group: GpuGroup, num_instances: int) -> dict[str, float]:
 
 
 def moves_of(group: GpuGroup, moved: Requests, destination_id: int) -> list[MoveKV]:
-    """The same migration so many times."""
+    """Return `NUM_MOVES` copies of one migration."""
     (owner_id,) = moved.owner_ids
     migration = KVMigration(moved.segment(owner_id, 0), destination_id)
     return [MoveKV(group.next_id(), migration) for _ in range(NUM_MOVES)]
 
 
 def measure_beside(group: GpuGroup) -> dict[str, float]:
-    """The steps of instances 0 and 1, alone and while KV goes from 2 to 3."""
+    """Return the steps of instances 0 and 1, alone and while KV goes from 2 to 3."""
     moved = Requests(1, MOVED_TOKENS, (2,))
     for requests in (BESIDE, moved):
         group.each(partial(GpuInstance.hold, requests=requests))
@@ -152,14 +155,14 @@ def measure_beside(group: GpuGroup) -> dict[str, float]:
 
 
 def decode_or_move(instance: GpuInstance, lease: RunBatch, moves: Sequence[MoveKV]) -> Ran:
-    """What instances of the lease do, and others meanwhile, each of whose moves is told like a step."""
+    """Run the lease on its instances, and migrations on the others, each reported like a step."""
     if instance.instance_id in lease.plan.group.instance_ids:
         return instance.run([lease])[0]
     return instance.move(moves)
 
 
 def _step_seconds(ran: Ran, until: float = inf) -> float:
-    """The median step of a lease, of those in its first seconds."""
+    """Return the median step of a lease, of those in its first seconds."""
     reported_at = [at for at in ran.reported_at if at - ran.begun_at < until]
     return median(later - earlier for earlier, later in pairwise(reported_at))
 

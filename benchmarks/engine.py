@@ -1,11 +1,11 @@
-"""What does `loong serve` do on a GPU, as its clients see it?
+"""Measures `loong serve` on a GPU from its clients' side.
 
 It starts servers with dummy weights and sends them streams over HTTP. `ttft`: one prompt at a time, to its
-first token. `tpot`: so many requests of 1,024 tokens at once, the median time between tokens while all of
+first token. `tpot`: a number of requests of 1,024 tokens at once, the median time between tokens while all of
 them run. `kinds`: the same for 32, of which one or all ask for more than the likeliest token (a schema needs
-xgrammar). `gaps`: how long the GPU waits between two decode steps, from a trace. `offline`: 512 requests of
-1,000 tokens in and 1,000 out at once, with latency targets so loose that they bind nothing. Beside each what
-vLLM 0.26.0 took on the same kind of machine, for the same model.
+xgrammar). `gaps`: the time that the GPU waits between two decode steps, from a trace. `offline`: 512 requests
+of 1,000 tokens in and 1,000 out at once, with latency targets that are too loose to matter. Each is compared
+with vLLM 0.26.0 on the same kind of machine, for the same model.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ GAP_TOKENS = (1000, 2000)
 TRACE_SECONDS = 2.5  # a few leases
 NUM_SECONDS = 3.0  # of each length of `ttft`, but at least 3 runs
 
-Kind: TypeAlias = tuple[int, Mapping[str, object]]  # how many, and what they ask for besides
+Kind: TypeAlias = tuple[int, Mapping[str, object]]  # number of requests, and their additional fields
 
 seeds = count()  # no two prompts are alike
 
@@ -70,7 +70,7 @@ class Client:
         self._target = Target(base_url, model, VOCABULARY)
 
     def trace_of(self, num_requests: int) -> Path:
-        """A trace of a moment at which so many requests decode; they are given up then."""
+        """Return a trace of a moment at which `num_requests` requests decode; then they are aborted."""
         return asyncio.run(self._trace_of(num_requests))
 
     async def _trace_of(self, num_requests: int) -> Path:
@@ -88,13 +88,13 @@ class Client:
         return Path(written["trace"])
 
     def send(self, num_requests: int, num_prompt_tokens: int, num_output_tokens: int) -> list[RequestRecord]:
-        """So many equal requests at once; exits if one fails."""
+        """Send equal requests at once; exit if one fails."""
         return self.send_kinds([(num_requests, {})], num_prompt_tokens, num_output_tokens)
 
     def send_kinds(
         self, kinds: Sequence[Kind], num_prompt_tokens: int, num_output_tokens: int
     ) -> list[RequestRecord]:
-        """So many requests of each kind at once, equally long; exits if one fails."""
+        """Send requests of each kind at once, all of one length; exit if one fails."""
         return asyncio.run(self._send(kinds, num_prompt_tokens, num_output_tokens))  # uvloop ticks in ms
 
     async def _send(
@@ -117,7 +117,7 @@ class Client:
 def equal_requests(
     num_requests: int, num_prompt_tokens: int, num_output_tokens: int
 ) -> list[WorkloadRequest]:
-    """Requests that are due at once."""
+    """Return requests that are due at once."""
     prompts = (TokenRun(next(seeds), num_prompt_tokens) for _ in range(num_requests))
     return [WorkloadRequest(0.0, RequestShape((prompt,), num_output_tokens)) for prompt in prompts]
 
@@ -126,7 +126,7 @@ Measure: TypeAlias = Callable[[Client], dict[str, object]]
 
 
 def ttft(client: Client, lengths: Sequence[int]) -> dict[str, object]:
-    """Seconds to the first token of one prompt, by its length."""
+    """Return the seconds to the first token of one prompt, by its length."""
     rows: dict[str, object] = {}
     for length in lengths:
         vllm = TTFT_VLLM.get(length)
@@ -140,7 +140,7 @@ def ttft(client: Client, lengths: Sequence[int]) -> dict[str, object]:
 
 
 def tpot(client: Client) -> dict[str, object]:
-    """Seconds between tokens by how many requests run."""
+    """Return the seconds between tokens by the number of running requests."""
     rows: dict[str, object] = {}
     for num_requests, vllm in TPOT_VLLM.items():
         found = between_tokens(client.send(num_requests, *TPOT_TOKENS))
@@ -150,7 +150,7 @@ def tpot(client: Client) -> dict[str, object]:
 
 
 def kinds(client: Client) -> dict[str, object]:
-    """Seconds between tokens by what one of the requests asks for, or all."""
+    """Return the seconds between tokens by the additional fields of one of the requests, or of all."""
     rows: dict[str, object] = {}
     for name, extra in KINDS.items():
         client.send_kinds([(1, extra)], *TPOT_TOKENS)  # a schema's grammar is made once
@@ -164,7 +164,7 @@ def kinds(client: Client) -> dict[str, object]:
 
 
 def between_tokens(records: Sequence[RequestRecord]) -> dict[str, float]:
-    """Seconds from token to token while all run."""
+    """Return the seconds from token to token while all run."""
     gaps = sorted(gaps_while_all_run(records))
     return {"seconds": median(gaps), "mean": sum(gaps) / len(gaps), "p99": gaps[int(0.99 * len(gaps))]}
 
@@ -175,7 +175,7 @@ def shown(found: Mapping[str, float]) -> str:
 
 
 def gaps_while_all_run(records: Sequence[RequestRecord]) -> list[float]:
-    """Seconds between the tokens of each request from the last one's first token to the first one's end."""
+    """Return the seconds between the tokens of each request while all run."""
     begin = max(record.token_times[0] for record in records)
     end = min(record.token_times[-1] for record in records)
     return [
@@ -187,7 +187,7 @@ def gaps_while_all_run(records: Sequence[RequestRecord]) -> list[float]:
 
 
 def gaps(client: Client) -> dict[str, object]:
-    """Seconds that the GPU waits inside a lease and between two."""
+    """Return the seconds that the GPU waits inside a lease and between two."""
     client.trace_of(1)  # the first trace takes long to begin
     rows: dict[str, object] = {}
     for num_requests in GAP_REQUESTS:
@@ -206,7 +206,7 @@ def gaps(client: Client) -> dict[str, object]:
 
 
 def offline(client: Client, num_requests: int) -> dict[str, object]:
-    """Output tokens a second from the first request sent to the last token."""
+    """Return the output tokens a second from the first request sent to the last token."""
     records = client.send(num_requests, *OFFLINE_TOKENS)
     seconds = max(record.finish_time for record in records)
     rate = sum(record.num_output_tokens for record in records) / seconds
@@ -219,7 +219,7 @@ def offline(client: Client, num_requests: int) -> dict[str, object]:
 def measured(
     model: str, flags: Sequence[str], measures: Mapping[str, Measure], logs: Path | None
 ) -> dict[str, dict[str, object]]:
-    """What each measure finds on a server that is started for them."""
+    """Return the results of each measure on a server that is started for them."""
     if not measures:
         return {}
     with TemporaryDirectory() as folder:

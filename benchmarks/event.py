@@ -1,18 +1,17 @@
-"""What a plan costs the engine: apply, snapshot, policy, check and commit, by requests and instances.
+"""Measures the engine's time for a plan: apply, snapshot, policy, check and commit.
 
-A crowd of requests arrives at once in the simulator, with KV room for half of them; plans that are made
-while at least a quarter of the crowd runs and a quarter waits count, up to --max-events, with all events
-that they are made on. Groups run at their own pace: between two plans most running requests have got tokens,
-so most views are new.
-Growth is the time's factor over the number of requests', from the row above: 1 is linear.
-Ceiling at 64 running and 64 waiting on 8 instances: 0.5 ms, of which 0.15 ms without the policy.
+Many requests arrive at once in the simulator, with KV room for half of them. Plans count that are made while
+at least a quarter of the requests runs and a quarter waits, up to --max-events, with all their events. Groups
+run at their own pace: between two plans most running requests have got tokens, so most views are new. Growth
+is the time's factor over the number of requests', from the row above: 1 is linear. Ceiling at 64 running and
+64 waiting on 8 instances: 0.5 ms, of which 0.15 ms without the policy.
 
-With --bursts, so many requests arrive at once, on 8 instances with room for half of them, and all is done to
-their end by the whole loop: CPU time for each request until all have been taken in and planned for once, and
-until all have ended, with how many plans.
+With --bursts, a number of requests arrives at once, on 8 instances with room for half of them, and the whole
+loop runs to their end. It reports CPU time for each request until all have arrived and been planned for once,
+and until all have ended, with the number of plans.
 
-Crowds of which no request fits one instance are left out. The policy `refill` does the least that a
-policy can do, to measure the rest at any size.
+Cases in which no request fits one instance are left out. The policy `refill` does the least that a policy can
+do, to measure the other parts at any size.
 """
 
 import asyncio
@@ -61,14 +60,14 @@ class Row(TypedDict):
 
 
 def crowd(num_requests: int) -> Iterator[Request]:
-    """Prompts of 100 to 299 tokens, outputs of 60 to 179."""
+    """Yield requests with prompts of 100 to 299 tokens and outputs of 60 to 179."""
     for i in range(num_requests):
         params = SamplingParams(max_tokens=60 + i * 53 % 120)
         yield Request(f"r{i}", range(100 + i * 37 % 200), params, arrival_time=0.0)
 
 
 def refill(snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
-    """Each idle instance takes in the requests that it has room for, or goes on with those it has."""
+    """Plan for each idle instance the requests that it has room for, or those it has."""
     not_in_flight: defaultdict[InstanceId, list[RequestView]] = defaultdict(list)
     for view in snapshot.running:
         if view.is_plannable:
@@ -86,12 +85,12 @@ def refill(snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
 
 
 def max_kv(view: RequestView) -> int:
-    """The most tokens that a request may come to hold."""
+    """Return the most tokens that a request may come to hold."""
     return view.num_prompt_tokens + view.max_tokens
 
 
 def whole_batch(instance_id: InstanceId, views: list[RequestView], num_steps: int) -> BatchPlan:
-    """All uncomputed tokens of some requests on one instance: a prompt each, or a lease."""
+    """Return all uncomputed tokens of some requests on one instance: a prompt each, or a lease."""
     queries, writes = [], []
     for view in views:
         first = view.num_computed_tokens
@@ -103,14 +102,14 @@ def whole_batch(instance_id: InstanceId, views: list[RequestView], num_steps: in
 
 
 def pool_tokens(num_requests: int, num_instances: int) -> int:
-    """The KV room of each instance: half of the crowd fits."""
+    """Return the KV room of each instance: half of the requests fit."""
     return num_requests // 2 * MEAN_TOKENS // num_instances
 
 
 async def measure(
     policy: Policy, num_requests: int, num_instances: int, max_events: int
 ) -> dict[str, list[float]]:
-    """Seconds of each part of each event that counts."""
+    """Return the seconds of each part of each event that counts."""
     room = pool_tokens(num_requests, num_instances)
     instances = (ElasticInstance(i, 1, InstanceKind.FULL, kv_capacity=room) for i in range(num_instances))
     cost_model = WorkCostModel()
@@ -139,7 +138,7 @@ async def measure(
 
 
 class Burst(TypedDict):
-    """CPU seconds of the loop for each request of a burst, until all have come, and until all have ended."""
+    """CPU seconds of the loop a request of a burst, until all have arrived, and until all have ended."""
 
     num_requests: int
     seconds_to_come: float
@@ -148,7 +147,7 @@ class Burst(TypedDict):
 
 
 async def serve_burst(policy: Policy, num_requests: int) -> Burst:
-    """What a burst costs the loop."""
+    """Return the cost of a burst for the loop."""
     room, num_plans = pool_tokens(num_requests, NUM_BURST_INSTANCES), 0
     instances = tuple(ElasticInstance(i, 1, InstanceKind.FULL, room) for i in range(NUM_BURST_INSTANCES))
 
@@ -172,14 +171,14 @@ async def serve_burst(policy: Policy, num_requests: int) -> Burst:
 
 
 def timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
-    """What a call returns, and the seconds it took."""
+    """Return the result of a call, and the seconds it took."""
     start = perf_counter()
     result = work(*args, **kwargs)
     return result, perf_counter() - start
 
 
 def growth(rows: Sequence[Row], row: Row) -> str:
-    """The factor of time over that of requests since the row above, if that has as many instances."""
+    """Return the factor of time over that of requests since the row above, if that has as many instances."""
     if not rows or rows[-1]["num_instances"] != row["num_instances"]:
         return ""
     above = rows[-1]

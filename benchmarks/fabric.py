@@ -1,8 +1,8 @@
-"""How fast does data move between the GPUs of one host?
+"""Measures how fast data moves between the GPUs of one host.
 
 Every GPU does the same at the same time, as a group does; the slowest counts. The floor is the bytes that
-leave one GPU over what its links are built for (450 GB/s each way on an H200). Verbs that the host launches
-run back to back, collectives inside an instance in a captured graph, too.
+leave one GPU over the rate of its links (450 GB/s each way on an H200). Verbs that the host launches run back
+to back, and collectives inside an instance also run in a captured graph.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,12 +53,12 @@ class Row:
 
     @property
     def floor(self) -> float:
-        """Seconds."""
+        """Return the floor in seconds."""
         return self.num_bytes / LINK_BYTES_PER_SECOND
 
 
 class Bench:
-    """One process's part: what it measures, the others measure at the same time."""
+    """The part of one process, which measures at the same time as the others."""
 
     def __init__(self, fabric: Fabric, rank: int) -> None:
         self.fabric, self.world, self.rank = fabric, fabric.world, rank
@@ -99,7 +99,7 @@ class Bench:
 
 
 def measure_instances(kind: str, directory: Path, num_gpus: int, rank: int) -> list[Row]:
-    """Between instances of one GPU each."""
+    """Measure verbs between instances of one GPU each."""
     from loong.fabric.cuda_fabrics import connect_gpus  # needs the driver's bindings, as `--help` does not
 
     device = CudaDevice(rank, torch.bfloat16)
@@ -111,12 +111,12 @@ def measure_instances(kind: str, directory: Path, num_gpus: int, rank: int) -> l
         bench = Bench(fabric, rank)
         rows = list(puts(bench)) if isinstance(fabric, SymmetricFabric) else []
         rows += [*hops(bench), *exchanges(bench, device), *segments(bench)]
-        bench.row("end", 0, lambda: None)  # nobody leaves before all are done
+        bench.row("end", 0, lambda: None)  # no process leaves before all are done
     return rows
 
 
 def measure_ranks(kind: str, directory: Path, num_gpus: int, rank: int) -> list[Row]:
-    """Between the ranks of one instance."""
+    """Measure collectives between the ranks of one instance."""
     from loong.fabric.cuda_fabrics import connect_gpus
 
     torch.cuda.set_device(rank)
@@ -130,7 +130,7 @@ def measure_ranks(kind: str, directory: Path, num_gpus: int, rank: int) -> list[
 
 
 def puts(bench: Bench) -> Iterator[Row]:
-    """Bytes into the next GPU's arena, by a copy engine."""
+    """Measure puts into the next GPU's arena, by a copy engine."""
     from loong.fabric.memory.cuda_memory import copy_bytes
 
     assert isinstance(bench.fabric, SymmetricFabric)
@@ -147,7 +147,7 @@ def puts(bench: Bench) -> Iterator[Row]:
 
 
 def hops(bench: Bench) -> Iterator[Row]:
-    """Steps of a ring of all."""
+    """Measure steps of a ring of all GPUs."""
     for num_bytes in (16 * KIB, MIB, 16 * MIB, 128 * MIB):
         held, incoming = torch.ones(2, num_bytes, dtype=torch.uint8, device="cuda").unbind()
 
@@ -158,7 +158,7 @@ def hops(bench: Bench) -> Iterator[Row]:
 
 
 def exchanges(bench: Bench, device: CudaDevice) -> Iterator[Row]:
-    """Queries out and partials back, all masters, as steps with a prompt do in each layer."""
+    """Measure queries out and partials back, with all as masters, as in a layer of a prompt's step."""
     peers = [i for i in bench.group if i != bench.rank]
     messages = MessageExchange(bench.fabric, device)
     ways: dict[str, QueryExchange] = {"messages": messages}
@@ -172,7 +172,7 @@ def exchanges(bench: Bench, device: CudaDevice) -> Iterator[Row]:
 
 
 class Exchanged:
-    """A layer's exchange, of a step that begins with the first of them."""
+    """A layer's exchange, in a step that begins with the first of them."""
 
     def __init__(self, exchange: QueryExchange, peers: Sequence[int], num_rows: int) -> None:
         self._exchange = exchange
@@ -185,7 +185,7 @@ class Exchanged:
         self._step: StepExchange | None = None
 
     def __call__(self) -> None:
-        """Once."""
+        """Run one exchange."""
         if self._step is None:
             self._step = self._exchange.begin(self._routing)
         self._step.send_queries(self._q)
@@ -194,7 +194,7 @@ class Exchanged:
 
 
 def segments(bench: Bench) -> Iterator[Row]:
-    """Messages of 128 MiB from GPU 0 to GPU 1, as a migration's."""
+    """Measure messages of 128 MiB from GPU 0 to GPU 1, as in a migration."""
     message = torch.ones(128 * MIB, dtype=torch.uint8, device="cuda")
     for migration_id in range(1, NUM_REPEATS):
         if bench.rank > 1:
@@ -213,7 +213,7 @@ def segments(bench: Bench) -> Iterator[Row]:
 
 
 def reductions(bench: Bench) -> Iterator[Row]:
-    """Sums over all ranks; every rank sends its shard to each other."""
+    """Measure sums over all ranks; every rank sends its shard to each other."""
     group = bench.fabric.tensor_parallel
     for num_bytes in (16 * KIB, 256 * KIB, MIB, 16 * MIB):
         x = torch.ones(1, num_bytes // 2, dtype=torch.bfloat16, device="cuda")
@@ -232,7 +232,7 @@ def size(num_bytes: int) -> str:
 
 
 def slowest(by_rank: list[list[Row]]) -> list[Row]:
-    """Of each row, the one of the slowest GPU that has it."""
+    """Return, for each row, the one of the slowest GPU that has it."""
     rows: dict[str, Row] = {}
     for row in (row for rows in by_rank for row in rows):
         if row.name not in rows or rows[row.name].seconds < row.seconds:

@@ -1,8 +1,8 @@
-"""Acts out a newcomer's first ten minutes, and shows each step with what it printed.
+"""Plays a newcomer's first ten minutes, and shows each step with its output.
 
-What is typed stands behind a `$`; the other steps are done in Python. The built-in model writes random text.
-Needs no GPU and downloads nothing, but for --install, which makes a fresh environment out of this checkout.
-Exits with 1 if any step did not do what it should.
+Typed commands are shown after a `$`; the other steps are done in Python. The built-in model writes random
+text. Needs no GPU and downloads nothing, but for --install, which makes a fresh environment out of this
+checkout. Exits with 1 if any step did not do what it should.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from loong.launcher.bench.spawned_server import ENTRY, ServerConfig, spawn_server
 from loong.model.tiny import tiny_model
 
-FIRST_LINES, LAST_LINES = 7, 8  # shown of what a step printed
+FIRST_LINES, LAST_LINES = 7, 8  # shown of a step's output
 MAX_WIDTH = 150
 MAX_WRAPPED = 4  # lines that one may take
 STEP_SECONDS = 600.0
@@ -36,15 +36,15 @@ LONG_PROMPT, SHORT_PROMPT = 6000, 20
 
 
 class Story:
-    """Steps, told as they are done."""
+    """Steps, shown as they are done."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.failed: list[str] = []
-        self.last = ""  # that a command has printed
+        self.last = ""  # output of a command
 
     def run(self, command: str, check: Callable[[int, str], bool], typed: str = "") -> None:
-        """Type a command, and what it asks for; `check` says of its code and output if they are right."""
+        """Run a command as if it were typed; `check` says of its code and output whether they are right."""
         loong = [sys.executable, "-c", ENTRY]
         words = shlex.split(command)
         finished = subprocess.run(
@@ -69,7 +69,7 @@ class Story:
 
 
 def install(story: Story) -> None:
-    """A fresh environment, without CUDA."""
+    """Install into a fresh environment, without CUDA."""
     checkout = Path(__file__).resolve().parents[1]
     for command in (
         f"{sys.executable} -m venv fresh",
@@ -80,7 +80,7 @@ def install(story: Story) -> None:
 
 
 def ask(story: Story, url: str) -> None:
-    """curl, and the official client: at once, streamed, and stopped half way."""
+    """Ask by curl and by the official client: at once, streamed, and stopped half way."""
     body = json.dumps({"prompt": "hello", "max_tokens": 16})
     story.run(
         f"curl -s {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
@@ -91,7 +91,7 @@ def ask(story: Story, url: str) -> None:
         model="loong-tiny", messages=[{"role": "user", "content": "hello"}], max_tokens=16
     )
     text = answer.choices[0].message.content or ""
-    story.report("The openai client asks 'hello', and is told", repr(text), is_right=bool(text))
+    story.report("The openai client asks 'hello', and gets", repr(text), is_right=bool(text))
     stream = client.completions.create(model="loong-tiny", prompt="hello", max_tokens=2000, stream=True)
     pieces = [next(stream).choices[0].text for _ in range(5)]
     stream.close()
@@ -107,7 +107,7 @@ def ask(story: Story, url: str) -> None:
 
 
 def is_idle_soon(url: str) -> bool:
-    """Whether the server gives up what nobody listens to within a few seconds."""
+    """Return whether the server aborts a stream within a few seconds after its client has gone."""
     for _ in range(50):
         if metric(url, "loong:instance_kv_tokens") == 0:
             return True
@@ -116,7 +116,7 @@ def is_idle_soon(url: str) -> bool:
 
 
 def metric(url: str, name: str) -> float:
-    """The sum of a metric's samples."""
+    """Return the sum of a metric's samples."""
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
     return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
@@ -133,7 +133,7 @@ def model_errors(url: str) -> dict[str, float]:
 
 
 def measure(story: Story, url: str) -> None:
-    """Our load generator and its pictures, then the metrics it left."""
+    """Run our load generator and its pictures, then check the metrics."""
     story.run(
         f"loong bench --base-url {url} --workload mixed --length-scale 1/64 --num-requests 40 "
         "--request-rate 10 --output-dir run",
@@ -151,7 +151,7 @@ def measure(story: Story, url: str) -> None:
 
 
 def guidellm(story: Story, url: str, program: str) -> None:
-    """An unmodified load generator of others."""
+    """Run an unmodified load generator of others."""
     tokenizer = tiny_model(story.folder)
     story.run(
         f"{program} run --backend kind=openai_http,target={url} --profile kind=constant,rate=3 "
@@ -163,7 +163,7 @@ def guidellm(story: Story, url: str, program: str) -> None:
 
 
 def trace(story: Story, url: str) -> None:
-    """A trace in which a group grows for a long prompt, and shrinks after it."""
+    """Check a trace in which a group grows for a long prompt, and shrinks after it."""
     for length in (SHORT_PROMPT, LONG_PROMPT, SHORT_PROMPT):
         body = {"prompt": [5] * length, "max_tokens": 8, "ignore_eos": True}
         httpx.post(f"{url}/v1/completions", json=body, timeout=STEP_SECONDS).raise_for_status()
@@ -180,12 +180,12 @@ def trace(story: Story, url: str) -> None:
 
 
 def changes(values: list[int]) -> list[int]:
-    """Without those that are as the one before."""
+    """Return the values without those that equal the one before."""
     return [value for i, value in enumerate(values) if i == 0 or values[i - 1] != value]
 
 
 def look_back(story: Story) -> None:
-    """What the scheduler did, and why; and what it would do on eight H200s."""
+    """Explain the scheduler's decisions, and simulate eight H200s."""
     story.run(f"loong explain {DECISIONS}", lambda code, output: code == 0 and "most delayed first" in output)
     slowest = story.last.splitlines()[3].split()[0]
     story.run(
@@ -199,7 +199,7 @@ def look_back(story: Story) -> None:
 
 
 def mistakes(story: Story, url: str) -> None:
-    """A wrong flag, a wrong value, and a prompt that is too long."""
+    """Try a wrong flag, a wrong value, and a prompt that is too long."""
 
     def is_one_line(word: str) -> Callable[[int, str], bool]:
         return lambda code, output: code != 0 and len(output.strip().splitlines()) == 1 and word in output
@@ -218,7 +218,7 @@ def mistakes(story: Story, url: str) -> None:
 
 
 async def overfill(story: Story, url: str) -> None:
-    """More requests than may wait."""
+    """Send more requests than may wait."""
     async with httpx.AsyncClient(base_url=url, timeout=STEP_SECONDS) as client:
         body = {"prompt": [5] * 2000, "max_tokens": 4}
         answers = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(24)))
@@ -234,7 +234,7 @@ async def overfill(story: Story, url: str) -> None:
 
 @contextmanager
 def served(story: Story, *arguments: str) -> Iterator[str]:
-    """`loong serve`, and how long it takes until it answers."""
+    """Run `loong serve`, and print how long it takes until it answers."""
     config = ServerConfig(None, 4, 1, ("--kv-cache-tokens", "4096", *arguments), start_timeout=120.0)
     log, start = story.folder / "server.log", time.monotonic()
     with spawn_server(config, "esp", log) as url:

@@ -1,14 +1,14 @@
-"""What does the HTTP face cost, with an engine behind it that costs nothing?
+"""Measures the cost of the HTTP front end, with an engine that costs nothing.
 
-A server of the real application, on a core of its own, is driven from another core. `beside`: the engine is
-in the server's process. `apart`: it is in another, on the generator's core, as with --api-server-count.
+A server of the real application, on a core of its own, gets requests from another core. `beside`: the engine
+is in the server's process. `apart`: it is in another, on the generator's core, as with --api-server-count.
 `short`: requests of 8 tokens that the engine gives at once, 64 connections that ask again and again.
 `tokens`: 500 streams, of which each gets a token at every tick, and ticks as fast as the server takes them.
-Then the same at half of the rate that is wanted, and how late the last byte of an answer, or each token,
-is, where all streams get theirs at once, and `by turns`, where they are of eight groups; and how late the
-generator itself wakes up. `floor` is what a bare loop takes to write as many events: what no server on it can
-beat. Rates are a second of the clock and, since others may use the cores, a second of the processor time of
-the process that answers.
+Then follow the same at half of the wanted rate, and the delay of the last byte of an answer, or of each
+token. Either all streams get theirs at once or, `by turns`, eight groups one after the other. The delay of
+the generator's own timer is reported too. `floor` is the rate at which a bare loop writes events, which no
+server on it can exceed. Rates are for a second of the clock and, since others may use the cores, for a second
+of the processor time of the process that answers.
 """
 
 import argparse
@@ -52,8 +52,8 @@ NUM_CONNECTIONS = 64
 NUM_STREAMS = 500
 SHORT_TOKENS = 8
 WANTED_REQUESTS, WANTED_TOKENS = 2000, 50_000  # a second
-START_SECONDS = 8.0  # for the server to start and all streams to be open, before the first tick
-LETTERS = 64  # turn k says the k-th letter, so that a client knows which turn a token is of
+START_SECONDS = 8.0  # for the server to start and all streams to open, before the first tick
+LETTERS = 64  # turn k sends the k-th letter, so that a client knows the turn of a token
 EARLY_SECONDS = 1e-3  # that a loop may wake up before its time
 NUM_GROUPS = 8  # where streams do not all get their tokens at once
 FIRST_LETTER = 48
@@ -62,7 +62,7 @@ SETTINGS = ServerSettings("tiny")
 
 @dataclass(frozen=True)
 class Part:
-    """What the server is to do: tokens as they are asked for, or so many ticks, bound to the clock or not."""
+    """The server's task: tokens on request, or a number of ticks, bound to the clock or not."""
 
     num_ticks: int = 0
     interval: float = 0.0
@@ -71,7 +71,7 @@ class Part:
 
     @property
     def turn(self) -> float:
-        """Seconds between the ticks of two groups."""
+        """Return the seconds between the ticks of two groups."""
         return self.interval / self.num_groups
 
 
@@ -86,7 +86,7 @@ class ReadyEngine:
         self._streams: dict[RequestId, PutToken] = {}
 
     def submit(self, request: NewRequest, put: PutToken) -> None:
-        """Tokens that say which turn they are of."""
+        """Put tokens that say which turn they belong to."""
         max_tokens = request.sampling_params.max_tokens
         if self._part.num_ticks == 0 or max_tokens <= SHORT_TOKENS:
             for number in range(1, max_tokens + 1):
@@ -98,10 +98,10 @@ class ReadyEngine:
             self._ticking = asyncio.create_task(self._tick())
 
     def abort(self, request_id: RequestId) -> None:
-        """Nobody leaves."""
+        """Do nothing, as no client leaves."""
 
     async def _tick(self) -> None:
-        """A tick of a group every turn of the machine's clock from the origin on; late ones catch up."""
+        """Tick a group every turn of the machine's clock from the origin on; late ticks catch up."""
         streams, num_groups = list(self._streams.items()), self._part.num_groups
         for turn in range(self._part.num_ticks * num_groups):
             await asyncio.sleep(max(0.0, self._origin + turn * self._part.turn - time.monotonic()))
@@ -111,21 +111,21 @@ class ReadyEngine:
                 put(ProducedToken(request_id, FIRST_LETTER + turn % LETTERS, reason))
 
     def health(self) -> Health:
-        """Well."""
+        """Return that the engine is well."""
         return Health(is_alive=True, message="ok")
 
     def snapshot(self) -> Snapshot:
-        """Of an idle instance."""
+        """Return a snapshot of an idle instance."""
         return Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
 
     def history(self) -> ClusterHistory:
-        """None."""
+        """Return an empty history."""
         return ClusterHistory()
 
 
 @asynccontextmanager
 async def beside(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> AsyncIterator[None]:
-    """The engine and the API in this process."""
+    """Serve with the engine and the API in this process."""
     runner = await serve(create_app(engine, tokenizer, SETTINGS), listener)
     yield
     await runner.cleanup()
@@ -133,7 +133,7 @@ async def beside(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) ->
 
 @asynccontextmanager
 async def apart(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> AsyncIterator[None]:
-    """The engine in this process, on the generator's core; the API in a process that has the other one."""
+    """Serve with the engine in this process, on the generator's core, and the API in another process."""
     folder = str(tokenizer.folder)
 
     def config(socket_path: str) -> ApiProcessConfig:
@@ -148,13 +148,13 @@ async def apart(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> 
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used so far."""
+    """Return the processor time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def api_pid() -> int:
-    """The process that answers: the one that our only child has forked, or else this one."""
+    """Return the process that answers: the one that the only child has forked, or this one."""
     children = _children_of(os.getpid())
     return _children_of(children[0])[0] if children else os.getpid()
 
@@ -166,7 +166,7 @@ def _children_of(pid: int) -> list[int]:
 async def be_server(part: Part, origin: float) -> None:
     """Serve until standard input ends; prints the port, and then seconds of processor time.
 
-    They are those of the process that answers, and of the engine's, which may be the same.
+    The seconds are those of the process that answers, and of the engine's, which may be the same.
     """
     os.sched_setaffinity(0, {0})
     with TemporaryDirectory() as folder, bound_socket("127.0.0.1", 0) as listener:
@@ -186,7 +186,7 @@ async def be_server(part: Part, origin: float) -> None:
 
 
 class Client(asyncio.Protocol):
-    """One connection; calls `on_data` with what comes."""
+    """One connection; passes received data to `on_data`."""
 
     def __init__(self, on_data: Callable[["Client", bytes], None]) -> None:
         self._on_data = on_data
@@ -194,15 +194,15 @@ class Client(asyncio.Protocol):
         self.tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what to write to."""
+        """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are not, by name
 
     def data_received(self, data: bytes) -> None:
-        """Hand it on."""
+        """Pass the data on."""
         self._on_data(self, data)
 
     def send(self, request: bytes) -> None:
-        """Ask, and look at the clock."""
+        """Send a request, and note the time."""
         self.sent_at = time.monotonic()
         self.transport.write(request)
 
@@ -221,7 +221,7 @@ def request_of(max_tokens: int) -> bytes:
 
 @dataclass
 class Answers:
-    """What has come of short requests; an answer is over with the last chunk of its body."""
+    """The answers to short requests; an answer is over with the last chunk of its body."""
 
     latencies: list[float] = field(default_factory=list)
     idle: list[Client] = field(default_factory=list)
@@ -247,7 +247,7 @@ async def connect(port: int, number: int, on_data: Callable[[Client, bytes], Non
 
 
 async def short_requests(port: int, seconds: float, rate: float | None) -> dict[str, object]:
-    """As many as the server takes, or `rate` a second."""
+    """Send as many requests as the server takes, or `rate` a second."""
     answers = Answers(is_closed_loop=rate is None)
     clients = await connect(port, NUM_CONNECTIONS if rate is None else 4 * NUM_CONNECTIONS, answers.took)
     begin = time.monotonic()
@@ -277,7 +277,7 @@ async def short_requests(port: int, seconds: float, rate: float | None) -> dict[
 
 
 async def streamed_tokens(port: int, part: Part, origin: float) -> dict[str, object]:
-    """Streams that get a token a tick; how late each was, if ticks are bound to the clock."""
+    """Read streams that get a token a tick; report the delay of each, if ticks are bound to the clock."""
     latencies: list[float] = []
     num_tokens, is_over = 0, asyncio.Event()
 
@@ -313,7 +313,7 @@ def summary_of(latencies: list[float]) -> dict[str, object]:
 
 
 def floor(num_streams: int, num_ticks: int) -> float:
-    """Writes a second of an event to each of so many sockets in turn, by a bare loop."""
+    """Return the writes a second of an event to each of `num_streams` sockets in turn, by a bare loop."""
 
     async def write() -> float:
         event = b"d4\r\ndata: " + b"x" * 204 + b"\n\n\r\n"
@@ -345,14 +345,14 @@ def floor(num_streams: int, num_ticks: int) -> float:
 
 
 async def be_sink(port: int, number: int) -> None:
-    """Read and forget."""
+    """Read all data and drop it."""
     os.sched_setaffinity(0, {1})
     await connect(port, number, lambda _client, _data: None)
     await asyncio.Event().wait()
 
 
 async def lateness(found: list[float]) -> None:
-    """How late this process wakes up, every 5 ms, until cancelled: what it adds to what it measures."""
+    """Record how late this process wakes up, every 5 ms, until cancelled: its error in measurements."""
     while True:
         due = time.monotonic() + 0.005
         await asyncio.sleep(0.005)
@@ -362,7 +362,7 @@ async def lateness(found: list[float]) -> None:
 def measured(
     part: Part, measure: Callable[[int, float], Coroutine[None, None, dict[str, object]]]
 ) -> dict[str, object]:
-    """What `measure` finds on a server of its own, and what that cost the server."""
+    """Return the results of `measure` on a server of its own, and the server's processor time."""
 
     async def watched(port: int) -> dict[str, object]:
         late: list[float] = []
@@ -388,7 +388,7 @@ def measured(
 
 
 def all_parts(seconds: float, is_apart: bool) -> dict[str, dict[str, object]]:
-    """Every part of one way to put engine and API together."""
+    """Run every part with engine and API together, or apart."""
     tick = 2 * NUM_STREAMS / WANTED_TOKENS  # half of the rate wanted
     num_ticks = int(seconds / tick)
     ready, fast = Part(is_apart=is_apart), Part(2 * num_ticks, is_apart=is_apart)

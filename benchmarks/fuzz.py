@@ -1,10 +1,10 @@
-"""Does any request, or any message between engine and workers, find a way to break them?
+"""Searches for requests, or messages between engine and workers, that break them.
 
-It decodes frames that are almost messages, sends requests of which single bytes are wrong to a server of a
-scripted engine, and sends requests whose fields are wrong to `loong serve`: first every field of its
-`/openapi.json` at its extremes, then as many as are left at random, for which hypothesis looks for new ways
-from what it has seen. `/health` is asked all the while. It ends with an error and the smallest example, if
-a request is answered with a 5xx but 503, is refused without the name of its field, or harms the server.
+It decodes frames that are almost messages. It sends requests with single wrong bytes to a server of a
+scripted engine, and requests with wrong fields to `loong serve`. The latter are first every field of its
+`/openapi.json` at its extremes, then random ones, for which hypothesis varies earlier examples. `/health` is
+polled all the time. It ends with an error and the smallest example, if a request is answered with a 5xx but
+503, is refused without the name of its field, or harms the server.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ HEALTH_SECONDS = 0.1  # from one question to the next
 
 
 def fuzz(examples: SearchStrategy[bytes], check: Callable[[bytes], None], number: int) -> int:
-    """Try so many examples, or somewhat fewer if there are no more; raise what the first that fails does."""
+    """Try `number` examples, or fewer if there are no more; raise the error of the first that fails."""
     num_tried = 0
 
     @settings(
@@ -77,7 +77,7 @@ def health_watched(url: str) -> Iterator[Counter[int]]:
 
 
 def fuzz_an_engine(number: int) -> dict[str, object]:
-    """Send requests to a server of a real engine; return how many of each kind, and of healthy probes."""
+    """Send requests to a server of a real engine; return the counts by kind, and of healthy probes."""
     with tempfile.TemporaryDirectory() as folder, unharmed_server(Path(folder)) as server:
         described = httpx.get(f"{server.url}/openapi.json", timeout=60).json()
         at_extremes = list(extremes(described))[:number]

@@ -2,7 +2,7 @@
 
 All-class goodput is the highest rate at which 90 % of the requests of every length class meet the SLO and the
 backlog of work does not grow. Each cell is searched with the same requests at every rate, once for each seed,
-and is a line of results/all_class_goodput.jsonl: what the file has is not searched again, so that a run can
+and is a line of results/all_class_goodput.jsonl. Cells in the file are not searched again, so that a run can
 be stopped and resumed. Needs no device.
 
     python benchmarks/goodput.py                                    # all cells: hours of a processor

@@ -31,7 +31,7 @@ from loong.workloads.workload import pace_of
 JSONObject: TypeAlias = "dict[str, Any]"
 
 FILE = FOLDER / "all_class_goodput.jsonl"
-# With these, every class of prompt length has 20 requests, from which it is judged.
+# With these, every class of prompt length has at least the 20 requests that are needed to judge it.
 NUM_REQUESTS = {"mixed": 250, "zipf1.0": 700}
 
 
@@ -50,7 +50,7 @@ class Cell:
     precision: float
 
     def config(self) -> SimulateConfig:
-        """Return how the cell is simulated. Raises `ConfigError` if it cannot be."""
+        """Return the configuration of the cell's simulation. Raises `ConfigError` if it is impossible."""
         shape = shape_of(find_config(self.model, "dummy"))
         config = SimulateConfig(
             model=self.model,
@@ -79,7 +79,7 @@ class Bounds:
 
 
 def add_cell_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of what is simulated and where results go."""
+    """Add the flags of the simulated cells and of the results' file."""
     parser.add_argument("--model", default="llama-3.1-8b", help="(%(default)s)")
     parser.add_argument("--device", default="h200", help="(%(default)s)")
     parser.add_argument("--num-instances", type=int, default=8, help="(%(default)s)")
@@ -120,7 +120,7 @@ def cells_of(
 
 
 def found_in(file: Path, cells: Sequence[Cell]) -> dict[Cell, Bounds]:
-    """Return what the file has of these cells."""
+    """Return the cells that the file has."""
     asked, found = set(cells), {}
     for line in file.read_text().splitlines() if file.exists() else ():
         row = json.loads(line)
@@ -131,7 +131,7 @@ def found_in(file: Path, cells: Sequence[Cell]) -> dict[Cell, Bounds]:
 
 
 def find_all(cells: Sequence[Cell], file: Path, num_jobs: int) -> dict[Cell, Bounds]:
-    """Search what the file lacks, write each goodput as it is found, and return all.
+    """Search the cells that the file lacks, write each goodput as it is found, and return all.
 
     Raises:
         ConfigError: a cell cannot be simulated; nothing was searched then.
@@ -161,7 +161,7 @@ def find_all(cells: Sequence[Cell], file: Path, num_jobs: int) -> dict[Cell, Bou
 
 
 def _searched(cells: Sequence[Cell], num_jobs: int) -> Iterator[tuple[Cell, JSONObject]]:
-    """Yield what each cell has, in the order in which they are found."""
+    """Yield the result of each cell, in the order in which they are found."""
     if num_jobs == 1:
         tune_gc()
         yield from ((cell, search_cell(cell)) for cell in cells)
@@ -174,7 +174,7 @@ def _searched(cells: Sequence[Cell], num_jobs: int) -> Iterator[tuple[Cell, JSON
 
 
 def search_cell(cell: Cell) -> JSONObject:
-    """Search the goodput of a cell, and return what its line says of it."""
+    """Search the goodput of a cell, and return its line."""
     start, cpu_start, config = perf_counter(), process_time(), cell.config()
     numbers = _numbers(search(config, cell.policy, config.rules[0], cell.precision))
     numbers["wall_seconds"] = perf_counter() - start

@@ -1,8 +1,8 @@
 """All-class goodput against the TPOT target, in virtual time: the picture of docs/goodput.md.
 
 The rule is `tight` with other TPOT targets, the workload mixed, on eight H200s. Cells are lines of
-results/all_class_goodput.jsonl, as those of goodput.py: what is there is not searched again. A point is the
-mean over seeds. Needs no device; the picture needs matplotlib.
+results/all_class_goodput.jsonl, as those of goodput.py; cells in the file are not searched again. A point is
+the mean over seeds. Needs no device; the picture needs matplotlib.
 
     python benchmarks/goodput_picture.py                            # hours of a processor
     python benchmarks/goodput_picture.py --show                     # the picture of what is there

@@ -1,4 +1,4 @@
-"""Instances on the GPUs of one host, a process each and no engine, as benchmarks drive them."""
+"""Instances on the GPUs of one host, a process each and without an engine, controlled by benchmarks."""
 
 import multiprocessing
 import os
@@ -41,7 +41,7 @@ _DEADLINE = 60.0  # seconds: kernels may have to be compiled in between
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests that are as long as each other, whose KV is spread evenly over some instances."""
+    """Requests of equal length, whose KV is spread evenly over some instances."""
 
     number: int
     context: int
@@ -50,22 +50,22 @@ class Requests:
 
     @property
     def owner_ids(self) -> tuple[str, ...]:
-        """Their names."""
+        """Return their ids."""
         return tuple(f"{self.name}-{number}" for number in range(self.number))
 
     def placement(self, owner_id: str) -> Placement:
-        """Where all KV of a request is."""
+        """Return the placement of a request's KV."""
         return Placement(tuple(self.segment(owner_id, i) for i in range(len(self.held_on))))
 
     def segment(self, owner_id: str, index: int) -> KVSegment:
-        """What a request has on one of the instances."""
+        """Return the KV of a request on one of the instances."""
         positions = stripe(range(self.context), index, len(self.held_on))
         return KVSegment(owner_id, positions, self.held_on[index])
 
     def lease(
         self, batch_id: int, group: tuple[InstanceId, ...], masters: Sequence[InstanceId], num_steps: int
     ) -> RunBatch:
-        """Decode of all of them, whose masters are these by turns."""
+        """Return a lease of all of them, with these masters in turn."""
         queries, writes, inputs = [], [], []
         for number, owner_id in enumerate(self.owner_ids):
             master_id, end = masters[number % len(masters)], self.context
@@ -78,14 +78,14 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """When a batch began on one instance, and when its steps were told, if it had tokens to tell."""
+    """The time when a batch began on one instance, and when its steps with tokens were reported."""
 
     begun_at: float
     reported_at: list[float]
 
 
 class KeepingBackend(CudaBackend):
-    """A backend that lets its exchange be used beside the runner."""
+    """A backend that makes its exchange available to others than the runner."""
 
     exchange: KVExchange | None = None
 
@@ -120,7 +120,7 @@ class GpuInstance:
         self.runner.warm_up()
 
     def hold(self, requests: Requests) -> None:
-        """Take slots for what requests have here; their KV is whatever lies there."""
+        """Take slots for the KV of requests here; its contents are arbitrary."""
         if self.instance_id in requests.held_on:
             index = requests.held_on.index(self.instance_id)
             for owner_id in requests.owner_ids:
@@ -132,7 +132,7 @@ class GpuInstance:
             self.pool.release(owner_id)
 
     def run(self, commands: Sequence[RunBatch]) -> list[Ran]:
-        """Carry out those of some batches that are for this instance, and undo each."""
+        """Run those of some batches that are for this instance, and undo each."""
         ran = []
         for command in commands:
             if self.instance_id in command.plan.group.instance_ids:
@@ -141,14 +141,14 @@ class GpuInstance:
         return ran
 
     def run_chunks(self, commands: Sequence[RunBatch]) -> Ran:
-        """Carry out batches each of which needs what those before it wrote, and undo all of them."""
+        """Run batches each of which needs the KV of those before it, and undo all of them."""
         ran = [self._run(command) for command in commands]
         for command in commands:
             self._undo(command)
         return Ran(ran[0].begun_at, ran[-1].reported_at)
 
     def move(self, commands: Sequence[MoveKV]) -> Ran:
-        """Carry out migrations; the destination forgets what it got."""
+        """Run migrations; the destination forgets the KV."""
         mover = SegmentMover(self._worker_config(), {self.instance_id: self.pool}, self.fabric)
         ran = Ran(perf_counter(), [])
         for command in commands:
@@ -164,7 +164,7 @@ class GpuInstance:
         reported_at: list[float] = []
 
         def report(_step: int, tokens: tuple[ProducedToken, ...], _is_last: bool) -> None:
-            if tokens:  # who has none does not wait for its device
+            if tokens:  # an instance without tokens does not wait for its device
                 reported_at.append(perf_counter())
 
         begun_at = perf_counter()
@@ -216,16 +216,16 @@ class GpuGroup:
         self.seconds_to_start = perf_counter() - begun_at
 
     def next_id(self) -> int:
-        """An id for a batch or a migration."""
+        """Return an id for a batch or a migration."""
         self._last_id += 1
         return self._last_id
 
     def each(self, job: Callable[[GpuInstance], T]) -> list[T]:
-        """What a job gives on each instance; it is a partial of something that other modules can import."""
+        """Return a job's result on each instance; it is a partial of a function that modules can import."""
         return list(self.on(dict.fromkeys(range(len(self._connections)), job)).values())
 
     def on(self, jobs: Mapping[InstanceId, Callable[[GpuInstance], T]]) -> dict[InstanceId, T]:
-        """What jobs give that some instances do at the same time."""
+        """Return the results of jobs that some instances do at the same time."""
         for instance_id, job in jobs.items():
             self._connections[instance_id].send(job)
         return {instance_id: _answer(self._connections[instance_id]) for instance_id in jobs}
@@ -234,7 +234,7 @@ class GpuGroup:
 def _serve(
     connection: Connection, model: str, num_slots: int, directory: Path, world: World, rank: int
 ) -> None:
-    """Do jobs until there is nobody to ask for them."""
+    """Do jobs until the parent has gone."""
     os.environ |= ENVIRONMENT
     torch.set_num_threads(1)  # as workers do
     try:

@@ -1,4 +1,4 @@
-"""Does a Grafana board that was made for vLLM show data of loong?
+"""Checks that a Grafana board made for vLLM shows data of loong.
 
 Takes the board's JSON file (vLLM's is examples/observability/prometheus_grafana/grafana.json of its sources),
 starts a server of the tiny model, asks for /metrics before and after some requests of every kind, and answers
@@ -27,7 +27,7 @@ _VARIABLES = {"model_name": "loong-tiny", "__rate_interval": "1m", "__interval":
 
 
 def queries(panels: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """The title and the query of each target, rows opened, variables filled in."""
+    """Yield the title and the query of each target, with rows opened and variables filled in."""
     for panel in panels:
         yield from queries(panel.get("panels", []))
         for target in panel.get("targets", []):
@@ -36,7 +36,7 @@ def queries(panels: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 
 
 def ask(url: str) -> None:
-    """Two requests of every way to end: by length, and by a stop string."""
+    """Send two requests of every way to end: by length, and by a stop string."""
     for fields in ({}, {}, {"stop": [*"abcdefghij"]}, {"stop": [*"klmnopqrst"]}):
         body = json.dumps({"prompt": "hello", "max_tokens": 64, "ignore_eos": True, **fields}).encode()
         request = Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
@@ -45,7 +45,7 @@ def ask(url: str) -> None:
 
 
 def scraped(url: str) -> Scrapes:
-    """What the server says before and after some requests."""
+    """Return the server's metrics before and after some requests."""
     ask(url)  # series with labels of their own begin with the first
 
     def scrape() -> str:

@@ -1,10 +1,10 @@
-"""What does a step with a prompt take on a group of GPUs, by what travels in it?
+"""Measures a step with a prompt on a group of GPUs, by the tensors that travel in it.
 
-A prompt, or a chunk behind its history, is striped over the GPUs, alone and beside decodes whose KV lies on
-all and whose masters they are by turns, with dummy weights: the median time from the batch's arrival at its
-workers to its tokens. Beside it, one GPU with its share of the prompt, of the history and of the decodes,
-which is what each would take if nothing travelled and nobody waited: the ceiling; but of what is behind a
-history each GPU of a group attends twice or more as much.
+A prompt, or a chunk after its history, is striped over the GPUs, alone and with decodes whose KV is on all
+and whose masters they are in turn, with dummy weights. It reports the median time from the batch's arrival at
+its workers to its tokens. The ceiling is one GPU with its share of the prompt, of the history and of the
+decodes: the time without transfers and waits. With a history, however, each GPU of a group attends twice as
+much or more.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
 
 CASES = ("query:16", "query:512", "query:512+32", "query:2048+32", "query:6144+32", "kv:512", "kv:2048+32")
-CONTEXT = 1500  # of each decode, in all
+CONTEXT = 1500  # of each decode, in total
 NUM_WARM_UPS, NUM_RUNS = 3, 10
 NUM_SLOTS = 131_072
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What travels of a chunk of a prompt, behind those cached, and beside decodes."""
+    """The kind of transfer, and the tokens of a chunk, of its history, and of decodes."""
 
     transfer: Transfer
     num_tokens: int
@@ -40,19 +40,19 @@ class Case:
 
     @classmethod
     def parsed(cls, case: str) -> "Case":
-        """As the command line names it."""
+        """Parse a case of the command line."""
         transfer, _, sizes = case.partition(":")
         chunk, _, num_decodes = sizes.partition("+")
         num_tokens, _, num_cached = chunk.partition("@")
         return cls(Transfer[transfer.upper()], int(num_tokens), int(num_cached or 0), int(num_decodes or 0))
 
     def share(self, dop: int) -> "Case":
-        """What one of so many instances has of it."""
+        """Return the share of one of `dop` instances."""
         return Case(self.transfer, self.num_tokens // dop, self.num_cached // dop, self.num_decodes // dop)
 
 
 def step(batch_id: int, case: Case, prompt: Requests, decodes: Requests) -> RunBatch:
-    """The next chunk of a prompt on the group that has its KV, and the next token of each decode."""
+    """Return the next chunk of a prompt on the group that has its KV, and the next token of each decode."""
     group, (owner_id,) = prompt.held_on, prompt.owner_ids
     end = prompt.context + case.num_tokens
     stripes = {i: stripe(range(prompt.context, end), index, len(group)) for index, i in enumerate(group)}
@@ -66,7 +66,7 @@ def step(batch_id: int, case: Case, prompt: Requests, decodes: Requests) -> RunB
 
 
 def measure(gpus: GpuGroup, case: Case, group: tuple[InstanceId, ...]) -> float:
-    """Seconds of such a step."""
+    """Return the seconds of such a step."""
     prompt = Requests(1, case.num_cached, group, "prompt")
     decodes = Requests(case.num_decodes, CONTEXT, group)
     for requests in (prompt, decodes):
@@ -82,7 +82,7 @@ def measure(gpus: GpuGroup, case: Case, group: tuple[InstanceId, ...]) -> float:
 
 
 def rows_of(gpus: GpuGroup, group: tuple[InstanceId, ...], cases: Sequence[str]) -> list[dict[str, object]]:
-    """All cases, printed as they come."""
+    """Return the rows of all cases, printed as they come."""
     print(f"{'travels':>8} {'prompt':>7} {'behind':>7} {'decodes':>8} {'ms':>8} {'share on one':>14}")
     rows: list[dict[str, object]] = []
     for case in map(Case.parsed, cases):

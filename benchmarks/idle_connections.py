@@ -1,7 +1,7 @@
-"""What do thousands of connections cost that say nothing?
+"""Measures the cost of thousands of idle connections.
 
-They are opened to a server of the tiny model. It tells how long a short completion takes without and with
-them, what memory a connection costs, and when the server has closed all of them, since they sent no request.
+They are opened to a server of the tiny model. It reports the time of a short completion without and with
+them, the memory of a connection, and when the server has closed all of them, since they sent no request.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ MAX_WAIT = 120.0  # seconds, for connections to be closed
 
 
 class Idle(asyncio.Protocol):
-    """A connection that says nothing, and notes when it is closed."""
+    """A connection that sends nothing, and records when it is closed."""
 
     closed_at: float | None = None
 
@@ -44,7 +44,7 @@ async def opened(server: Server, number: int) -> list[Idle]:
 
 
 def completion_seconds(server: Server) -> dict[str, float]:
-    """What short completions take, one after the other, each on a connection of its own."""
+    """Return the seconds of short completions, one after the other, each on a connection of its own."""
     body = json.dumps({"prompt": "hello", "max_tokens": 1}).encode()
     request = Request(f"{server.url}/v1/completions", body, {"Content-Type": "application/json"})
     seconds = []
@@ -58,7 +58,7 @@ def completion_seconds(server: Server) -> dict[str, float]:
 
 
 async def seconds_to_close(idle: Sequence[Idle]) -> tuple[float, float]:
-    """When the server has closed the first and the last of them, from now on."""
+    """Return when the server has closed the first and the last of them, from now on."""
     begin = time.monotonic()
     while any(one.closed_at is None for one in idle):
         if time.monotonic() > begin + MAX_WAIT:

@@ -1,9 +1,9 @@
-"""How long does an iteration take, by batch, length and degree of parallelism?
+"""Measures an iteration, by batch, length and degree of parallelism.
 
-Prefill of whole prompts and decode steps (in leases of 16) on groups of every size, as measured on real
-workers, beside what the cost model predicts. It is why one DoP does not fit all: long prompts gain from many
-instances, short ones and most decodes do not. LoongServe shows it in its figures 2 and 3, and the errors of
-its iteration-time model in figure 15. Errors are predicted over measured seconds, less 1. Ceiling: a mean
+Prefills of whole prompts and decode steps (in leases of 16) run on groups of every size, on real workers, and
+are compared with the cost model's predictions. They show why one DoP does not fit all: long prompts gain from
+many instances, short ones and most decodes do not. LoongServe shows it in its figures 2 and 3, and the errors
+of its iteration-time model in figure 15. Errors are predicted over measured seconds, less 1. Ceiling: a mean
 error of 10 %.
 
     python benchmarks/iteration_time.py --num-instances 2                              # CPUs, a minute
@@ -33,7 +33,7 @@ def size_of(case: str) -> tuple[int, int]:
 
 
 async def measure(args: argparse.Namespace) -> list[dict[str, object]]:
-    """Every case on every size of group that has room for it."""
+    """Measure every case on every size of group that has room for it."""
     rows: list[dict[str, object]] = []
     async with profiled_runs(args) as runs:
         for phase, cases in (("prefill", args.prompts), ("decode", args.decodes)):
@@ -63,7 +63,7 @@ async def measure(args: argparse.Namespace) -> list[dict[str, object]]:
 
 
 def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
-    """Milliseconds over DoP, a line a case; predictions dashed."""
+    """Return plots of milliseconds over DoP, a line a case; predictions dashed."""
     found = []
     for phase, title in TITLES.items():
         lines = lines_of(

@@ -1,7 +1,7 @@
-"""Policies one after another on the same workers, which start once; no HTTP between.
+"""Policies one after another on the same workers, which start once, without HTTP.
 
-The engine runs in this process. Between two policies nothing runs and no KV is left, and what the
-engine learned of its cost model is forgotten.
+The engine runs in this process. Between two policies nothing runs and no KV is left, and corrections of the
+cost model are reset.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -41,10 +41,9 @@ from loong.workloads.request import SMALLEST_VOCABULARY, WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """What became of a load, on a clock that is 0 at its beginning; `plan_time` is the mean of planning.
+    """The results of a load, on a clock that is 0 at its beginning; `plan_time` is the mean of planning.
 
-    `noise` is how far the last batches were off what they were predicted to take when they were planned: the
-    standard deviation of the logarithm of the ratio.
+    `noise` is the standard deviation of the logarithm of actual over predicted time, of the last batches.
     """
 
     records: list[RequestRecord]
@@ -56,14 +55,14 @@ class ServedRun:
 
 @dataclass(slots=True)
 class Planning:
-    """A policy, and how long after each event its plans were ready."""
+    """A policy, and the seconds from each event to its plan."""
 
     policy: Policy
     executor: WorkersExecutor
     seconds: list[float]
 
     def plan(self, snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
-        """What the policy plans."""
+        """Return the policy's plan."""
         plan = self.policy(snapshot, cost_model)
         if plan.batches:
             self.seconds.append(self.executor.now - snapshot.now)
@@ -86,9 +85,9 @@ class KeptWorkers:
         patience: float = inf,
         log: Path | None = None,
     ) -> ServedRun:
-        """Serve a load; what has not ended `patience` seconds after the last request came is cut off.
+        """Serve a load; requests that have not ended `patience` seconds after the last arrival are cut off.
 
-        `log` is the file for what is decided.
+        `log` is the file of the decision log.
         """
         executor, prefix = self._executor, f"{next(self._run_numbers)}-"
         sent = {prefix + request_id_of(number): request for number, request in enumerate(load)}
@@ -128,13 +127,13 @@ async def kept_workers(config: ClusterConfig, lookahead: LookaheadMargin) -> Asy
 
 
 def _noise(recalibration: Recalibration) -> float:
-    """From mean errors, as of a normal distribution, of which a stall here and there says little."""
+    """Estimate the noise from mean errors, as of a normal distribution, which is robust to stalls."""
     errors = recalibration.errors.values()
     return sqrt(pi / 2) * fmean(map(log1p, errors)) if errors else 0.0
 
 
 def _with_tokens(request: Request, sent: WorkloadRequest, request_id: RequestId) -> Request:
-    """What the simulator is sent, with tokens."""
+    """Return the request that the simulator is sent, with tokens."""
     params = replace(request.sampling_params, temperature=0.0)
     tokens = tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY))
     return replace(request, request_id=request_id, prompt_token_ids=tokens, sampling_params=params)

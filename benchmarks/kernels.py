@@ -1,4 +1,4 @@
-"""How near do the kernels come to what the GPU can move and multiply?
+"""Compares the kernels with the memory bandwidth and the arithmetic rate of the GPU.
 
 Each row is one call as a model makes it, in bfloat16. The floor is the larger of the bytes that must be moved
 over the bandwidth of a large copy, and the floating-point operations over the rate of a large matrix product,
@@ -65,28 +65,28 @@ class Shape:
 
     @property
     def hidden_size(self) -> int:
-        """E."""
+        """Return E."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token in a layer."""
+        """Return the bytes of a token in a layer."""
         return 2 * self.num_kv_heads * self.head_dim * DTYPE.itemsize
 
     def kv(self, num_tokens: int) -> Tensor:
-        """Keys and values of one layer."""
+        """Return keys and values of one layer."""
         return torch.randn(num_tokens, 2, self.num_kv_heads, self.head_dim, device=DEVICE, dtype=DTYPE)
 
     def q(self, num_tokens: int) -> Tensor:
-        """Queries of one layer."""
+        """Return queries of one layer."""
         return torch.randn(num_tokens, self.num_heads, self.head_dim, device=DEVICE, dtype=DTYPE)
 
     def layers(self, num_tokens: int) -> list[Tensor]:
-        """The KV of so many tokens, layer by layer."""
+        """Return the KV of `num_tokens` tokens, layer by layer."""
         return [self.kv(num_tokens) for _ in range(NUM_LAYERS)]
 
     def seen(self, *num_tokens: int) -> Partial:
-        """A partial of one layer."""
+        """Return a partial of one layer."""
         lse = torch.randn(*num_tokens, self.num_heads, device=DEVICE)
         return Partial(torch.randn(*num_tokens, self.num_heads, self.head_dim, device=DEVICE), lse)
 
@@ -98,7 +98,7 @@ SHAPES = (Shape("Llama-3.1-8B", 32, 8, 14336, 128256), Shape("Llama-2-7B", 32, 3
 
 @dataclass(frozen=True)
 class Case:
-    """The same call in each of some layers, and what one call must move and compute."""
+    """The same call in each of some layers, and the bytes and operations of one call."""
 
     name: str
     calls: list[Call]
@@ -107,12 +107,12 @@ class Case:
 
     @property
     def floor(self) -> float:
-        """Seconds."""
+        """Return the floor in seconds."""
         return max(self.num_bytes / BYTES_PER_SECOND, self.num_flops / FLOPS_PER_SECOND)
 
 
 def seconds_of(case: Case) -> float:
-    """The median time of one call."""
+    """Return the median time of one call."""
     for call in case.calls:
         call()
     graph = torch.cuda.CUDAGraph()
@@ -131,12 +131,12 @@ def seconds_of(case: Case) -> float:
 
 
 def event() -> torch.cuda.Event:
-    """A mark in the stream that knows its time."""
+    """Return a mark in the stream that records its time."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
 
 
 def decode_cases(shape: Shape) -> Iterator[Case]:
-    """One token of each request over all its KV, whose slots lie anywhere in the pool."""
+    """Yield cases of one token of each request over all its KV, whose slots lie anywhere in the pool."""
     for name, lengths in (
         ("1 x 128k", [131072]),
         ("8 x 8k", [8192] * 8),
@@ -158,7 +158,7 @@ def decode_cases(shape: Shape) -> Iterator[Case]:
 
 
 def prefill_cases(shape: Shape) -> Iterator[Case]:
-    """Chunks over themselves, many short prompts at once, and chunks over their history in the pool."""
+    """Yield chunks over themselves, many short prompts at once, and chunks over their history in the pool."""
     short = [AttendTask.causal(i * 1024, range(1024), i * 1024, range(1024)) for i in range(16)]
     for name, tasks, num_scores, has_slots in (
         ("causal 4k", [AttendTask.causal(0, range(4096), 0, range(4096))], 4096**2 / 2, False),
@@ -187,7 +187,7 @@ def prefill_cases(shape: Shape) -> Iterator[Case]:
 
 
 def tile_cases(shape: Shape) -> Iterator[Case]:
-    """Rectangles by the library whose keys come in pieces, and their merge."""
+    """Yield rectangles by the library whose keys come in pieces, and their merge."""
     for num_queries, num_keys, num_pieces in product(*TILES, PIECES):
         q, total = shape.q(num_queries), shape.seen(num_queries)
         calls: list[Call] = [
@@ -200,7 +200,7 @@ def tile_cases(shape: Shape) -> Iterator[Case]:
 
 
 def attend_in_pieces(q: Tensor, kv: Tensor, num_pieces: int, total: Partial) -> None:
-    """A tile of full attention."""
+    """Attend a tile of full attention."""
     scale = q.shape[-1] ** -0.5
     merge_into(total, attend_tile(q, kv, scale, is_causal=False, num_pieces=num_pieces))
 
@@ -208,14 +208,14 @@ def attend_in_pieces(q: Tensor, kv: Tensor, num_pieces: int, total: Partial) -> 
 def attend_alone(
     q: Tensor, kv: Tensor, tasks: Tensor, total: Partial, slots: Tensor | None, workspace: PieceWorkspace
 ) -> None:
-    """Attend queries that have seen nothing and will see nothing else."""
+    """Attend queries that have no other partials."""
     total.lse.fill_(-torch.inf)
     scale = q.shape[-1] ** -0.5
     attend_blocks(q, kv, tasks, scale=scale, total=total, slots=slots, workspace=workspace)
 
 
 def merge_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
-    """Partials of a group come back to their master."""
+    """Yield merges of a group's partials at their master."""
     for num_parts in (1, 7):
         layers = [(shape.seen(num_tokens), shape.seen(num_parts, num_tokens)) for _ in range(NUM_LAYERS)]
         calls: list[Call] = [partial(merge_into, total, parts) for total, parts in layers]
@@ -224,7 +224,7 @@ def merge_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
 
 
 def row_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
-    """KV leaves a pool, enters one, and stays of a passing block."""
+    """Yield copies of KV out of a pool, into one, and out of a passing block."""
     pools, blocks = shape.layers(4 * num_tokens), shape.layers(num_tokens)
     rows = torch.randperm(4 * num_tokens, device=DEVICE)[:num_tokens]
     some = torch.arange(0, num_tokens, 4, device=DEVICE)
@@ -242,7 +242,7 @@ def row_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
 
 
 def model_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
-    """What stands between the matrix products of a layer."""
+    """Yield the operations between the matrix products of a layer."""
     num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     num_all = num_heads + 2 * num_kv_heads
     angles, rows = values(num_tokens, head_dim), torch.randperm(num_tokens, device=DEVICE)
@@ -281,7 +281,7 @@ def model_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
 
 
 def linear_cases(shape: Shape, num_rows: int) -> Iterator[Case]:
-    """The products with the weights of a layer and of the output, and the library's."""
+    """Yield the products with the weights of a layer and of the output, and the library's."""
     hidden, mlp, num_heads = shape.hidden_size, shape.mlp_size, shape.num_heads + 2 * shape.num_kv_heads
     workspace = LinearWorkspace.empty(torch.cuda.get_device_properties(DEVICE).multi_processor_count, DEVICE)
     for name, num_columns, size in (
@@ -306,7 +306,7 @@ def multiply_by_library(x: Tensor, weight: Tensor, out: Tensor) -> None:
 
 
 def draw_cases(shape: Shape, num_rows: int) -> Iterator[Case]:
-    """The next tokens, of all and of the likeliest."""
+    """Yield draws of the next tokens, from all and from the likeliest."""
 
     def column(value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((num_rows,), value, dtype=dtype, device=DEVICE)
@@ -339,7 +339,7 @@ def values(*shape: int) -> Tensor:
 
 
 def cases(shape: Shape) -> Iterator[Case]:
-    """All rows of the table, made one after the other, so that one's memory is free for the next."""
+    """Yield all rows of the table, made one after the other, so that one's memory is free for the next."""
     yield from decode_cases(shape)
     yield from prefill_cases(shape)
     yield from tile_cases(shape)

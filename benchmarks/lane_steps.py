@@ -33,19 +33,19 @@ class LaneModel:
             self.pool.layer(layer).normal_()
 
     def captured(self, step: PromptStep, lane: Lane) -> Replay:
-        """Return what replays a step in a lane. Chunks have slots of their own, and so has each decode."""
+        """Return a replay of a step in a lane. Chunks have slots of their own, and so has each decode."""
         device = LaneDevice(self.pool.device.index, self.config.torch_dtype, lane)
         with torch.cuda.stream(lane.stream), device.capturing():
             return captured(self.call_of(step, device), lane)
 
     @torch.inference_mode()
     def call_of(self, step: PromptStep, device: Device) -> Callable[[], None]:
-        """Return what takes the same step again and again, up to its likeliest tokens."""
+        """Return a function that takes the same step again and again, up to its likeliest tokens."""
         parts = list(_parts_of(step))
         writes = tuple(KVSegment(block.request_id, block.positions, 0) for block, _ in parts)
         plan = BatchPlan(ESPGroup((0,)), tuple(block for block, _ in parts), writes)
         for segment in writes:
-            self.pool.release(segment.owner_id)  # what it had in another step
+            self.pool.release(segment.owner_id)  # its slots of another step
             self.pool.allocate(segment.owner_id, range(segment.positions.stop))
         its = AttentionStep(0, plan, {block.request_id: held for block, held in parts}, self.pool)
         pooled = pool_attention(its, ((block, rows.start) for block, rows in its.rows.items()), device)
@@ -67,7 +67,7 @@ class LaneModel:
 
 
 def _parts_of(step: PromptStep) -> Iterator[tuple[QueryBlock, Placement]]:
-    """The queries of each request, and the KV before them."""
+    """Yield the queries of each request, and the KV before them."""
     if step.num_tokens:
         yield _part("prompt", step.num_cached, step.num_tokens)
     for number in range(step.num_decodes):
@@ -80,7 +80,7 @@ def _part(request_id: str, num_cached: int, num_tokens: int) -> tuple[QueryBlock
 
 
 class _StepAttention:
-    """Attention over the pool, as workers have it; see `transformer.Attention`."""
+    """Attention over the pool, as in workers; see `transformer.Attention`."""
 
     def __init__(self, pool: KVPool, device: Device, pooled: PoolAttention | None, new_slots: Tensor) -> None:
         if pooled is None:
@@ -92,7 +92,7 @@ class _StepAttention:
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         kv, singles = self._pool.layer(layer), self._pooled.singles
-        if singles is not None and not self._pooled.tables:  # as leases of decodes attend
+        if singles is not None and not self._pooled.tables:  # as in decode leases
             part = empty_like_q(q)
             self._device.attend_slots(q, kv, singles.lists, scale=q.shape[-1] ** -0.5, out=part)
             return part.out

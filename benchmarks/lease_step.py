@@ -1,10 +1,10 @@
-"""What one step of a running decode lease costs the engine, in which no policy is called.
+"""Measures the engine's time for one step of a running decode lease, in which no policy is called.
 
-All requests are in one group, whose masters each report their tokens in a frame of their own. A step is:
-decode the frames, take them in, count, and hand the tokens on to their streams. It is measured twice: with
-readers that are busy elsewhere (`step`), and with one waiting reader for each stream (`step and readers`);
-the difference is the fan-out. `start` is the lease's: its input for every request, made and encoded.
-Ceiling: 50 us a step at 64 requests, 150 us at 256.
+All requests are in one group, whose masters each report their tokens in a frame of their own. In a step, the
+engine decodes the frames, applies the events, counts, and passes the tokens on to their streams. It is
+measured twice: with readers that are busy (`step`), and with one waiting reader for each stream (`step and
+readers`). The difference is the fan-out. `start` is the start of the lease: its input for every request, made
+and encoded. Ceiling: 50 us a step at 64 requests, 150 us at 256.
 """
 
 import asyncio
@@ -51,18 +51,18 @@ class Seen:
     batches: list[RunBatch] = field(default_factory=list)
 
     def on_event(self, event: Event, /) -> None:
-        """Count."""
+        """Count tokens."""
         if isinstance(event, TokensProduced):
             self.num_tokens += len(event.tokens)
 
     def on_plan(
         self, _e: Sequence[Event], _s: Snapshot, _p: IterationPlan, instructions: Sequence[Instruction], /
     ) -> None:
-        """Keep what starts."""
+        """Keep the batches that start."""
         self.batches += [reported for reported in instructions if isinstance(reported, RunBatch)]
 
     async def wait_for(self, num_tokens: int, num_batches: int) -> None:
-        """Until so many tokens were taken in and handed on, and so many batches were started."""
+        """Wait until this many tokens were passed on, and this many batches were started."""
         while self.num_tokens < num_tokens or len(self.batches) < num_batches:  # noqa: ASYNC110 - no Event, whose cost would count
             await asyncio.sleep(0)
 
@@ -75,7 +75,7 @@ class OneGroup:
     num_masters: int
 
     def __call__(self, snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
-        """The batch that is due."""
+        """Return the plan with the batch that is due."""
         if snapshot.batches or len(snapshot.request) < self.num_requests:
             return IterationPlan()
         num_steps = NUM_STEPS if snapshot.running else 1
@@ -91,7 +91,7 @@ class OneGroup:
 
 
 def frames(batch: RunBatch, step: int) -> list[bytes]:
-    """What the masters of a batch report after a step."""
+    """Return the masters' reports after a step of a batch."""
     tokens: dict[int, list[ProducedToken]] = {}
     for block in batch.plan.queries:
         tokens.setdefault(block.master_id, []).append(ProducedToken(block.request_id, 1000 + step))
@@ -99,7 +99,7 @@ def frames(batch: RunBatch, step: int) -> list[bytes]:
 
 
 async def measure(num_requests: int, num_masters: int, *, with_readers: bool) -> tuple[float, float]:
-    """Seconds of a step, and of encoding the start of the lease; medians."""
+    """Return the seconds of a step, and of encoding the start of the lease; medians."""
     instances = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 1 << 30) for i in range(num_masters))
     seen, policy = Seen(), OneGroup(num_requests, num_masters)
     with TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ async def measure(num_requests: int, num_masters: int, *, with_readers: bool) ->
 
 
 async def start_lease(executor: WorkersExecutor, seen: Seen, num_requests: int) -> RunBatch:
-    """Let the requests arrive and report that their prompts are computed; the lease that then starts."""
+    """Let the requests arrive and report their prompts as computed; return the lease that then starts."""
     await seen.wait_for(num_tokens=0, num_batches=1)
     (prefill,) = seen.batches
     ends = [encode(BatchDone(prefill.batch_id, i, 0, 1)) for i in prefill.plan.group.instance_ids]
@@ -135,7 +135,7 @@ async def start_lease(executor: WorkersExecutor, seen: Seen, num_requests: int) 
 async def step_time(
     executor: WorkersExecutor, seen: Seen, reported: Sequence[bytes], num_tokens: int, with_readers: bool
 ) -> float:
-    """Seconds from the frames of a step to its tokens in their streams, or to their readers."""
+    """Return the seconds from the frames of a step to its tokens in their streams, or to their readers."""
     await asyncio.sleep(0)
     begun_at = perf_counter()
     for frame in reported:
@@ -147,7 +147,7 @@ async def step_time(
 
 
 async def read(engine: Engine, number: int, with_readers: bool) -> None:
-    """Ask for a request, and read all its tokens, or only the first."""
+    """Submit a request, and read all its tokens, or only the first."""
     request = Request(f"chatcmpl-{number:032x}", PROMPT, PARAMS, arrival_time=0.0)
     with TokenStream(engine, request) as tokens:
         async for _ in tokens:
@@ -156,7 +156,7 @@ async def read(engine: Engine, number: int, with_readers: bool) -> None:
 
 
 def encode_time(lease: RunBatch) -> float:
-    """Seconds to encode the start of a lease."""
+    """Return the seconds to encode the start of a lease."""
     times = []
     for _ in range(50):
         begun_at = perf_counter()

@@ -1,4 +1,4 @@
-"""Pictures of lines, which scripts write beside their numbers."""
+"""Line plots that scripts write along with their numbers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,18 +26,17 @@ if TYPE_CHECKING:
 Line = Sequence[tuple[float, float]]
 
 MAX_TICKS = 8  # values of x that are named one by one
-WIDE = 8  # greatest over least x, from which equal factors are equally far
+WIDE = 8  # greatest over least x, from which the axis is logarithmic
 LEGEND_INCHES = 1.6
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot: a line of (x, y) for each name, and where a level counts, that; a wide x is logarithmic.
+    """One plot: a line of (x, y) for each name, and a level if there is one; a wide x is logarithmic.
 
     A name with a comma, such as `esp, simulated`, is of a line that belongs to `esp`: in its color, dashed.
-    `key` says what the names are, and `level_name` what the level is.
-    Shares are percents, with all of y from 0 to 100. Times along y that are to be logarithmic are in ms, and
-    told with their unit.
+    `key` is the title of the names, and `level_name` the name of the level. Shares are percents, with all of
+    y from 0 to 100. Times on a logarithmic y axis are in ms, and shown with their unit.
     """
 
     title: str
@@ -52,7 +51,7 @@ class Panel:
 
 
 def lines_of(points: Iterable[tuple[str, float, float]]) -> dict[str, Line]:
-    """The lines of named points, each name in the order in which it came first."""
+    """Return the lines of named points, each name in the order in which it came first."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, x, y in points:
         lines.setdefault(name, []).append((x, y))
@@ -60,7 +59,7 @@ def lines_of(points: Iterable[tuple[str, float, float]]) -> dict[str, Line]:
 
 
 def write_lines(panels: Sequence[Panel], folder: Path, name: str, num_columns: int = 2) -> list[Path]:
-    """Draw panels beside and below each other as NAME.png and .svg; return the paths.
+    """Draw panels side by side and below each other as NAME.png and .svg; return the paths.
 
     Without matplotlib there is no picture.
     """
@@ -114,12 +113,12 @@ def _draw(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
 
 
 def _dashes(owner: str) -> Literal["-", "--", ":"]:
-    """Policies that share a color differ in them; all else is solid."""
+    """Return the dashes of a policy, which differ for policies of one color; all others are solid."""
     return POLICY_STYLES[owner].dashes if owner in POLICY_STYLES else "-"
 
 
 def _name_lines(axes: "Axes", panel: Panel, styles: Mapping[str, LineStyle]) -> None:
-    """Say beside the plot whose lines there are, and once what dashes mean."""
+    """Write next to the plot the names of its lines, and once the meaning of dashes."""
     from matplotlib.lines import Line2D
 
     handles, dashed = {}, {}

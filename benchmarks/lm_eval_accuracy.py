@@ -1,9 +1,9 @@
-"""Does lm-eval find the same accuracy through `/v1/completions` as with transformers?
+"""Checks that lm-eval finds the same accuracy through `/v1/completions` as with transformers.
 
 A task of multiple choice is written to a folder: a question a line, its answer among three of others. lm-eval
 asks a server on CPU instances for it as `local-completions`, unchanged, and then loads the same folder into
 transformers itself (`hf`, in float32). Accuracies must be equal, and so must the log likelihood of every
-choice, to --tolerance. --lm-eval names the program, in whatever environment it lives:
+choice, to --tolerance. --lm-eval names the program, in any environment:
 
     python -m venv env && env/bin/pip install 'lm_eval[api,hf]==0.4.13'
     python benchmarks/lm_eval_accuracy.py FOLDER --lm-eval env/bin/lm_eval

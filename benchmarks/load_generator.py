@@ -1,9 +1,9 @@
-"""How many streams can `loong bench` follow on one core before it distorts what it measures?
+"""Measures how many streams `loong bench` can read on one core before it distorts the measurement.
 
-The server is as little as can be: a process on another core that answers at once and then sends each stream a
-token a tick, so its delays are known. `requests`: short streams of 16 tokens at rising rates. `tokens`: more
-and more long streams at once. Shown is how late requests were sent, and how far the time between tokens that
-was measured is from the tick. Ceiling: 2,000 requests a second, sent with a P99 lateness below 10 ms.
+The server is minimal: a process on another core that answers at once and then sends each stream a token a
+tick, so its delays are known. `requests`: short streams of 16 tokens at rising rates. `tokens`: more and more
+long streams at once. It reports how late requests were sent, and the error of the measured time between
+tokens. Ceiling: 2,000 requests a second, sent with a P99 lateness below 10 ms.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def chunk(data: bytes) -> bytes:
 
 
 class Streams(asyncio.Protocol):
-    """One connection of the server; `following` are those that are owed tokens."""
+    """One connection of the server; `following` are the streams that get tokens."""
 
     following: set["Streams"] = set()  # noqa: RUF012  all connections share it
     num_tokens = 0
@@ -88,7 +88,7 @@ def run_server(num_tokens: int, core: int, ports: "SimpleQueue[int]") -> None:
 
 
 def measure(name: str, requests: Sequence[WorkloadRequest], core: int) -> tuple[dict[str, float], list[str]]:
-    """Send requests to a server of their own; the numbers, in seconds, and a row of the table."""
+    """Send requests to a server of their own; return the numbers, in seconds, and a row of the table."""
     spawning = multiprocessing.get_context("spawn")
     ports: SimpleQueue[int] = spawning.SimpleQueue()
     server = spawning.Process(
@@ -130,13 +130,13 @@ def measure(name: str, requests: Sequence[WorkloadRequest], core: int) -> tuple[
 
 
 def paced(rate: float, duration: float) -> list[WorkloadRequest]:
-    """Short streams at a constant rate."""
+    """Return short streams at a constant rate."""
     number = max(1, int(rate * duration))
     return [_request(index, index / rate, SHORT_TOKENS) for index in range(number)]
 
 
 def at_once(number: int) -> list[WorkloadRequest]:
-    """Long streams that begin within a second."""
+    """Return long streams that begin within a second."""
     return [_request(index, index / number, LONG_TOKENS) for index in range(number)]
 
 

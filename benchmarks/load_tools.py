@@ -1,11 +1,10 @@
-"""Do other load generators measure what `loong bench` measures?
+"""Compares other load generators with `loong bench`.
 
-A server whose answers come at known times, the first token by the length of the prompt and then one every
-20 ms, is sent the same requests at the same times by each: a file of Mooncake's format, with Poisson arrivals
-and lengths drawn at random. They take turns with each of some such files. Their means of TTFT and TPOT
-are compared with those of `loong bench`, and shown beside the truth. --aiperf and --vllm name the programs of
-the tools, in whatever environments they live. Exits with 1 if one differs by more than --tolerance, in the
-median.
+Each sends the same requests at the same times to a server whose answers come at known times: the first token
+by the length of the prompt and then one every 20 ms. Requests are a file of Mooncake's format, with Poisson
+arrivals and random lengths. The tools take turns with each of some such files. Their means of TTFT and TPOT
+are compared with those of `loong bench`, and with the truth. --aiperf and --vllm name the programs of the
+tools, in any environments. Exits with 1 if one differs by more than --tolerance, in the median.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ Tool: TypeAlias = Callable[[str, Path, Path], Latencies]  # of an address, the t
 
 
 class PacedEngine(ScriptedEngine):
-    """Answers every request as if it were alone, at times that follow from it."""
+    """Answers every request as if there were no others, at times that follow from the request."""
 
     async def _produce(self, open_choices: dict[str, NewRequest], _replies: object, put: PutToken) -> None:
         now = asyncio.get_running_loop().time
@@ -68,7 +67,7 @@ def first_seconds(num_prompt_tokens: int) -> float:
 
 
 def write_trace(path: Path, seed: int) -> float:
-    """Requests with their times; return the mean TTFT that they will have."""
+    """Write requests with their times; return the mean TTFT that they will have."""
     chance, seconds, numbers = random.Random(seed), 0.0, count()
     lines = []
     for _ in range(NUM_REQUESTS):
@@ -149,7 +148,7 @@ def check_count(number: float) -> None:
 
 
 def run(command: list[str]) -> None:
-    """Run a tool; if it fails, end with what it said last."""
+    """Run a tool; if it fails, exit with its last output."""
     reported = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
     if reported.returncode:
         last = "\n".join((reported.stdout + reported.stderr).splitlines()[-15:])
@@ -157,7 +156,7 @@ def run(command: list[str]) -> None:
 
 
 def measure(tools: Mapping[str, Tool], url: str, folder: Path, repeat: int) -> dict[str, list[Latencies]]:
-    """The means of each tool's runs; all tools send a trace before the next is made."""
+    """Return the means of each tool's runs; all tools send a trace before the next is made."""
     found: dict[str, list[Latencies]] = {name: [] for name in tools}
     for number in range(repeat):
         trace = folder / f"trace-{number}.jsonl"
@@ -173,7 +172,7 @@ def measure(tools: Mapping[str, Tool], url: str, folder: Path, repeat: int) -> d
 
 
 def differences(found: Mapping[str, list[Latencies]]) -> dict[str, dict[str, float]]:
-    """By what part a tool's mean is above that of `loong bench`, in the median of the traces."""
+    """Return a tool's mean relative to that of `loong bench`, minus 1, in the median of the traces."""
     own = found["loong bench"]
     return {
         name: {what: median(b[what] / a[what] - 1 for a, b in zip(own, runs, strict=True)) for what in own[0]}

@@ -1,4 +1,4 @@
-"""Runs of `loong bench` and `loong simulate` from scripts, and what their documents say."""
+"""Runs of `loong bench` and `loong simulate` from scripts, and their documents."""
 
 import argparse
 import json
@@ -21,8 +21,8 @@ Document = dict[str, Any]
 def run_loong(command: str, arguments: Sequence[str], folder: Path) -> Document:
     """Run a command of loong that writes a document into a folder, and read that.
 
-    Requests that fail make no difference, nor does being told to stop early: the document tells what there
-    is, and `end` what there is not. Exits if there is none.
+    Failed requests make no difference, nor does an early stop: the document has the runs that were made, and
+    `end` reports the missing ones. Exits if there is none.
     """
     words = [command, *arguments, "--output-dir", str(folder)]
     path = folder / "results.json"
@@ -40,7 +40,7 @@ def run_loong(command: str, arguments: Sequence[str], folder: Path) -> Document:
 
 @contextmanager
 def _typed(words: list[str]) -> Iterator[None]:
-    """Let the document tell this command line."""
+    """Let the document record this command line."""
     before, sys.argv = sys.argv, words
     try:
         yield
@@ -49,7 +49,7 @@ def _typed(words: list[str]) -> Iterator[None]:
 
 
 def shared_arguments(args: argparse.Namespace, workload: str) -> list[str]:
-    """What is the same for servers and in virtual time, but for the rate."""
+    """Return the flags that are the same for servers and in virtual time, except the rate."""
     given = [
         ("--policy", args.policy),
         ("--num-instances", args.num_instances),
@@ -68,7 +68,10 @@ def shared_arguments(args: argparse.Namespace, workload: str) -> list[str]:
 
 
 def server_arguments(args: argparse.Namespace, more: Sequence[str] = ()) -> list[str]:
-    """What servers need besides; of a model they have random weights. `more` is for `loong serve`."""
+    """Return the additional flags for servers, with random weights for a model.
+
+    `more` is for `loong serve`.
+    """
     words = ["--device", args.device, "--repeat", str(args.repeat)]
     if args.model is not None:
         words += ["--load-format", "dummy"]
@@ -76,8 +79,9 @@ def server_arguments(args: argparse.Namespace, more: Sequence[str] = ()) -> list
 
 
 def troubles(document: Document) -> list[str]:
-    """What kept servers from being measured: policies without a run, and requests that neither ended nor were
-    refused.
+    """Return what kept servers from being measured.
+
+    That is policies without a run, and requests that neither ended nor were refused.
     """
     if document["kind"] != "bench":
         return []
@@ -94,14 +98,14 @@ def troubles(document: Document) -> list[str]:
 
 
 def end(documents: Sequence[Document]) -> None:
-    """Say what could not be measured, and exit with 1 if that is anything."""
+    """Print what could not be measured, and exit with 1 if there is anything."""
     if reported := [line for document in documents for line in troubles(document)]:
         raise SystemExit("\n".join(reported))
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a policy did at a rate: the median of its repeated runs; None where nothing completed."""
+    """The result of a policy at a rate: the median of its repeated runs; None where nothing completed."""
 
     policy: str
     rate: float
@@ -109,12 +113,12 @@ class Point:
     runs: tuple[Document, ...]
 
     def median(self, key: str) -> float | None:
-        """The median of a number that the runs have, such as `mean_ttft_ms`."""
+        """Return the median of a number of the runs, such as `mean_ttft_ms`."""
         values = [run[key] for run in self.runs if run[key] is not None]
         return median(values) if values else None
 
     def attainment_at(self, scale: float) -> float:
-        """Attainment if every bound of the rule were multiplied."""
+        """Return the attainment if every bound of the rule were multiplied."""
         shares: list[float] = [
             sum(ratio is not None and ratio <= scale for ratio in run["slo_ratios"]) / len(run["slo_ratios"])
             for run in self.runs
@@ -123,7 +127,7 @@ class Point:
 
 
 def points_of(document: Document) -> list[Point]:
-    """Every policy at every rate, in the order in which they ran; runs that were cut off are left out."""
+    """Return every policy at every rate, in the order of the runs, without runs that were cut off."""
     groups: dict[tuple[str, float], list[Document]] = {}
     for run in document["runs"]:
         if not run["is_cut_off"]:

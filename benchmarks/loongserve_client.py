@@ -1,9 +1,9 @@
-"""Sends what LoongServe's released benchmark client sends, and prints the means that it prints.
+"""Sends the requests of LoongServe's released benchmark client, and prints the same means.
 
 A request is a POST to `/generate_stream` of greedy decoding to a given length. Arrivals are a Poisson
 process, stretched to the request rate. The time to the first token is that of the first bytes of the body.
-Prompts are random words; `--dataset` takes a file of the released client instead, and `--write` makes one
-for it. Without `--base-url`, the script starts a server with the tiny model on two CPU instances.
+Prompts are random words; `--dataset` takes a file of the released client instead, and `--write` makes one for
+it. Without `--base-url`, the script starts a server with the tiny model on two CPU instances.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Timing:
-    """When a request was sent, had its first bytes, and was answered, in seconds."""
+    """The times when a request was sent, had its first bytes, and was answered, in seconds."""
 
     prompt: Prompt
     sent_at: float
@@ -116,7 +116,7 @@ def server(base_url: str | None) -> "Iterator[str]":
 
 
 async def run(url: str, prompts: Sequence[Prompt], rate: float, draw: random.Random) -> list[Timing]:
-    """Send all prompts at their times, whatever has been answered."""
+    """Send all prompts at their times, without waiting for answers."""
     arrivals = [0.0]
     for _ in prompts[1:]:
         arrivals.append(arrivals[-1] + draw.expovariate(1.0))

@@ -1,8 +1,8 @@
-"""How long does a large request keep the server from everybody else?
+"""Measures how long a large request blocks the server for others.
 
 Requests of a million token ids, a million characters and so on go to a server of the real application, over
-an engine that costs nothing; a watchdog in its event loop tells the longest time between two turns. The bound
-is 50 ms.
+an engine that costs nothing. A watchdog in its event loop reports the longest time between two turns. The
+bound is 50 ms.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ LIMITS = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 
 
 async def longest_stalls(tokenizer: Tokenizer, num_rounds: int) -> dict[str, list[float]]:
-    """Seconds, by request and round."""
+    """Return the longest stalls in seconds, by request and round."""
     compile_ahead()
     gc.freeze()  # as the server does when it is up
     found: dict[str, list[float]] = {}

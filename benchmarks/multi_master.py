@@ -1,8 +1,9 @@
-"""What do several masters gain in decode?
+"""Measures the gain of several masters in decode.
 
-A master does all but attention for its requests: with one, the others of its group wait through that. The
-same requests with the same KV on one group, and 1, 2 ... masters by turns. LoongServe shows it in its figure
-14b: 0.465 times the step of a single master with 1,024 requests of 10 tokens, 1.0 to 1.12 at long contexts.
+A master does all but attention for its requests; with one master, the others of its group wait during that.
+The same requests with the same KV run on one group with 1, 2 ... masters in turn. LoongServe shows it in its
+figure 14b: 0.465 times the step of a single master with 1,024 requests of 10 tokens, 1.0 to 1.12 at long
+contexts.
 
     python benchmarks/multi_master.py --num-instances 2                                # CPUs, a minute
     python benchmarks/multi_master.py llama-3.1-8b --load-format dummy --device cuda --num-instances 4 \\
@@ -24,7 +25,7 @@ CASES = ("64x10", "256x10", "32x500", "4x4000")
 
 
 async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float]]:
-    """Case, masters, seconds of a step, and relative to one master."""
+    """Return case, masters, seconds of a step, and the factor over one master."""
     rows = []
     async with profiled_runs(args) as runs:
         group = runs.instance_ids
@@ -41,7 +42,7 @@ async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float
 
 
 def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
-    """A step relative to that of a single master."""
+    """Plot a step relative to that of a single master."""
     lines = lines_of((case, masters, ratio) for case, masters, _, ratio in rows)
     return Panel(
         "A decode step by its masters",

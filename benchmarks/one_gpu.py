@@ -1,4 +1,4 @@
-"""One instance on one GPU without an engine or a socket, as benchmarks drive it."""
+"""One instance on one GPU without an engine or a socket, controlled by benchmarks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ _Part: TypeAlias = tuple[QueryBlock, KVSegment, RequestInput]  # of one request 
 
 @dataclass(frozen=True)
 class Floors:
-    """What one GPU cannot be quicker than, from the bytes and operations of a model, in seconds."""
+    """The least times of one GPU, from the bytes and operations of a model, in seconds."""
 
     layer_parameters: float
     output_parameters: float
@@ -45,18 +45,18 @@ class Floors:
     pair_flops: float
 
     def prefill(self, num_tokens: int) -> float:
-        """All tokens of a prompt."""
+        """Return the floor of all tokens of a prompt."""
         flops = 2 * self.layer_parameters * num_tokens + self.pair_flops * num_tokens**2 / 2
         return flops / FLOPS_PER_SECOND
 
     def decode(self, num_requests: int, context: int, dop: int = 1) -> float:
-        """A step of requests that are as long as each other, on GPUs that share their KV evenly."""
+        """Return the floor of a step of requests of equal length, on GPUs that share their KV evenly."""
         weights = 2 * (self.layer_parameters + self.output_parameters)
         return (weights + num_requests * context * self.kv_bytes / dop) / BYTES_PER_SECOND
 
     @classmethod
     def of(cls, config: ModelConfig) -> "Floors":
-        """Of a model."""
+        """Return the floors of a model."""
         mlp, hidden = 3 * config.intermediate_size, config.hidden_size
         heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
         return cls(
@@ -69,7 +69,7 @@ class Floors:
 
 @dataclass(frozen=True)
 class PromptStep:
-    """A chunk of a prompt, behind those cached, and beside decodes of `context` tokens each."""
+    """A chunk of a prompt after its history, with decodes of `context` tokens each."""
 
     num_tokens: int
     num_cached: int
@@ -78,9 +78,9 @@ class PromptStep:
 
 
 class OneGpu:
-    """A model with dummy weights and a runner; `seconds_to_start` is what warming up took.
+    """A model with dummy weights and a runner; `seconds_to_start` is the time of the warm-up.
 
-    If nothing is captured, the host launches all kernels.
+    Without captured steps, the host launches all kernels.
     """
 
     def __init__(self, model: str, num_slots: int, *, is_captured: bool = True) -> None:
@@ -109,7 +109,7 @@ class OneGpu:
         self._num_batches = 0
 
     def prefill(self, num_tokens: int, chunk: int) -> float:
-        """Seconds from a prompt of random tokens to its first token, computed in chunks of so many tokens."""
+        """Return the seconds from a random prompt to its first token, in chunks of `chunk` tokens."""
         owner_id, tokens = "prompt", torch.randint(1000, (num_tokens,)).tolist()
         held, seconds = Placement(), 0.0
         for start in range(0, num_tokens, chunk):
@@ -124,18 +124,18 @@ class OneGpu:
         return seconds
 
     def decode(self, num_requests: int, context: int, num_steps: int) -> list[float]:
-        """Seconds between the tokens of a lease; the KV before it is whatever lies in the pool."""
+        """Return the seconds between the tokens of a lease; the KV before it is arbitrary."""
         decodes = [self._decode_of(number, context, num_steps) for number in range(num_requests)]
         _, times = self._run_all(decodes, num_steps)
         return [later - earlier for earlier, later in pairwise(times)]
 
     def run_prompt(self, step: PromptStep) -> float:
-        """Seconds of such a step, as a server takes it."""
+        """Return the seconds of such a step, as a server takes it."""
         seconds, _ = self._run_all(self._parts_of(step), 1)
         return seconds
 
     def work_of(self, step: PromptStep) -> StepWork:
-        """What there is to do in it once the worker was told of it."""
+        """Return the work of a step after the worker has received it."""
         queries, writes, inputs = zip(*self._parts_of(step), strict=True)
         placements = {given.request_id: given.placement for given in inputs}
         for request_id in placements:
@@ -143,7 +143,7 @@ class OneGpu:
         return step_work(BatchPlan(ESPGroup((0,)), queries, writes), placements, is_first=False)
 
     def _parts_of(self, step: PromptStep) -> list[_Part]:
-        """The tokens are random, and the KV before them is whatever lies in the pool."""
+        """Return the parts of a step with random tokens; the KV before them is arbitrary."""
         history = range(step.num_cached)
         positions = range(step.num_cached, step.num_cached + step.num_tokens)
         self._pool.allocate("prompt", history)
@@ -163,7 +163,7 @@ class OneGpu:
         return block, segment, RequestInput(owner_id, [number], context, 1, held, PARAMS)
 
     def _run_all(self, parts: Sequence[_Part], num_steps: int) -> tuple[float, list[float]]:
-        """As `_run`; the requests' slots are free afterwards."""
+        """Run parts as `_run` does; the requests' slots are free afterwards."""
         queries, writes, inputs = zip(*parts, strict=True)
         ran = self._run(BatchPlan(ESPGroup((0,)), queries, writes, num_steps), inputs)
         for given in inputs:
@@ -171,7 +171,7 @@ class OneGpu:
         return ran
 
     def _run(self, plan: BatchPlan, inputs: Sequence[RequestInput]) -> tuple[float, list[float]]:
-        """Seconds of a batch, and when each of its steps was reported."""
+        """Return the seconds of a batch, and when each of its steps was reported."""
         times: list[float] = []
         self._num_batches += 1
         command = RunBatch(self._num_batches, plan, tuple(inputs))

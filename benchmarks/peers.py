@@ -41,7 +41,7 @@ class RunningPeer:
     model: str
 
     async def serve(self, load: Sequence[WorkloadRequest], seconds: float) -> list[RequestRecord]:
-        """Send a load, each request given at most `seconds`, and return what became of it."""
+        """Send a load, each request given at most `seconds`, and return the records."""
         target = Target(self.url, self.model, SMALLEST_VOCABULARY, timeout=seconds)
         return await run_load(target, load)
 
@@ -81,7 +81,7 @@ def check_absent(peers: Sequence[Peer]) -> None:
 async def running_peer(peer: Peer, folder: Path | None) -> AsyncIterator[RunningPeer]:
     """Start a peer in a process group of its own, wait until it answers, and end the whole group.
 
-    What it prints goes to peer-NAME.log in the folder.
+    Its output goes to peer-NAME.log in the folder.
 
     Raises:
         ClusterError: it ended, or did not answer in time; the message has its last lines.

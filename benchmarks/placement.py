@@ -1,7 +1,7 @@
-"""How long does the scheduler think about where two million tokens are?
+"""Measures the scheduler's time for a placement of two million tokens.
 
 Stripes a prompt over a group, plans its full prefill, and checks both, as the loop does before every step.
-All of it together is to stay below a millisecond, whatever the prompt's length: positions are ranges and are
+All of it together is to stay below a millisecond, for prompts of any length: positions are ranges and are
 never enumerated. The last row is the same prompt after a prefill in chunks, each at another DoP.
 """
 
@@ -33,7 +33,7 @@ def prefill(prompt: range, ring: tuple[int, ...]) -> BatchPlan:
 
 
 def waiting_prompt(num_tokens: int, num_instances: int) -> Snapshot:
-    """A prompt that waits for instances that just hold it."""
+    """Return a snapshot of a prompt that waits for instances with just enough room."""
     room = -(-num_tokens // num_instances)
     return Snapshot(
         now=0.0,
@@ -48,7 +48,7 @@ def check_placement(placement: Placement, prompt: range) -> None:
 
 
 def chunked(prompt: range, num_instances: int) -> Placement:
-    """Where a prompt is after chunks that ran on 1, 2, ... instances and on all again."""
+    """Return the placement of a prompt after chunks on 1, 2, ... instances and on all again."""
     edges = [len(prompt) * i // num_instances for i in range(num_instances + 1)]
     placement = Placement()
     for dop, (start, stop) in enumerate(pairwise(edges), start=1):
@@ -57,7 +57,7 @@ def chunked(prompt: range, num_instances: int) -> Placement:
 
 
 def seconds_of(run: Callable[[], object], num_repeats: int) -> list[float]:
-    """What each of many runs took; the first tenth warms up."""
+    """Return the seconds of each of many runs, sorted; the first tenth warms up."""
     times = []
     for _ in range(num_repeats + num_repeats // 10):
         start = perf_counter()

@@ -1,7 +1,7 @@
-"""How far off predicted times were, from the decision logs of real runs, by kinds of batches.
+"""Errors of predicted times, from the decision logs of real runs, by kinds of batches.
 
-Of each batch the log has what one of its steps was predicted to take when it was planned, corrected by the
-batches before it, and what it took. Errors are predicted over measured seconds, less 1.
+For each batch the log has the predicted time of one of its steps when it was planned, corrected by the
+batches before it, and the measured time. Errors are predicted over measured seconds, less 1.
 
     python benchmarks/reality.py ... --output-dir out
     python benchmarks/prediction_errors.py out/mixed/measured/decisions-*.jsonl
@@ -20,7 +20,7 @@ from loong.workloads.report.report import table
 
 
 def errors_of(path: Path) -> Iterator[tuple[str, float]]:
-    """The kind of each batch that was predicted, and its error."""
+    """Yield the kind of each batch that was predicted, and its error."""
     batches: dict[int, LoggedBatch] = {}
     for line in read_log(path):
         if isinstance(line, PlannedLine):
@@ -37,7 +37,7 @@ def _kind(batch: LoggedBatch) -> str:
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:
-    """What errors come to."""
+    """Return statistics of errors."""
     sizes = sorted(map(abs, errors))
     return {
         "number": len(errors),
@@ -49,7 +49,7 @@ def summary(errors: Sequence[float]) -> dict[str, float]:
 
 
 def by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, dict[str, float]]:
-    """A summary of all, of those with prompts, and of each kind."""
+    """Return a summary of all, of those with prompts, and of each kind."""
     found: dict[str, list[float]] = defaultdict(list)
     for kind, error in errors:
         for name in ("all", *(["with prompts"] if "prompts" in kind else []), kind):

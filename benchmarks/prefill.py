@@ -1,10 +1,10 @@
-"""How long does one GPU take for a prompt, or a group of them?
+"""Measures a prompt on one GPU, or on a group of them.
 
-From the batch's arrival at its worker to its first token, with dummy weights and random tokens, whole and
-in chunks, beside the floor: the operations of the layers and of causal attention over the rate of a large
-matrix product (790 TFLOP/s). With `--dop`, one prompt is striped over each number of GPUs, its KV stays where
-it is made or, in another row, all on the first GPU (retention), whole and, in another row, in chunks. The
-ring's efficiency is one GPU's time over that of the group in all.
+It reports the time from the batch's arrival at its worker to its first token, with dummy weights and random
+tokens, whole and in chunks. The floor is the operations of the layers and of causal attention over the rate
+of a large matrix product (790 TFLOP/s). With `--dop`, one prompt is striped over each number of GPUs. Its KV
+stays where it is made or, in another row, all on the first GPU (retention), whole and in chunks. The ring's
+efficiency is one GPU's time over the total time of the group's GPUs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ LONG_SECONDS = 8.0  # a run that takes longer is not repeated
 
 
 def measure_one(model: str, lengths: Sequence[int], chunks: Sequence[int]) -> list[dict[str, float]]:
-    """All lengths on one GPU."""
+    """Measure all lengths on one GPU."""
     gpu = OneGpu(model, num_slots=max(lengths))
     print(f"started in {gpu.seconds_to_start:.1f} s")
     print(f"{'tokens':>8} {'chunk':>8} {'ms':>10} {'floor ms':>10} {'of floor':>9}")
@@ -54,7 +54,7 @@ def measure_one(model: str, lengths: Sequence[int], chunks: Sequence[int]) -> li
 def measure_groups(
     model: str, lengths: Sequence[int], dops: Sequence[int], chunks: Sequence[int]
 ) -> list[dict[str, float]]:
-    """All lengths on groups of each size that has room for them."""
+    """Measure all lengths on groups of each size that has room for them."""
     group, floors = GpuGroup(model, max(dops), MAX_TOKENS), Floors.of(find_config(model, "dummy"))
     print(f"started in {group.seconds_to_start:.1f} s")
     print(
@@ -79,7 +79,7 @@ def measure_groups(
 
 
 def group_cases(length: int, dops: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Of a prompt that has room: its DoP, how many GPUs keep it, and its chunk."""
+    """Yield the cases of a prompt that have room: the DoP, how many GPUs keep KV, and the chunk."""
     for dop in sorted(dops):
         for num_homes in sorted({1, dop}):
             if length <= num_homes * MAX_TOKENS:
@@ -90,7 +90,7 @@ def group_cases(length: int, dops: Sequence[int], chunks: Sequence[int]) -> Iter
 
 
 def group_prefill(group: GpuGroup, length: int, dop: int, num_homes: int, chunk: int) -> float:
-    """Seconds of a prompt on a group, without what is compiled for it."""
+    """Return the seconds of a prompt on a group, without compilation."""
     times: list[float] = []
     while not times or (len(times) < 4 and times[-1] < LONG_SECONDS):
         commands = striped_prompt(group, length, dop, num_homes, chunk)
@@ -101,7 +101,7 @@ def group_prefill(group: GpuGroup, length: int, dop: int, num_homes: int, chunk:
 
 
 def striped_prompt(group: GpuGroup, length: int, dop: int, num_homes: int, chunk: int) -> list[RunBatch]:
-    """A prompt of random tokens whose stripes go round all GPUs, and whose KV ends on some, in chunks."""
+    """Return a prompt of random tokens striped over all GPUs in chunks, whose KV stays on some of them."""
     owner_id, tokens, held = "prompt", torch.randint(1000, (length,)).tolist(), Placement()
     commands = []
     for start in range(0, length, chunk):

@@ -1,4 +1,4 @@
-"""Prompts and decode leases on real workers, one batch at a time: what scripts of one iteration part.
+"""Prompts and decode leases on real workers, one batch at a time, for scripts that measure an iteration.
 
 Workers run in processes of their own, on CPUs or GPUs, and a batch is timed as the engine sees it, from its
 commit until its whole group is done.
@@ -31,21 +31,21 @@ LEASE_STEPS = 16
 
 
 def add_profiled_run_flags(parser: argparse.ArgumentParser) -> None:
-    """What runs, on how many of what, and where the picture goes."""
+    """Add the flags for the workers, and for the picture's folder."""
     add_worker_flags(parser)
     parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The median seconds of a repeated batch, or of a step of it, and what the cost model says."""
+    """The median seconds of a repeated batch, or of a step of it, and the cost model's prediction."""
 
     seconds: float
     predicted: float
 
 
 class ProfiledRuns:
-    """Batches on a stage; nothing is left of one when the next begins."""
+    """Batches on one cluster; nothing is left of one when the next begins."""
 
     def __init__(self, cluster: ProfiledCluster, cost_model: CostModel) -> None:
         self._cluster, self._cost_model = cluster, cost_model
@@ -53,18 +53,18 @@ class ProfiledRuns:
 
     @property
     def instance_ids(self) -> list[InstanceId]:
-        """All instances."""
+        """Return all instances."""
         return [instance.instance_id for instance in self._cluster.snapshot().instances]
 
     def has_room(self, num_requests: int, length: int, instance_ids: Sequence[InstanceId]) -> bool:
-        """Whether these instances can keep such requests, evenly, and what a lease adds."""
+        """Return whether these instances have room for such requests, evenly spread, and for a lease."""
         needed = num_requests * (-(-length // len(instance_ids)) + LEASE_STEPS + 1)
         return all(self._cluster.free()[instance_id] >= needed for instance_id in instance_ids)
 
     async def prefill(
         self, lengths: Sequence[int], group: Sequence[InstanceId], keepers: Sequence[InstanceId] = ()
     ) -> Timed:
-        """Whole prompts in a batch, striped over a group; `keepers` keep their KV, or each what it makes."""
+        """Run whole prompts in a batch, striped over a group; `keepers`, if any, keep all KV."""
         times = []
         predicted = 0.0
         for _ in range(NUM_REPEATS + 1):
@@ -78,7 +78,7 @@ class ProfiledRuns:
     async def decode(
         self, num_requests: int, length: int, group: Sequence[InstanceId], num_masters: int
     ) -> Timed:
-        """A step of a decode lease of equal requests whose KV is spread over a group."""
+        """Run a step of a decode lease of equal requests whose KV is spread over a group."""
         arrived = self._arrive([length] * num_requests)
         await self._cluster.carry_out(IterationPlan((self._prompts(arrived, group, ()),)))
         times = []
@@ -129,5 +129,5 @@ async def profiled_runs(args: argparse.Namespace) -> AsyncIterator[ProfiledRuns]
 
 
 def dops_up_to(num_instances: int) -> list[int]:
-    """1, 2, 4 ... and all of them."""
+    """Return 1, 2, 4 ... and all of them."""
     return [*(1 << i for i in range(num_instances.bit_length()) if 1 << i < num_instances), num_instances]

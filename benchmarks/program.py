@@ -1,8 +1,8 @@
-"""What one round of batching costs: the exact program by numbers of requests and units, wrapper included.
+"""Measures one round of batching: the exact program by numbers of requests and units, with its wrapper.
 
-Ceilings on one core: 150 us for 64 requests on 8 units, 3 ms for 256. Also what it costs to compile it, to
-load it compiled, and to add one request to the future KV of 256. With --check, also solves that many random
-programs a second time by trying every way there is.
+Ceilings on one core: 150 us for 64 requests on 8 units, 3 ms for 256. It also measures compiling it, loading
+it compiled, and adding one request to the future KV of 256. With --check, it also solves that many random
+programs by trying every possibility.
 """
 
 import sys
@@ -41,7 +41,7 @@ print(perf_counter() - start)
 def round_of_batching(
     random: Random, num_requests: int, num_units: int
 ) -> tuple[list[Demand], list[Offer], list[PrefillTerms]]:
-    """Prompts of 64 to 100,000 tokens on units with room for twice of all."""
+    """Return prompts of 64 to 100,000 tokens, and units with room for twice of all."""
     lengths = sorted((int(64 * 1562 ** random.random()) for _ in range(num_requests)), reverse=True)
     demands = [Demand(n, n, n * n, paper_weight(n)) for n in lengths]
     offers = [Offer(1, 2 * sum(lengths) // num_units) for _ in range(num_units)]
@@ -49,7 +49,7 @@ def round_of_batching(
 
 
 def seconds_of(work: Callable[[], object], num_repeats: int = 200) -> float:
-    """The median, after a first call that does not count."""
+    """Return the median, after a first call that does not count."""
     work()
     times = []
     for _ in range(num_repeats):
@@ -76,7 +76,7 @@ def waiting_view(num_prompt_tokens: int, max_tokens: int) -> RequestView:
 
 
 def measure_starts() -> tuple[float, float]:
-    """Seconds of `warm_up` in a process that finds nothing compiled, and in the next one."""
+    """Return the seconds of `warm_up` in a process that finds nothing compiled, and in the next one."""
     with TemporaryDirectory() as folder:
         command, environment = [sys.executable, "-c", START], {**environ, "NUMBA_CACHE_DIR": folder}
         starts = [run(command, env=environment, check=True, capture_output=True) for _ in range(2)]
@@ -85,7 +85,7 @@ def measure_starts() -> tuple[float, float]:
 
 
 def num_least(num_programs: int) -> int:
-    """How many random programs cost just what the best of all ways costs, or have no way at all."""
+    """Return how many random programs have the least cost of all possibilities, or have none at all."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     from small_programs import least_cost_of_all, random_program
 

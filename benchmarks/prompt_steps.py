@@ -1,10 +1,10 @@
-"""What does a step with a prompt take on one GPU, what of it is the host's, and what says the roofline?
+"""Measures a step with a prompt on one GPU, the host's part of it, and the roofline's prediction.
 
-Steps of a prompt or of a chunk behind its history, alone and beside decodes whose context is 1,024, with
-dummy weights: the median time from the batch's arrival at its worker to its tokens, beside what the roofline
-of an H200 predicts without what it takes to tell a worker of a batch, how long the GPU works in one such step
-and how many calls of the driver the host makes for it, from a trace. What is above the GPU's work is the
-host's. `--launched`: without captured steps. Ceiling: 2 ms above the GPU's work.
+Steps have a prompt or a chunk after its history, alone and with decodes of context 1,024, with dummy weights.
+It reports the median time from the batch's arrival at its worker to its tokens, and the prediction of an
+H200's roofline without the time to send a batch. A trace adds the time that the GPU works in a step, and the
+number of driver calls. Time above the GPU's work is the host's. `--launched`: without captured steps.
+Ceiling: 2 ms above the GPU's work.
 """
 
 import cProfile
@@ -36,7 +36,7 @@ Step = Callable[[], float]
 
 
 def cases(given: Sequence[str]) -> Iterator[PromptStep]:
-    """As the command line names them."""
+    """Yield the cases of the command line."""
     for case in given:
         prompt, _, num_decodes = case.partition("+")
         num_tokens, _, num_cached = prompt.partition("@")
@@ -46,7 +46,7 @@ def cases(given: Sequence[str]) -> Iterator[PromptStep]:
 def measure(
     model: str, given: Sequence[str], num_functions: int, num_kernels: int, *, is_captured: bool
 ) -> list[dict[str, object]]:
-    """All cases."""
+    """Measure all cases."""
     before = torch.cuda.mem_get_info()[0]
     gpu = OneGpu(model, NUM_SLOTS, is_captured=is_captured)
     gib = (before - torch.cuda.mem_get_info()[0]) / 2**30
@@ -74,7 +74,7 @@ def measure(
 
 
 def traced(step: Step) -> tuple[float, Counter[str], list[tuple[str, tuple[int, float]]]]:
-    """Seconds that the GPU works in a step, the host's calls by name, and kernels: number and us in all."""
+    """Return the GPU's seconds in a step, the host's calls by name, and kernels: number and us in total."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):
         step()  # the first trace takes long to begin
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
@@ -95,7 +95,7 @@ def traced(step: Step) -> tuple[float, Counter[str], list[tuple[str, tuple[int, 
 
 
 def print_functions(step: Step, num_functions: int) -> None:
-    """Where the host's time goes, by function."""
+    """Print where the host's time goes, by function."""
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(NUM_PROFILED):
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--launched", action="store_true", help="let the host launch every kernel")
     parser.add_argument("--kernels", type=int, default=0, help="show so many of each case (%(default)s)")
     parser.add_argument(
-        "--functions", type=int, default=0, help="likewise, functions of the host (%(default)s)"
+        "--functions", type=int, default=0, help="show so many functions of the host (%(default)s)"
     )
     args = parser.parse_args()
     is_captured = not args.launched

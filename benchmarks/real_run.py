@@ -1,4 +1,4 @@
-"""Real workers and what is sent to them, as benchmarks choose it that hold predictions to what happened."""
+"""Real workers and their load, for benchmarks that compare predictions with measurements."""
 
 import asyncio
 from argparse import ArgumentParser, Namespace
@@ -25,14 +25,14 @@ from loong.workloads.workload import make_workload
 
 
 def add_worker_flags(parser: ArgumentParser) -> None:
-    """The flags of workers and their cost model."""
+    """Add the flags of workers and their cost model."""
     add_model_flags(parser.add_argument_group("model"))
     add_instance_flags(parser.add_argument_group("cluster"))
     parser.add_argument("--cost-model", type=Path, help="from `loong profile` (the device's roofline)")
 
 
 def add_run_flags(parser: ArgumentParser, *, request_rate: float, num_requests: int) -> None:
-    """The flags of workers, cost model, policy and load."""
+    """Add the flags of workers, cost model, policy and load."""
     add_worker_flags(parser)
     parser.add_argument("--policy", default="esp")
     parser.add_argument("--workload", default="mixed")
@@ -43,9 +43,9 @@ def add_run_flags(parser: ArgumentParser, *, request_rate: float, num_requests: 
 
 
 def chosen_workers(args: Namespace, policy: str | None = None) -> tuple[ClusterConfig, WorkCostModel]:
-    """The workers that the flags name, and what predicts their times.
+    """Return the workers that the flags name, and their cost model.
 
-    For a policy that runs one instance they are that, with a roofline: a cost model is of other workers.
+    A policy of one instance gets one, with a roofline, since a measured cost model is of other workers.
     """
     chosen, path = chosen_cluster(args, start_timeout=600.0), args.cost_model
     if policy is not None and policy_kind(policy).max_instances == 1 < args.num_instances:
@@ -68,7 +68,7 @@ def chosen_workers(args: Namespace, policy: str | None = None) -> tuple[ClusterC
 
 
 def chosen_load(args: Namespace, request_rate: float, seed: int) -> Sequence[WorkloadRequest]:
-    """The requests that the flags name, of one rate and seed."""
+    """Return the requests that the flags name, of one rate and seed."""
     return make_workload(
         args.workload,
         args.num_requests,
@@ -84,9 +84,9 @@ async def served(
     requests: Sequence[Request],
     patience: float = inf,
 ) -> AsyncIterator[Event]:
-    """Send each request at its time from now on, and yield what happens until all have ended.
+    """Send each request at its time from now on, and yield events until all have ended.
 
-    Those that have not ended `patience` seconds after the last was sent are aborted. Raises `ClusterError`
+    Requests that have not ended `patience` seconds after the last was sent are aborted. Raises `ClusterError`
     if an instance is lost.
     """
     start, num_before = executor.now, scheduling.state.snapshot(executor.now).stats.num_ended

@@ -1,17 +1,16 @@
 """Policies on real workers, the same requests in virtual time, and other servers in the same sitting.
 
-Workers are processes on CPUs or GPUs, which start once for all policies of several instances that are named
-one after another, and so for those of one (tp, chunked); the engine runs in this process, without HTTP
-between. After each run the simulator is given the same requests, policy and cost model, and starts what an
-event leads to after the time that planning took in the real run. Its batches are as far off predictions as
-the last ones of the real run were, by chance, and CPU instances share the host's cores there, too. Requests
-are told the first SLO, and judged under all. Bounds that depend on an unloaded prefill take what the cost
-model predicts of it, for everybody. What is there is written after each run: it can be stopped at any time.
-Attainment is told by length class, with the time until all were done, and whether the backlog grew; over
-several rates also all-class goodput, of the rates that were run.
+Workers are processes on CPUs or GPUs. They start once for consecutive policies of several instances, and once
+for those of one instance (tp, chunked). The engine runs in this process, without HTTP. After each run the
+simulator gets the same requests, policy and cost model, and the planning time of the real run. Its batches
+deviate from predictions at random, by as much as the last ones of the real run, and CPU instances share the
+host's cores there, too. Requests have the first SLO, and are judged under all. Bounds that depend on an
+unloaded prefill use the cost model's prediction of it, for all. Results are written after each run, so the
+script can be stopped at any time. It reports attainment by length class, the time until all were done, and
+whether the backlog grew. Over several rates it also reports all-class goodput, of the rates that were run.
 
 A peer is any server with an OpenAI-compatible API. Its command is started in a process group of its own when
-our workers have ended, and the whole group is ended after it. It is sent the same load over HTTP.
+our workers have ended, and the whole group is ended after it. It gets the same load over HTTP.
 
 Ceilings: mean TTFT and TPOT within 15 %, attainment within 5 points, P90 goodput within 10 %.
 
@@ -71,13 +70,13 @@ from loong.workloads.workload import endless_workload, pace_of
 
 CEILINGS: dict[str, JSON] = {"latency": 0.15, "attainment": 0.05, "goodput": 0.10}
 NUM_WARM_UP = 6
-MAX_SECONDS = 60.0  # beyond what a run is given: who takes longer has come to a standstill
+MAX_SECONDS = 60.0  # beyond a run's time: workers that take longer have come to a standstill
 WARM_UP_SEED = 10_000  # after those that are measured
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests of a workload, at some rates for so many seconds."""
+    """Requests of a workload, at some rates for `duration` seconds."""
 
     workload: str
     length_scale: float
@@ -85,7 +84,7 @@ class Traffic:
     duration: float
 
     def at(self, rate: float, seed: int) -> list[WorkloadRequest]:
-        """What arrives."""
+        """Return the arrivals."""
         drawn = endless_workload(
             self.workload,
             seed=seed,
@@ -96,14 +95,14 @@ class Traffic:
         return list(takewhile(lambda request: request.arrival_time < self.duration, drawn))
 
     def warm_up(self) -> list[WorkloadRequest]:
-        """Others like these, all at once."""
+        """Return other requests like these, all at once."""
         drawn = self.at(max(self.rates), WARM_UP_SEED)[:NUM_WARM_UP]
         return [replace(request, arrival_time=0.0) for request in drawn]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the runs of all policies share."""
+    """The settings that the runs of all policies share."""
 
     traffics: tuple[Traffic, ...]
     seeds: tuple[int, ...]
@@ -118,7 +117,7 @@ class Comparison:
     async def run(
         self, kept: KeptWorkers, policy: str, cluster: SimulatedCluster, traffic: Traffic
     ) -> AsyncIterator[RunPair]:
-        """A policy under each rate and seed, warmed, and in virtual time.
+        """Run a policy under each rate and seed, warmed, and in virtual time.
 
         Raises `TimeoutError` if workers come to no end, and `ClusterError` if they do too soon.
         """
@@ -129,7 +128,7 @@ class Comparison:
                 yield await self._pair(kept, cluster, self._asked(policy, rate, seed, repeat), traffic)
 
     async def run_peer(self, name: str, peer: RunningPeer, traffic: Traffic) -> AsyncIterator[RunPair]:
-        """A peer under each rate and seed, warmed."""
+        """Run a peer under each rate and seed, warmed."""
         await peer.serve(traffic.warm_up(), MAX_SECONDS)
         for rate in traffic.rates:
             for repeat, seed in enumerate(self.seeds):
@@ -176,7 +175,7 @@ class Comparison:
     def _judged(
         self, asked: RunKey, traffic: Traffic, records: Sequence[RequestRecord], counters: ServerCounters
     ) -> tuple[PolicyRun, ...]:
-        """The same records under every rule."""
+        """Judge the same records under every rule."""
         runs = []
         end = max(record.finish_time for record in records)
         for rule in self.rules:
@@ -189,13 +188,13 @@ class Comparison:
 
 
 def _as_over(record: RequestRecord, end: float) -> RequestRecord:
-    """A request as it would be if the run had ended then."""
+    """Return a request as it would be if the run had ended then."""
     is_late = record.is_completed and record.finish_time > end
     return replace(record, error=TOO_LATE) if is_late else record
 
 
 class Results:
-    """What has been found so far, told and written as it comes."""
+    """The results so far, printed and written as they come."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.rules = tuple(parse_slo(text) for text in args.slo)
@@ -206,7 +205,7 @@ class Results:
         }
 
     def add(self, traffic: Traffic, pair: RunPair) -> None:
-        """Tell a pair, and write all of its traffic."""
+        """Print a pair, and write all of its traffic."""
         pairs = self.found.setdefault(traffic, Pairs(traffic.workload, self.rules, []))
         pairs.pairs.append(pair)
         print(f"{traffic.workload}: {pair.reported()}", flush=True)
@@ -269,7 +268,7 @@ class Results:
 
 
 async def compare(args: argparse.Namespace, results: Results) -> None:
-    """Run everything."""
+    """Run all comparisons."""
     _, model = chosen_workers(args)
     comparison = Comparison(
         traffics=tuple(traffics_of(args)),
@@ -304,7 +303,7 @@ async def run_peer(peer: Peer, comparison: Comparison, results: Results) -> None
 async def run_all(
     args: argparse.Namespace, comparison: Comparison, results: Results, left: list[tuple[Traffic, str]]
 ) -> None:
-    """Take policies off the list as they are run on the same workers, until one fails."""
+    """Remove policies from the list as they are run on the same workers, until one fails."""
     config, model = chosen_workers(args, left[0][1])
     async with kept_workers(config, LookaheadMargin.on(model.host)) as kept:
         while left:
@@ -320,7 +319,7 @@ async def run_all(
 
 
 def traffics_of(args: argparse.Namespace) -> Iterator[Traffic]:
-    """Each workload with its scale and rates: given for each, or one for all; its own pace if it has one."""
+    """Yield each workload with its scale and rates: given for each, or one for all; or its own pace."""
     scales = args.length_scale * (len(args.workload) if len(args.length_scale) == 1 else 1)
     rates = args.request_rate * (len(args.workload) if len(args.request_rate) == 1 else 1)
     for workload, scale, text in zip(args.workload, scales, rates, strict=True):
@@ -330,7 +329,7 @@ def traffics_of(args: argparse.Namespace) -> Iterator[Traffic]:
 
 
 def by_layout(policies: Sequence[str]) -> list[list[str]]:
-    """Neighbors that run on the same workers; the order is that in which they were given."""
+    """Return neighbors that run on the same workers, in the given order."""
     return [list(layout) for _, layout in groupby(policies, lambda policy: policy_kind(policy).max_instances)]
 
 
@@ -348,7 +347,9 @@ def main() -> None:
         "--patience", type=float, default=30.0, help="seconds from the last arrival to the end (%(default)s)"
     )
     parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
-    parser.add_argument("--slo", nargs="+", default=["ttft:100 tpot:20"], help="the first is told")
+    parser.add_argument(
+        "--slo", nargs="+", default=["ttft:100 tpot:20"], help="the first is sent with requests"
+    )
     parser.add_argument(
         "--peer",
         nargs=3,

@@ -1,4 +1,4 @@
-"""How a script begins and ends: its flags, and one line of JSON with the machine beside the numbers."""
+"""The common flags of scripts, and one line of JSON with the machine and the numbers."""
 
 import json
 from argparse import ArgumentParser, RawTextHelpFormatter
@@ -14,7 +14,7 @@ LOAD_AT_START, TIME_AT_START = getloadavg()[0], processor_time()
 
 
 def script_parser(name: str, description: str | None) -> ArgumentParser:
-    """A parser with the flag `--save`, which says in its help what stands at the top of the script."""
+    """Return a parser with the flag `--save`, whose help shows the docstring of the script."""
     parser = ArgumentParser(description=description, formatter_class=RawTextHelpFormatter)
     parser.add_argument("--save", action="store_true", help=f"append the line to results/{name}.jsonl")
     return parser

@@ -1,11 +1,11 @@
-"""Does the transfer of the next KV block hide behind the attention of the present one?
+"""Measures the overlap of the next KV block's transfer with the attention of the present one.
 
 A striped ring prefill on processes of this machine, one thread each, through `ring_attention` and a real
-`SocketFabric`, timed four ways: as it is (overlap); with each transfer waited for before attending (in turn);
-with no transfer, a block at hand standing in for each that would come (compute); and the transfers alone.
+`SocketFabric`, is timed in four ways: as it is (overlap); waiting for each transfer before attending (in
+turn); without transfers, attending a local block instead (compute); and the transfers alone.
 
-The floor is max(compute, transfer). A socket's transfer is itself work for a processor, so the prediction is
-the floor or the processor seconds of both, spread over the cores there are, whichever is more.
+The floor is max(compute, transfer). A socket's transfer is itself work for a processor. So the prediction is
+the larger of the floor and the processor seconds of both, spread over the cores.
 """
 
 import tempfile
@@ -57,7 +57,7 @@ Measurements = dict[str, list[Timing]]  # by way, one a repeat
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every process runs."""
+    """The configuration of every process."""
 
     directory: Path
     num_instances: int
@@ -83,7 +83,7 @@ class Done:
     """A transfer that is over."""
 
     def wait(self) -> None:
-        """Return."""
+        """Return at once."""
 
 
 class InTurnFabric(SocketFabric):
@@ -102,7 +102,7 @@ class RingPass:
         n = setup.num_instances
         chunk = range(block_tokens * n)
         blocks = tuple(QueryBlock("prompt", stripe(chunk, i, n), i, Transfer.KV) for i in range(n))
-        pool = KVPool(  # of no use: all KV is new, and none is kept
+        pool = KVPool(  # unused: all KV is new, and none is kept
             1, setup.num_kv_heads, HEAD_DIM, 1, dtype=torch.float32, device=torch.device("cpu")
         )
         batch = BatchPlan(ESPGroup(tuple(range(n))), blocks, ())
@@ -114,11 +114,11 @@ class RingPass:
         self.incoming = torch.empty_like(self.kv)
 
     def attend_and_transfer(self, fabric: SocketFabric) -> None:
-        """The whole pass."""
+        """Run the whole pass."""
         ring_attention(self.layout, self.pool, fabric, self.q, self.kv, self._nothing_seen(), DEVICE)
 
     def attend(self, fabric: SocketFabric) -> None:
-        """The pass without its transfers."""
+        """Run the pass without its transfers."""
         total = self._nothing_seen()
         own, *others = self.layout.blocks
         layout = replace(self.layout, blocks=(own,))
@@ -128,7 +128,7 @@ class RingPass:
                 DEVICE.attend_blocks(self.q, self.kv, table, scale=HEAD_DIM**-0.5, total=total)
 
     def transfer(self, fabric: SocketFabric) -> None:
-        """The transfers of the pass, one after the other."""
+        """Run the transfers of the pass, one after the other."""
         for _ in self.layout.blocks[1:]:
             fabric.ring_step(self.layout.ring, self.kv, self.incoming).wait()
 
@@ -157,7 +157,7 @@ def measure(
     fabrics: tuple[SocketFabric, InTurnFabric],
     batch_ids: Iterator[int],
 ) -> Measurements:
-    """Time all ways by turns, so that a disturbance meets each of them; the first round warms up."""
+    """Time all ways in turn, so that a disturbance affects each of them; the first round warms up."""
     fabric, in_turn = fabrics
     ring = RingPass(setup, instance_id, block_tokens)
     ways: dict[str, tuple[Callable[[SocketFabric], None], SocketFabric]] = {
@@ -183,7 +183,7 @@ def time_of(run: Callable[[SocketFabric], None], fabric: SocketFabric) -> Timing
 
 
 def row_of(setup: Setup, block_tokens: int, by_instance: list[Measurements]) -> Row:
-    """Sum up what all processes measured for one block size."""
+    """Summarize the measurements of all processes for one block size."""
 
     def wall(way: str) -> float:
         walls = ([timing.wall for timing in measured[way]] for measured in by_instance)

@@ -30,7 +30,7 @@ LATENCIES = {"mean_ttft": "TTFT ms", "p99_ttft_of_short": "P99 of short", "mean_
 class RunPair:
     """A policy under a load, measured and simulated, each judged under every rule.
 
-    A peer is only measured: it has one side, and neither history nor what the simulator needs.
+    A peer is only measured: it has one side, and neither a history nor the simulator's inputs.
     """
 
     sides: tuple[tuple[PolicyRun, ...], ...]
@@ -41,26 +41,26 @@ class RunPair:
 
     @property
     def policy(self) -> str:
-        """Whose runs they are."""
+        """Return the policy of the runs."""
         return self.sides[0][0].policy
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Return the requests a second."""
         return self.sides[0][0].rate
 
     @property
     def seed(self) -> int:
-        """What the requests were drawn with."""
+        """Return the seed of the requests."""
         return self.sides[0][0].asked.seed
 
     @property
     def trace_name(self) -> str:
-        """Of the file of what ran when."""
+        """Return the name of the trace file."""
         return f"trace-{self.policy}-{self.rate:g}-{self.seed}.json"
 
     def reported(self) -> str:
-        """In a line, as soon as it is over."""
+        """Return a line, to be printed as soon as it is over."""
         shares = ", ".join(
             f"{runs[0].asked.rule.name} {' and simulated '.join(f'{_attainment(run):.1f} %' for run in runs)}"
             for runs in zip(*self.sides, strict=True)
@@ -68,7 +68,7 @@ class RunPair:
         return f"{self.policy} at {self.rate:g} req/s, seed {self.seed}: {shares}"
 
     def as_json(self) -> dict[str, JSON]:
-        """What both sides came to; times in seconds."""
+        """Return the results of both sides; times in seconds."""
         sides = [_as_json(runs) for runs in self.sides]
         return {
             "policy": self.policy,
@@ -92,14 +92,14 @@ class Pairs:
     pairs: list[RunPair]
 
     def table(self) -> str:
-        """A row a pair: measured and, beside it, simulated."""
+        """Return a table with a row a pair: measured and simulated side by side."""
         shares = [f"{rule.name} %" for rule in self.rules]
         names = [*shares, *LATENCIES.values(), "all done s", "not ended"]
         header = ("policy", "req/s", "seed", *(word for name in names for word in (name, "sim.")))
         return table(header, [_row(pair) for pair in self.pairs])
 
     def class_table(self) -> str:
-        """A row a pair and rule: attainment by length class, measured and (simulated), and of how many."""
+        """Return a table of attainment by length class, measured and (simulated), a row a pair and rule."""
         buckets = self.pairs[0].sides[0][0].metrics.buckets
         header = ("policy", "req/s", "seed", "rule", *(f"{bucket.name}: %" for bucket in buckets), "backlog")
         rows = [
@@ -110,7 +110,7 @@ class Pairs:
         return table(header, rows)
 
     def panel(self, rule_index: int) -> Panel:
-        """Attainment over rate, measured and simulated over each other; the means of the seeds."""
+        """Plot attainment over rate, measured and simulated; the means of the seeds."""
         lines = {}
         for policy in self._policies:
             for side, name in enumerate((policy, f"{policy}, simulated")):
@@ -120,13 +120,13 @@ class Pairs:
         return Panel(title, "requests per second", "of all requests (%)", lines, 100 * GOAL, is_share=True)
 
     def goodputs(self, rule_index: int) -> Iterator[tuple[str, float | None, float | None]]:
-        """Of each policy where the lines cross the goal, measured and simulated, None if they do not."""
+        """Yield where each policy's lines cross the goal, measured and simulated, None if they do not."""
         for policy in self._policies:
             measured, simulated = (crossing(self._line(policy, rule_index, side)) for side in (0, 1))
             yield policy, measured, simulated
 
     def class_goodputs(self, rule_index: int) -> Iterator[tuple[str, float | None, float | None]]:
-        """All-class goodput of each policy, measured and simulated: the highest rate up to which it attains.
+        """Yield all-class goodput of each policy, measured and simulated.
 
         None where a run has no class of enough requests, or was not simulated.
         """
@@ -136,14 +136,14 @@ class Pairs:
             yield policy, measured, simulated
 
     def shares_of_others(self) -> dict[str, list[float | None]]:
-        """Of the machine's processors, by policy."""
+        """Return the shares of others in the machine's processors, by policy."""
         return {
             policy: [pair.share_of_others for pair in self.pairs if pair.policy == policy]
             for policy in self._policies
         }
 
     def write(self, folder: Path, command: str, configuration: dict[str, JSON]) -> None:
-        """Write a document of each side, and the trace of what was measured last."""
+        """Write a document of each side, and the trace of the last measured pair."""
         for side, (kind, name) in enumerate(zip(("bench", "simulate"), SIDES, strict=True)):
             path = folder / name
             path.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ class Pairs:
         return list(dict.fromkeys(pair.policy for pair in self.pairs))
 
     def _at(self, policy: str) -> dict[float, list[RunPair]]:
-        """By rate."""
+        """Return pairs by rate."""
         found: dict[float, list[RunPair]] = {}
         for pair in sorted(self.pairs, key=lambda pair: pair.rate):
             if pair.policy == policy:
@@ -200,7 +200,7 @@ class Pairs:
 
 
 def crossing(line: Line, goal: float = GOAL) -> float | None:
-    """The rate up to which a line that falls is at the goal, between points on a straight line."""
+    """Return the rate up to which a falling line is at the goal, between points on a straight line."""
     for (low, before), (high, after) in pairwise(line):
         if before >= goal > after:
             return low + (high - low) * (before - goal) / (before - after)
@@ -265,7 +265,10 @@ def _attainment(run: PolicyRun) -> float:
 
 
 def _latencies(run: PolicyRun) -> dict[str, float | None]:
-    """In seconds; short prompts are of under 4k tokens before scaling: they wait for the long ones."""
+    """Return latencies in seconds.
+
+    Short prompts have under 4k tokens before scaling: they wait for long ones.
+    """
     metrics = run.metrics
     ttft, tpot, short = metrics.latencies.ttft, metrics.latencies.tpot, metrics.buckets[0].latencies.ttft
     found = ((ttft, "mean"), (short, "p99"), (tpot, "mean"))

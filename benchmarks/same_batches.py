@@ -1,4 +1,4 @@
-"""The batches of a run on workers a second time: how far apart the times of the very same work are."""
+"""The batches of a run on workers a second time: the variation in times of the same work."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +12,9 @@ from loong.executor.workers import WorkersExecutor
 
 @dataclass(slots=True)
 class Ends:
-    """What has ended, in order, and what of it were batches: their seconds and steps.
+    """The batches and migrations that have ended, in order, and the seconds and steps of batches.
 
-    Seconds are from when the workers were told until all of them were done.
+    Seconds are from the submission until all workers were done.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -23,13 +23,13 @@ class Ends:
     _reported_at: dict[int, float] = field(default_factory=dict)
 
     def begin(self, instructions: Iterable[Instruction], now: float) -> None:
-        """These are told now."""
+        """Record instructions that are sent now."""
         self._reported_at.update(
             {reported.batch_id: now for reported in instructions if isinstance(reported, RunBatch)}
         )
 
     def take(self, event: Event) -> None:
-        """Something may have ended. Raises `ClusterError` if it has failed."""
+        """Record what an event ends. Raises `ClusterError` if it has failed."""
         match event:
             case BatchFinished():
                 self.ids.append(event.batch_id)
@@ -45,7 +45,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Instructions given at a time, after so many batches and migrations had ended."""
+    """Instructions given at a time, after a number of batches and migrations had ended."""
 
     time: float
     num_ended: int
@@ -53,7 +53,7 @@ class Told:
 
 
 class NotingExecutor:
-    """An `Executor` that notes what it was told and when, so that workers can be told again."""
+    """An `Executor` that records its instructions with their times, so that they can be repeated."""
 
     def __init__(self, executor: WorkersExecutor) -> None:
         self.reported: list[Told] = []
@@ -61,14 +61,14 @@ class NotingExecutor:
         self._executor = executor
 
     async def next_events(self) -> Sequence[Event]:
-        """All events there are."""
+        """Return all events so far."""
         events = await self._executor.next_events()
         for event in events:
             self.ends.take(event)
         return events
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
-        """Note instructions, and hand them on."""
+        """Record instructions, and pass them on."""
         if reported := tuple(instructions):
             now = self._executor.now
             self.ends.begin(reported, now)
@@ -77,10 +77,12 @@ class NotingExecutor:
 
 
 async def repeated(noted: NotingExecutor, executor: WorkersExecutor) -> Mapping[int, float]:
-    """Tell idle workers without KV the same again; returns the seconds of each batch, by its first id.
+    """Send the same instructions to idle workers without KV.
 
-    Nothing is told earlier than it was, nor before what had ended by then. Leases have as many steps as they
-    came to, so nobody extends or stops them.
+    Return the seconds of each batch by its first id.
+
+    No instruction is sent earlier than before, or before the batches that had ended by then. Leases have the
+    steps that they took, so none is extended or stopped.
     """
     ends, has_ended = Ends(), asyncio.Event()
     first_id = max(noted.ends.ids) + 1  # workers take batches in the order of their ids
@@ -110,7 +112,7 @@ async def repeated(noted: NotingExecutor, executor: WorkersExecutor) -> Mapping[
 def _again(
     instructions: Iterable[Instruction], num_steps: Mapping[int, int], first_id: int
 ) -> Iterable[Instruction]:
-    """The same under later ids, without what was said about leases while they ran."""
+    """Return the same instructions under later ids, without those about running leases."""
     for reported in instructions:
         match reported:
             case RunBatch():

@@ -1,7 +1,7 @@
-"""What does it cost to shrink a group after a prefill?
+"""Measures the cost of shrinking a group after a prefill.
 
-The same prompts on one group, once with all KV kept where it is made, and once kept by fewer of the
-instances: the ring passes every one of them anyway, so a plan that says who keeps what needs no message more.
+The same prompts run on one group, once with all KV kept where it is made, and once kept by fewer of the
+instances. The ring passes all KV to every instance in any case, so retention needs no additional message.
 LoongServe shows it in its figure 14a, under 3 %. Ceiling: 3 %.
 
     python benchmarks/scale_down.py --num-instances 2                                  # CPUs, a minute
@@ -27,13 +27,13 @@ NUM_ROUNDS = 3  # of each case, by turns, so that a bad moment is not one case's
 
 
 async def measure(args: argparse.Namespace) -> list[tuple[str, int, float, float]]:
-    """Case, keepers, seconds, and relative to all keeping their part."""
+    """Return case, keepers, seconds, and the factor over all keeping their part."""
     async with profiled_runs(args) as runs:
         return [row for case in args.prompts for row in await measure_case(runs, case)]
 
 
 async def measure_case(runs: ProfiledRuns, case: str) -> list[tuple[str, int, float, float]]:
-    """One size of prompts with every number of keepers that has room."""
+    """Measure one size of prompts with every number of keepers that has room."""
     group = runs.instance_ids
     number, length = size_of(case)
     counts = [count for count in dops_up_to(len(group)) if runs.has_room(number, length, group[:count])]
@@ -47,7 +47,7 @@ async def measure_case(runs: ProfiledRuns, case: str) -> list[tuple[str, int, fl
 
 
 def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
-    """What fewer keepers cost, in percent."""
+    """Plot the additional time of fewer keepers, in percent."""
     lines = lines_of((case, count, 100 * more) for case, count, _, more in rows)
     return Panel(
         "Prefill whose KV fewer instances keep",

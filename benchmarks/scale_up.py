@@ -1,8 +1,8 @@
-"""How often do groups grow while they decode, and what is that good for?
+"""Measures how often groups grow while they decode, and the gain.
 
-By rate: SLO attainment, goodput, and how often a group gained an instance in ten seconds: `esp`, LoongServe's
-equations, and `replicas`, of which none can have another's room. LoongServe's figure 13: 2.87 times the
-goodput on sharegpt. In virtual time by default, or on servers.
+By rate, it reports SLO attainment, goodput, and how often a group gained an instance in ten seconds, for
+`esp`, LoongServe's equations, and `replicas`, none of which can use another's room. LoongServe's figure 13:
+2.87 times the goodput on sharegpt. In virtual time by default, or on servers.
 
     python benchmarks/scale_up.py --output-dir out --model llama-2-7b --device a800 --num-instances 4 \\
         --kv-cache-tokens 16000 --workload 'uniform(100,12000,1000)' --num-requests 100 \\
@@ -24,7 +24,7 @@ SECONDS = 10.0
 
 
 def scale_ups(served: Served) -> list[tuple[str, float, float]]:
-    """Policy, rate, and scale-ups in ten seconds."""
+    """Return policy, rate, and scale-ups in ten seconds."""
     rows = []
     for point in served.points:
         count, duration = point.median("num_scale_ups"), point.median("duration")
@@ -34,7 +34,7 @@ def scale_ups(served: Served) -> list[tuple[str, float, float]]:
 
 
 def frequency_panel(served: Served) -> Panel:
-    """Scale-ups over rate."""
+    """Plot scale-ups over rate."""
     lines = lines_of(scale_ups(served))
     return Panel(f"{served.workload}: scale-ups", "requests per second", "in ten seconds", lines)
 

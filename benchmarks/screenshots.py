@@ -38,13 +38,13 @@ WIDEST_BAR = """(() => { const box = [...document.querySelectorAll('#instances .
 
 
 class Album:
-    """Takes pictures of a page into a folder, of so many pixels from the top at most."""
+    """Takes pictures of a page into a folder, of at most `max_height` pixels from the top."""
 
     def __init__(self, page: Page, folder: Path) -> None:
         self.page, self.folder = page, folder
 
     async def take(self, name: str, max_height: int = 1500) -> None:
-        """Take what is shown; the page must have complained of nothing."""
+        """Take a picture; the page must have no complaints."""
         path = self.folder / f"{name}.png"
         await self.page.screenshot(path, max_height)
         with Image.open(path) as picture:
@@ -59,7 +59,7 @@ class Album:
 
 
 def with_fewer_colors(picture: Image.Image) -> Image.Image:
-    """A third of the bytes: the commonest colors stay, the others (of edges) become the nearest of these."""
+    """Return a picture of a third of the bytes: rare colors (of edges) become the nearest common one."""
     pixels = np.asarray(picture).reshape(-1, 3)
     colors, counts = np.unique(pixels, axis=0, return_counts=True)
     commonest = colors[np.argsort(counts)[::-1][:NUM_COLORS]]
@@ -69,7 +69,7 @@ def with_fewer_colors(picture: Image.Image) -> Image.Image:
 
 
 async def take_dashboard(album: Album, folder: Path) -> None:
-    """The dashboard of a server that has nothing to do, then has, and then loses a worker."""
+    """Take the dashboard of a server that is idle, then loaded, and then loses a worker."""
     with spawn_server(server(), "esp", folder / "log") as url:
         live = "document.getElementById('state')?.textContent === 'live'"
         await album.show(f"{url}/dashboard", DESKTOP, "light", live)
@@ -93,7 +93,7 @@ async def take_dashboard(album: Album, folder: Path) -> None:
 
 
 async def take_report(album: Album, folder: Path) -> None:
-    """The report of two policies, and its interactive page with a bar that was clicked."""
+    """Take the report of two policies, and its interactive page with a bar that was clicked."""
     await bench(*LOAD, *OF_DEMO, *SERVERS, "--output-dir", str(folder / "run"))
     shutil.copy(folder / "run" / "timeline-window.png", album.folder / "timeline.png")
     report = (folder / "run" / "report.html").as_uri()
@@ -108,7 +108,7 @@ async def take_report(album: Album, folder: Path) -> None:
 
 
 async def take_report_of_a_death(album: Album, folder: Path) -> None:
-    """The report of a run in which a worker died."""
+    """Take the report of a run in which a worker died."""
     with spawn_server(server(), "esp", folder / "log") as url:
         arguments = [*LOAD, *OF_DEATH, "--base-url", f"esp={url}", "--output-dir", str(folder / "lost")]
         measuring = asyncio.create_task(bench(*arguments))
@@ -129,14 +129,14 @@ async def bench(*arguments: str) -> None:
 
 
 def workers_of(url: str) -> list[int]:
-    """The worker processes of the server that listens there."""
+    """Return the worker processes of the server that listens there."""
     port = f"\0--port\0{urlsplit(url).port}\0"
     servers = {pid for pid, _, command in _processes() if port in command}
     return [pid for pid, parent, command in _processes() if parent in servers and "loong.worker" in command]
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:
-    """Id, parent's id and command of each."""
+    """Yield id, parent's id and command of each process."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]

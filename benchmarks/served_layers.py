@@ -1,4 +1,4 @@
-"""Attention for others: a layer waits for queries, attends them, and puts partials where others read them."""
+"""Attention for others: a layer waits for queries, attends them, and puts partials for others to read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,24 +27,24 @@ _ROWS_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Queries of so many requests, whose KV here is of so many tokens each."""
+    """Queries of requests, each with `context` tokens of KV here."""
 
     num_requests: int
     context: int
 
     @classmethod
     def parsed(cls, text: str) -> "Load":
-        """Return what the command line names REQUESTSxCONTEXT."""
+        """Parse REQUESTSxCONTEXT."""
         num_requests, context = map(int, text.split("x"))
         return cls(num_requests, context)
 
     @property
     def num_tokens(self) -> int:
-        """All KV."""
+        """Return the tokens of all KV."""
         return self.num_requests * self.context
 
     def num_bytes(self, config: ModelConfig) -> int:
-        """KV that a layer reads."""
+        """Return the bytes of KV that a layer reads."""
         return self.num_tokens * config.kv_bytes_per_token // config.num_layers
 
 
@@ -80,11 +80,14 @@ class ServedKV:
         self._num_steps = torch.zeros(1, dtype=torch.int64, device=device)
 
     def captured(self, load: Load, lane: Lane, gap: int = GAP) -> Replay:
-        """Return what replays a step of served layers in a lane; `gap` 0: one layer behind the other."""
+        """Return a replay of a step of served layers in a lane.
+
+        With `gap` 0, one layer follows the other at once.
+        """
         return captured(self._call_of(self._step_of(load, lane), gap), lane)
 
     def error(self, load: Load, lane: Lane) -> float:
-        """Return how far a captured step is from the definition, as a share of what it gives."""
+        """Return the error of a captured step relative to the definition."""
         step, (kv, scale) = self._step_of(load, lane), (self._layers[-1], self.config.head_dim**-0.5)
         captured(self._call_of(step, GAP), lane)()
         lane.stream.synchronize()
@@ -130,7 +133,7 @@ class ServedKV:
         torch.cuda.synchronize()
 
     def latencies(self, begin: int = 0, end: int = 1 << 62) -> Latencies:
-        """Return those of layers whose times are within some nanoseconds of the device's clock."""
+        """Return the latencies of layers whose times are within some nanoseconds of the device's clock."""
         num_steps = min(int(self._num_steps), MAX_STEPS - 1)
         times = self._times[1 : num_steps + 1].reshape(-1, 2).tolist()
         within = [(put - came) * 1e-9 for came, put in times if begin <= came and put <= end and put]
@@ -139,7 +142,7 @@ class ServedKV:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What served layers read and write."""
+    """The inputs and outputs of served layers."""
 
     q: Tensor  # [layers, T, H, D]
     lists: SlotLists

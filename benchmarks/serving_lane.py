@@ -1,25 +1,24 @@
-"""What does it take a GPU to attend the queries of others, layer by layer, beside a chunk of a prompt?
+"""Measures attention for other GPUs' queries, layer by layer, while a chunk of a prompt runs.
 
-A served layer waits for its queries, attends them over KV that lies here, and puts the partials where others
-read them; its latency is from the queries to the last partial. A step of 32 served layers is one CUDA graph,
-with 100 us between layers, as other GPUs take them. Beside it run chunks of 8,192 tokens, a graph each, as a
-worker computes them, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
+A served layer waits for its queries, attends them over KV on this GPU, and puts the partials for others to
+read; its latency is from the queries to the last partial. A step of 32 served layers is one CUDA graph, with
+100 us between layers, as on other GPUs. At the same time run chunks of 8,192 tokens, a graph each, as in a
+worker, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 
 plain     a second stream
-high      a second stream of high priority; likewise, joined by "+":
+high      a second stream of high priority; others may be added by "+":
 rows-N    matrix products of chunks take N rows at a time
 left-N    they leave N multiprocessors free
 blocks    chunks attend by a kernel of short programs
 lane-N    green contexts: N multiprocessors for served layers, the others for chunks
 
-Floor of a layer: its KV over the rate of a large copy. First, the rate at which attention reads KV with so
-many multiprocessors and nothing beside it.
+Floor of a layer: its KV over the rate of a large copy. First comes the rate at which attention alone reads
+KV, by the number of multiprocessors.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import ceil
 from statistics import median
 from typing import Any
 
@@ -28,26 +27,27 @@ from lane_steps import LaneModel
 from one_gpu import PromptStep
 from result import print_result, script_parser
 from served_layers import GAP, NUM_LAYERS, Load, ServedKV
-from sm_lanes import Lane, LaneDevice, Replay, Stamps, processors_seen, seconds_of, split, whole
+from sm_lanes import Lane, LaneDevice, Replay, Stamps, processors_seen, seconds_of, split, times_beside, whole
 
 from loong.model.shapes import find_config
 
 LOADS = ("1x1024", "1x65536", "16x1024", "16x8192", "64x1024", "64x8192")
 WAYS = (
-    *("plain", "high", "lane-16", "lane-32", "lane-48"),
-    *("rows-1024", "rows-1024+blocks", "rows-512+blocks", "left-16+rows-1024+blocks", "left-16"),
+    *("plain", "high", "lane-16", "lane-32", "lane-48", "left-16"),
+    *("rows-1024+blocks", "rows-512+blocks", "left-16+rows-1024+blocks"),
 )
 SIZES = (8, 16, 24, 32, 40, 48, 64, 96, 132)
 READS = ("16x8192", "128x1024")
 HIGH = -1
 NUM_CHUNKS, NUM_WARM_UPS = 3, 5
-NUM_STEPS = 10  # of served layers with nothing beside them
+NUM_STEPS = 10  # of served layers alone
+STEPS_AT_ONCE = 4  # launched while chunks run
 COPY_BYTES = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How chunks and served layers share the GPU."""
+    """A way for chunks and served layers to share the GPU."""
 
     name: str
     chunks: Lane
@@ -55,7 +55,7 @@ class Way:
 
 
 def way_of(name: str, index: int) -> Way:
-    """Return what the command line names."""
+    """Parse the name of a way."""
     chunks, served = whole(index), whole(index, HIGH)
     for part in name.split("+"):
         kind, _, number = part.partition("-")
@@ -75,7 +75,7 @@ def way_of(name: str, index: int) -> Way:
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes read and written a second."""
+    """Return the bytes read and written a second."""
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     target, lane = torch.empty_like(source), whole(device.index)
     stamps = Stamps(device)
@@ -90,7 +90,7 @@ def copy_rate(device: torch.device) -> float:
 def read_rates(
     kv: ServedKV, sizes: Sequence[int], loads: Sequence[Load], index: int
 ) -> Iterator[dict[str, float]]:
-    """The rate of attention by number of multiprocessors."""
+    """Return the rate of attention by number of multiprocessors."""
     device = torch.device("cuda", index)
     stamps, most = Stamps(device), whole(index).num_processors
     print(
@@ -111,7 +111,7 @@ def read_rates(
 
 
 class Bench:
-    """Chunks and served layers on one GPU; `chunk_seconds` are those of a chunk that has it alone."""
+    """Chunks and served layers on one GPU; `chunk_seconds` are those of a chunk alone."""
 
     def __init__(self, model: LaneModel, kv: ServedKV, chunk: PromptStep) -> None:
         self._model, self._kv, self._chunk = model, kv, chunk
@@ -123,7 +123,7 @@ class Bench:
         self.chunk_seconds = median(seconds_of(replay, lane, self._stamps, 2 * NUM_CHUNKS))
 
     def rows(self, way: Way, loads: Sequence[Load]) -> Iterator[dict[str, object]]:
-        """All loads, in one way."""
+        """Yield the rows of all loads, in one way."""
         replay = self._model.captured(self._chunk, way.chunks)
         alone = median(seconds_of(replay, way.chunks, self._stamps, NUM_CHUNKS))
         seen = processors_seen(way.served, self._device), processors_seen(way.chunks, self._device)
@@ -139,22 +139,22 @@ class Bench:
                 "context": load.context,
                 "bytes": load.num_bytes(self._kv.config),
                 "chunk_alone": alone,
-                **self._measured(way, replay, alone, served),
+                **self._measured(way, replay, served),
             }
 
-    def _measured(self, way: Way, chunk: Replay, alone: float, served: Replay) -> dict[str, object]:
-        """A served load with nothing beside it, and beside chunks, of which the first does not count."""
+    def _measured(self, way: Way, chunk: Replay, served: Replay) -> dict[str, object]:
+        """Measure a served load alone, and with chunks, of which the first does not count."""
         self._kv.reset()
-        step = median(seconds_of(served, way.served, self._stamps, NUM_STEPS))
+        seconds_of(served, way.served, self._stamps, NUM_STEPS)
         served_alone = self._kv.latencies()
         self._kv.reset()
-        for _ in range(1 + NUM_CHUNKS):
-            chunk()
-            self._stamps.put(way.chunks)
-        for _ in range(ceil(1.4 * (1 + NUM_CHUNKS) * alone / step)):
-            served()
-        times = self._stamps.take(way.chunks)
-        way.served.stream.synchronize()
+
+        def serve() -> None:
+            for _ in range(STEPS_AT_ONCE):
+                served()
+            way.served.stream.synchronize()
+
+        times = times_beside(chunk, way.chunks, self._stamps, 1 + NUM_CHUNKS, serve)
         chunks = [(later - earlier) * 1e-9 for earlier, later in pairwise(times)]
         return {
             "alone": asdict(served_alone),
@@ -164,7 +164,7 @@ class Bench:
 
 
 def print_rows(rows: Iterable[dict[str, Any]], chunk_seconds: float, rate: float) -> list[dict[str, Any]]:
-    """Print the table as it comes: microseconds of served layers, and how much longer chunks take."""
+    """Print the table as it comes: microseconds of served layers, and the slowdown of chunks."""
     names = (
         "way",
         "requests",

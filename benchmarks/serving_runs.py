@@ -1,4 +1,4 @@
-"""Policies under workloads, on servers or in virtual time: what scripts of whole services share."""
+"""Policies under workloads, on servers or in virtual time, for scripts that measure whole services."""
 
 import argparse
 import os
@@ -34,7 +34,7 @@ WORDS = {
 
 
 def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads: Sequence[str]) -> None:
-    """What is served by whom, at which rates, and where it is measured."""
+    """Add the flags for the policies, the load, the rates, and the device."""
     parser.add_argument("--policy", default=policies, help="(%(default)s)")
     parser.add_argument("--workload", nargs="+", default=list(workloads), help="(%(default)s)")
     parser.add_argument(
@@ -61,7 +61,7 @@ def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What came of one workload."""
+    """The results of one workload."""
 
     workload: str
     document: Document
@@ -69,22 +69,22 @@ class Served:
 
     @property
     def policies(self) -> list[str]:
-        """In the order in which they ran."""
+        """Return the policies in the order in which they ran."""
         return list(dict.fromkeys(run["policy"] for run in self.document["runs"]))
 
     def goodputs(self) -> dict[str, float]:
-        """The highest rate at which each policy attains, 0 if none was low enough."""
+        """Return the highest rate at which each policy attains, 0 if none was low enough."""
         return {found["policy"]: found["request_rate"] for found in self.document["goodput"]}
 
     def reported_goodput(self, policy: str) -> str:
-        """The same in words, which say where a higher or lower rate would have to be tried."""
+        """Return the goodput in words, with whether a higher or lower rate would have to be tried."""
         for found in self.document["goodput"]:
             if found["policy"] == policy:
                 return rate_found(found["request_rate"], found["too_high_rate"])
         return NOT_RUN
 
     def line(self, policy: str, key: str, factor: float = 1.0) -> Line:
-        """A number over the rate."""
+        """Return a number over the rate."""
         found = [(point.rate, point.median(key)) for point in self.points if point.policy == policy]
         return [(rate, factor * value) for rate, value in found if value is not None]
 
@@ -110,7 +110,7 @@ def serve(args: argparse.Namespace, workload: str) -> Served:
 
 
 def attainment_panel(served: Served) -> Panel:
-    """Attainment over rate, in percent."""
+    """Plot attainment over rate, in percent."""
     lines = {policy: served.line(policy, "slo_attainment", 100.0) for policy in served.policies}
     return Panel(
         f"{served.workload}: SLO attainment",
@@ -123,7 +123,7 @@ def attainment_panel(served: Served) -> Panel:
 
 
 def scale_panel(served: Served) -> Panel:
-    """Attainment over the scale of the SLO, at the highest rate at which all policies ran to the end."""
+    """Plot attainment over the scale of the SLO, at the highest rate that all policies completed."""
     rates = [{p.rate for p in served.points if p.policy == policy} for policy in served.policies]
     shared = set.intersection(*rates) or {min(point.rate for point in served.points)}
     rate = max(shared)
@@ -143,7 +143,7 @@ def scale_panel(served: Served) -> Panel:
 
 
 def latency_panels(served: Served) -> list[Panel]:
-    """Mean latencies per token over rate, as LoongServe draws them."""
+    """Plot mean latencies per token over rate, as LoongServe does."""
     return [
         Panel(
             f"{served.workload}: {WORDS[name]}",
@@ -157,13 +157,13 @@ def latency_panels(served: Served) -> list[Panel]:
 
 
 def numbers_of(args: argparse.Namespace, results: Sequence[Served]) -> dict[str, object]:
-    """What a result is to say of how it came about, and the goodputs."""
+    """Return the settings of a result, and the goodputs."""
     setting = {name: getattr(args, name) for name in SETTING}
     return {**setting, "goodputs": {served.workload: served.goodputs() for served in results}}
 
 
 def goodput_table(args: argparse.Namespace, results: Sequence[Served]) -> str:
-    """P90 goodput, a row a workload and a column a policy that was asked for, whether it ran or not."""
+    """Return a table of P90 goodput, a row a workload and a column a policy, also for those without a run."""
     policies = args.policy.split(",")
     rows = [(served.workload, *map(served.reported_goodput, policies)) for served in results]
     return table(("goodput, req/s", *policies), rows)

@@ -1,8 +1,8 @@
-"""How quickly clusters of growing size simulate, and what planning costs an event.
+"""Measures the simulation speed of clusters of growing size, and the planning time of an event.
 
 The load grows with the cluster: 10,000 requests a minute on 512 instances. Ceiling: real time, that is, a
-second of it simulates at least a second, at every size. With --served, plans ask for predictions as those of
-a server do, which corrects its cost model meanwhile.
+second simulates at least a second, at every size. With --served, plans use a cost model that is corrected, as
+those of a server.
 """
 
 from dataclasses import asdict, dataclass
@@ -44,7 +44,7 @@ class Row:
     p99_plan_seconds: float
 
     def shown(self) -> str:
-        """As a line of the table."""
+        """Return a line of the table."""
         cells = (
             f"{self.num_instances}",
             f"{self.num_requests}",

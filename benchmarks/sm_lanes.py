@@ -1,16 +1,17 @@
-"""Parts of a GPU's multiprocessors, each with a stream whose kernels run on no others, captured or not.
+"""Parts of a GPU's multiprocessors, each with a stream whose kernels run only on them, captured or not.
 
 Needs the driver's green contexts (CUDA 12.4 or later).
 """
 
 import ctypes
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias  # Any: what the driver takes and gives has types of its own
+from typing import Any, TypeAlias  # Any: the driver's own types
 
 import torch
 import triton
@@ -29,10 +30,10 @@ Replay: TypeAlias = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A stream, how many multiprocessors its kernels reach, and how its steps are cut for those beside them.
+    """A stream, its multiprocessors, and the way its steps are cut for work on other streams.
 
     Matrix products leave `num_left` multiprocessors idle and take up to `most_rows` rows at a time. Chunks
-    attend `by_blocks`: by a kernel whose programs are short, where there is a quicker one.
+    attend `by_blocks`: by a kernel whose programs are short, also where a faster one exists.
     """
 
     stream: torch.cuda.Stream
@@ -50,7 +51,7 @@ def whole(index: int, priority: int = 0) -> Lane:
 
 @cache
 def split(index: int, num_processors: int) -> tuple[Lane, Lane]:
-    """Return a lane of so many multiprocessors, a multiple of 8, and one of the rest."""
+    """Return a lane of `num_processors` multiprocessors, a multiple of 8, and one of the rest."""
     from cuda.bindings import driver  # not at the top: it needs a GPU's driver
 
     torch.cuda.synchronize(index)  # makes the context that green ones derive from
@@ -71,7 +72,7 @@ def split(index: int, num_processors: int) -> tuple[Lane, Lane]:
 
 
 class LaneDevice(CudaDevice):
-    """A GPU as far as a lane reaches."""
+    """A GPU within a lane."""
 
     def __init__(self, index: int, dtype: torch.dtype, lane: Lane) -> None:
         super().__init__(index, dtype)
@@ -108,8 +109,8 @@ def cuts_of(lane: Lane, num_kv_heads: int) -> int:
 
 
 def captured(call: Callable[[], None], lane: Lane) -> Replay:
-    """Return what replays `call` in a lane, as one graph; it is run once before."""
-    torch.cuda.synchronize()  # what it reads has been made on other streams
+    """Return a replay of `call` in a lane, as one graph; `call` is run once before."""
+    torch.cuda.synchronize()  # its inputs have been made on other streams
     with torch.cuda.stream(lane.stream), gemm_processors(lane):
         call()
         lane.stream.synchronize()
@@ -126,7 +127,7 @@ def captured(call: Callable[[], None], lane: Lane) -> Replay:
 
 @contextmanager
 def gemm_processors(lane: Lane) -> Iterator[None]:
-    """Let the library's matrix products of this thread fill what the lane lets them."""
+    """Let the library's matrix products of this thread fill the lane."""
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]  # torch's own
     _tell(handle, lane.num_processors - lane.num_left if lane.num_left else 0)
     try:
@@ -147,7 +148,7 @@ def _cublas() -> ctypes.CDLL:
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    """What a call of the driver gives. Raises RuntimeError if it failed."""
+    """Return the result of a driver's call. Raises `RuntimeError` if it failed."""
     status, *values = result
     if int(status) != 0:
         raise RuntimeError(f"the driver answered {status!r}")
@@ -155,7 +156,7 @@ def _checked(result: tuple[Any, ...]) -> Any:
 
 
 class Stamps:
-    """Times of the device's clock, in the order in which they are asked for."""
+    """Times of the device's clock, in the order in which they are requested."""
 
     def __init__(self, device: torch.device) -> None:
         self._times = torch.zeros(MAX_STAMPS, dtype=torch.int64, device=device)
@@ -163,13 +164,13 @@ class Stamps:
         torch.cuda.synchronize()
 
     def put(self, lane: Lane) -> None:
-        """Note when the lane comes here."""
+        """Record the time when the lane reaches this point."""
         with torch.cuda.stream(lane.stream):
             _stamp[(1,)](self._times, self._count, num_warps=1)
         self._count += 1
 
     def take(self, lane: Lane) -> list[int]:
-        """Nanoseconds of all since the last call, once the lane has done all its work."""
+        """Return the nanoseconds of all since the last call, once the lane has done all its work."""
         lane.stream.synchronize()
         times, self._count = self._times[: self._count].tolist(), 0
         return times
@@ -181,7 +182,7 @@ def _stamp(times: tl.tensor, index: tl.tensor) -> None:
 
 
 def seconds_of(replay: Replay, lane: Lane, stamps: Stamps, count: int) -> list[float]:
-    """Seconds of each of so many replays, one behind the other, behind one that does not count."""
+    """Return the seconds of each of `count` replays in a row, after one that does not count."""
     replay()
     stamps.put(lane)
     for _ in range(count):
@@ -189,6 +190,29 @@ def seconds_of(replay: Replay, lane: Lane, stamps: Stamps, count: int) -> list[f
         stamps.put(lane)
     times = stamps.take(lane)
     return [(later - earlier) * 1e-9 for earlier, later in pairwise(times)]
+
+
+def times_beside(
+    replay: Replay, lane: Lane, stamps: Stamps, count: int, other: Callable[[], None]
+) -> list[int]:
+    """Return when each of so many replays ended, in nanoseconds, while `other` was called again and again.
+
+    A thread launches the replays, because a graph of thousands of kernels blocks its launcher.
+    """
+
+    def launch() -> None:
+        torch.cuda.set_device(lane.stream.device)
+        for _ in range(count):
+            replay()
+            stamps.put(lane)
+        lane.stream.synchronize()
+
+    with ThreadPoolExecutor(1) as thread:
+        launching = thread.submit(launch)
+        while not launching.done():
+            other()
+        launching.result()
+    return stamps.take(lane)
 
 
 def processors_seen(lane: Lane, device: torch.device) -> int:

@@ -1,10 +1,9 @@
-"""Does a server that runs for long stay as it is?
+"""Checks that a server that runs for long does not grow.
 
-With each policy, a server of the tiny model on up to four CPU instances is asked for streams at times drawn
-at random. Most are left after a number of tokens drawn at random, some are read to the end, some are refused.
-A few have several choices, logprobs, or one of many schemas. Memory, descriptors and threads of all its
-processes are sampled meanwhile. At the end no KV may be held. "Growth" is the slope of memory over the last
-third of the streams.
+With each policy, a server of the tiny model on up to four CPU instances gets streams at random times. Most
+are left after a number of tokens drawn at random, some are read to the end, some are refused. A few have
+several choices, logprobs, or one of many schemas. Memory, descriptors and threads of all its processes are
+sampled. At the end no KV may be held. "Growth" is the slope of memory over the last third of the streams.
 """
 
 import argparse
@@ -46,7 +45,7 @@ Ask = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server after so many seconds and streams: MiB by kind of process, and what all hold."""
+    """A sample of the server: seconds, streams, MiB by kind of process, and totals of all processes."""
 
     seconds: float
     num_streams: int
@@ -56,12 +55,12 @@ class Sample:
 
     @property
     def all_mib(self) -> float:
-        """Memory of all processes."""
+        """Return the memory of all processes."""
         return sum(self.memory_mib.values())
 
 
 class Soak:
-    """What is asked of one server, and what came of it."""
+    """The requests to one server, and their outcomes."""
 
     def __init__(self, url: str, pid: int, max_words: int) -> None:
         self.url, self._pid, self._max_words = url, pid, max_words
@@ -72,11 +71,11 @@ class Soak:
 
     @property
     def num_streams(self) -> int:
-        """Those that are over."""
+        """Return the number of streams that are over."""
         return self.outcomes.total()
 
     async def ask(self, num_streams: int, seconds: float) -> None:
-        """Ask for streams, spread over that time, or for longer if the server is slower."""
+        """Send streams, spread over that time, or over longer if the server is slower."""
         rate, open_streams = num_streams / seconds, asyncio.Semaphore(NUM_AT_ONCE)
         begin = due = time.monotonic()
         async with asyncio.TaskGroup() as group:
@@ -87,7 +86,7 @@ class Soak:
                 due = max(due, begin) + random.expovariate(rate)
 
     async def sampled(self, seconds: float) -> list[Sample]:
-        """Samples that far apart, until cancelled."""
+        """Return samples that far apart, until cancelled."""
         samples: list[Sample] = []
         try:
             while True:
@@ -111,7 +110,7 @@ class Soak:
         return Sample(seconds, self.num_streams, memory, num_descriptors, num_threads)
 
     def kv_tokens(self) -> float:
-        """Tokens of KV that are held."""
+        """Return the tokens of KV that are held."""
         with urlopen(f"{self.url}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         return sum(map(float, re.findall(r"^loong:instance_kv_tokens{.*} (\S+)$", text, re.MULTILINE)))
@@ -136,7 +135,7 @@ class Soak:
         self.outcomes[outcome] += 1
 
     async def _read(self, reader: asyncio.StreamReader, num_tokens: int | None) -> str:
-        """What became of a stream of which so many events are read; None: all."""
+        """Read a number of events of a stream (None: all), and return its outcome."""
         status = (await asyncio.wait_for(reader.readline(), READ_SECONDS)).split()[1].decode()
         num_read, is_done = 0, False
         while line := await asyncio.wait_for(reader.readline(), READ_SECONDS):
@@ -150,7 +149,7 @@ class Soak:
 
 
 def _served(max_words: int) -> tuple[str, Ask]:
-    """A request that is answered: of completions or a chat, and of any kind."""
+    """Return a request that is answered: of completions or a chat, and of any kind."""
     kind = random.random()
     ask: dict[str, Any] = {"max_tokens": random.randint(4, MAX_TOKENS), "stream": True, "ignore_eos": True}
     if kind < 0.05:
@@ -166,7 +165,7 @@ def _served(max_words: int) -> tuple[str, Ask]:
 
 
 def _refused() -> tuple[str, Ask]:
-    """A request that is not: a field that does not exist, a value out of bounds, or a prompt too long."""
+    """Return a request that is refused: for an unknown field, a value out of bounds, or a prompt too long."""
     ask: dict[str, Any] = {"prompt": "hello", "max_tokens": 8, "stream": True}
     wrong = random.choice(
         ({f"no_{random.getrandbits(32)}": 1}, {"temperature": -1}, {"prompt": [5] * 2**17}, {"model": "none"})
@@ -175,7 +174,7 @@ def _refused() -> tuple[str, Ask]:
 
 
 def _schema() -> Ask:
-    """One of many."""
+    """Return one of many schemas."""
     names = [f"field_{random.randrange(NUM_SCHEMAS)}"]
     properties = {name: {"enum": ["yes", "no"]} for name in names}
     schema = {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
@@ -183,7 +182,7 @@ def _schema() -> Ask:
 
 
 def _with_children(pid: int) -> list[int]:
-    """This process and all below it."""
+    """Return this process and all below it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *(one for child in children for one in _with_children(int(child)))]
 
@@ -212,7 +211,7 @@ async def soak(soak: Soak, num_streams: int, seconds: float, sample_seconds: flo
 
 
 def growth_kib(samples: Sequence[Sample]) -> float:
-    """KiB a stream, of all processes over the last third of the streams."""
+    """Return KiB a stream, of all processes over the last third of the streams."""
     last = [sample for sample in samples if sample.num_streams >= samples[-1].num_streams * 2 / 3]
     slope, _ = linear_regression([one.num_streams for one in last], [one.all_mib for one in last])
     return 1024 * slope
@@ -244,7 +243,7 @@ def main() -> None:
 
 
 def run_policy(policy: str, args: argparse.Namespace) -> None:
-    """Soak a server of one policy, and print what was seen."""
+    """Soak a server of one policy, and print the results."""
     server_args = ("--kv-cache-tokens", "4096", *args.extra_server_args.split())
     num_instances = min(NUM_INSTANCES, policy_kind(policy).max_instances or NUM_INSTANCES)
     with TemporaryDirectory() as folder:

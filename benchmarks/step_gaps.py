@@ -1,4 +1,4 @@
-"""How long a GPU waits between two captured decode steps, from a trace of its worker."""
+"""The time that a GPU waits between two captured decode steps, from a trace of its worker."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,10 @@ class Gaps:
 
 
 def gaps_of(path: Path) -> Gaps:
-    """The gaps in a Chrome trace of one worker. A lease begins, and goes on, with copies from the host."""
+    """Return the gaps in a Chrome trace of one worker.
+
+    A lease begins, and goes on, with copies from the host.
+    """
     events: list[dict[str, Any]] = msgspec.json.decode(path.read_bytes())["traceEvents"]
     launches = {_correlation(e) for e in events if e.get("name") == "cudaGraphLaunch"}
     kernels: dict[int, list[tuple[float, float]]] = {}

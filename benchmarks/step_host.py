@@ -1,8 +1,8 @@
-"""What a worker's host does for one captured step of prompts beside decodes, without the device.
+"""Measures a worker's host for one captured step of prompts and decodes, without the device.
 
 A real `BatchRunner` takes steps as in serving: decodes grow by a token each, prompts by a chunk, and every
-step is told in a frame. Graphs replay nothing and logits are zeros, so what is left is the host's: read the
-frame, find slots, lay the step out, draw, and count. While it does, a GPU has nothing to do. Of a group,
+step arrives in a frame. Graphs replay nothing and logits are zeros, so only the host's work remains: read the
+frame, find slots, prepare the step, sample, and count. A GPU would be idle during that time. In a group,
 instance 0 is measured. Times are least, and medians in brackets. Ceiling: none; a step of such a load takes
 40 ms.
 """
@@ -53,7 +53,7 @@ class NothingReplayed(CpuBackend):
 
 
 class NobodyThere(SocketFabric):
-    """Of a group in which the others say and hear nothing."""
+    """A group in which the other members send and receive nothing."""
 
     @contextmanager
     def batch(
@@ -68,20 +68,20 @@ class NobodyThere(SocketFabric):
 
 @dataclass(frozen=True)
 class NoModel:
-    """Of a model its shape; all its logits are 0."""
+    """The shape of a model, whose logits are all 0."""
 
     shard: Shard
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of rows [N, E], [N, V]."""
+        """Return logits [N, V] of rows [N, E]."""
         return torch.zeros(len(hidden), VOCAB)
 
 
 @dataclass
 class Story:
-    """Requests of which `group` computes the next step, prompts in chunks.
+    """Requests whose next step `group` computes, prompts in chunks.
 
-    The KV of decodes is on their masters, unless it `is_spread` over the group as that of prompts is.
+    The KV of decodes is on their masters, or if `is_spread`, over the group as that of prompts.
     """
 
     group: ESPGroup
@@ -98,7 +98,7 @@ class Story:
         self.placements = {name: striped(name, range(self.context), self._holders(name)) for name in names}
 
     def step(self, number: int) -> RunBatch:
-        """The next, all of whose prompts end far behind it."""
+        """Return the next step; its prompts end far later."""
         shares, inputs = [], []
         for name, placement in self.placements.items():
             is_decode = name.startswith("d")
@@ -125,7 +125,7 @@ def _share(new: Placement) -> RequestPart:
 
 
 def measure(story: Story) -> list[float]:
-    """Seconds of each step."""
+    """Return the seconds of each step."""
     shard = Shard(SHAPES["llama-3.1-8b"], 0, 1)
     pool = KVPool(1, 1, 1, 1 << 20, dtype=torch.float32, device=torch.device("cpu"))
     with TemporaryDirectory() as folder:

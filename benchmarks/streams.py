@@ -1,11 +1,10 @@
-"""Do clients that leave harm those that stay?
+"""Checks that clients that leave do not harm those that stay.
 
 A server of the tiny model has 1,000 streams open at a time. Of these, 50 clients are steady: they read every
-answer to its end and ask again. First all others do so too, then the others leave after a time drawn at
-random, in the middle of their answers, and come back at once on new connections. It tells the tokens that
-steady clients get a second in both parts, and the server's memory and descriptors over time, beside what it
-has written to its decision log: it keeps the last 32 MiB of that. At the end all leave; then no KV may be
-held, and no connection be open.
+answer to its end and ask again. First all others do so too. Then the others leave after a random time, in the
+middle of their answers, and come back at once on new connections. It reports the tokens that steady clients
+get a second in both parts, the server's memory and descriptors over time, and the size of its decision log,
+of which it keeps the last 32 MiB. At the end all leave. Then no KV may be held, and no connection be open.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 
 NUM_STEADY = 50
 MAX_TOKENS = 64
-MEAN_STAY = 20.0  # seconds, of a client that leaves: about what an answer takes among so many
+MEAN_STAY = 20.0  # seconds, of a client that leaves: about the time of an answer under this load
 SAMPLE_SECONDS = 5.0
 FREE_SECONDS = 20.0  # for all KV to be free at the end
 
@@ -58,7 +57,7 @@ class StreamClient(asyncio.Protocol):
         self.transport.write(request())
 
     def leave(self) -> None:
-        """Vanish: what is written to it from now on is answered with a reset."""
+        """Vanish: later data is answered with a reset."""
         if (sock := self.transport.get_extra_info("socket")) is None:
             return  # it was reset already
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -75,7 +74,7 @@ class StreamClient(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The server at one time: of all its processes, and of the one that clients talk to."""
+    """A sample of the server: of all its processes, and of the one that clients connect to."""
 
     memory_mib: float
     api_memory_mib: float
@@ -85,7 +84,7 @@ class Sample:
 
 
 class Server:
-    """What can be seen of a server from outside."""
+    """The state of a server as visible from outside."""
 
     def __init__(self, url: str, pid: int, decision_log: Path | None = None) -> None:
         self.url, self._pid, self._decision_log = url, pid, decision_log
@@ -93,7 +92,7 @@ class Server:
         self.address = host, int(port)
 
     def sample(self) -> Sample:
-        """As it is now."""
+        """Return a sample of now."""
         own, *others = map(_memory_mib, _with_children(str(self._pid)))
         num_descriptors = len([*Path(f"/proc/{self._pid}/fd").iterdir()])
         log = self._decision_log
@@ -122,7 +121,7 @@ async def connect(server: Server, number: int) -> list[StreamClient]:
 
 
 async def leave_and_come_back(server: Server, until: float) -> int:
-    """How often one client left."""
+    """Return how often one client left."""
     num_left = 0
     while time.monotonic() < until:
         (client,) = await connect(server, 1)
@@ -145,7 +144,7 @@ async def sampled(server: Server, seconds: float) -> list[Sample]:
 async def rate_of(
     steady: Sequence[StreamClient], server: Server, seconds: float
 ) -> tuple[float, list[Sample]]:
-    """Tokens a second of the steady clients, and the server meanwhile."""
+    """Return the tokens a second of the steady clients, and samples of the server."""
     before, begin = sum(client.num_tokens for client in steady), time.monotonic()
     samples = await sampled(server, seconds)
     return (sum(client.num_tokens for client in steady) - before) / (time.monotonic() - begin), samples
@@ -160,7 +159,7 @@ async def measure(
     staying = await connect(server, num_streams - NUM_STEADY)
     await asyncio.sleep(seconds / 4)
     stay_rate, stay_samples = await rate_of(steady, server, seconds)
-    print(f"nobody leaves: steady clients get {stay_rate:,.0f} tokens/s")
+    print(f"no client leaves: steady clients get {stay_rate:,.0f} tokens/s")
     for client in staying:
         client.leave()
     until = time.monotonic() + leave_seconds
@@ -169,7 +168,7 @@ async def measure(
     ]
     leave_rate, samples = await rate_of(steady, server, leave_seconds)
     num_left = sum(await asyncio.gather(*leaving))
-    print(f"{num_left:,} times someone left: steady clients get {leave_rate:,.0f} tokens/s")
+    print(f"{num_left:,} times a client left: steady clients get {leave_rate:,.0f} tokens/s")
     for client in steady:
         client.leave()
     begin = time.monotonic()
@@ -203,7 +202,7 @@ async def measure(
 
 
 def child_pid() -> int:
-    """The server: we have no other child."""
+    """Return the server's process id: it is the only child."""
     own = Path("/proc/self").resolve().name
     return int(Path(f"/proc/{own}/task/{own}/children").read_text().split()[-1])
 

@@ -1,10 +1,11 @@
-"""What do chats take that decode in a lane of their own beside chunks of a prompt, on one GPU?
+"""Measures decodes in a lane of their own while chunks of a prompt run on the same GPU.
 
-Decode steps and chunks of 8,192 tokens, a graph each, with dummy weights of Llama-3.1-8B: the time between
-tokens and the tokens of chunks a second with N multiprocessors for decodes and the others for chunks (green
-contexts), beside mixed steps, in which a chunk and all decodes are one graph. The last table has the tokens
-of chunks a second where no step is to take longer than a target: of mixed steps, by the size of their chunks.
-What hosts do between steps is in neither. Floor of a decode step: weights and KV over the rate of a copy.
+Decode steps and chunks of 8,192 tokens are a graph each, with dummy weights of Llama-3.1-8B. With lanes
+(green contexts), N multiprocessors decode and the others compute chunks. In mixed steps, a chunk and all
+decodes are one graph. It compares both by the time between tokens and the tokens of chunks a second. The last
+table has the tokens of chunks a second if no step may take longer than a target, which limits the chunks of
+mixed steps. The host's work between steps is in neither. Floor of a decode step: weights and KV over the rate
+of a copy.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +19,10 @@ from lane_steps import LaneModel
 from one_gpu import Floors, PromptStep
 from result import print_result, script_parser
 from serving_lane import Way, copy_rate, way_of
-from sm_lanes import LaneDevice, Stamps, seconds_of, whole
+from sm_lanes import LaneDevice, Stamps, seconds_of, times_beside, whole
 
 CHATS, CONTEXT = (32, 128), 1024
-WAYS = ("high", "rows-512+blocks", "lane-16", "lane-24", "lane-32", "lane-48", "lane-64")
+WAYS = ("high", "rows-1024+blocks", "lane-16", "lane-24", "lane-32", "lane-48", "lane-64")
 SIZES = (
     16,
     64,
@@ -39,12 +40,12 @@ SIZES = (
 )  # tokens of a chunk in a mixed step
 TARGETS = (0.050, 0.025, 0.015, 0.010, 0.008)
 CHUNK = 8192
-HISTORY = CHUNK // 2  # of a chunk in a mixed step, so that its queries see as many keys
+HISTORY = CHUNK // 2  # of a chunk in a mixed step, so that its queries attend as many keys
 NUM_CHUNKS, NUM_STEPS = 4, 20
 
 
 class Bench:
-    """Steps on one GPU, which it has warm."""
+    """Steps on one GPU, which is kept warm."""
 
     def __init__(self, model: LaneModel, index: int) -> None:
         self._model, self._index, self._stamps = model, index, Stamps(torch.device("cuda", index))
@@ -54,33 +55,33 @@ class Bench:
         self.chunk_seconds = median(seconds_of(replay, lane, self._stamps, 5))
 
     def decode_alone(self, num_chats: int) -> float:
-        """Seconds of a step that has the GPU alone."""
+        """Return the seconds of a step that has the GPU alone."""
         lane = whole(self._index)
         replay = self._model.captured(PromptStep(0, 0, num_chats, CONTEXT), lane)
         return median(seconds_of(replay, lane, self._stamps, NUM_STEPS))
 
     def mixed(self, num_chats: int, num_tokens: int) -> float:
-        """Seconds of a step of both."""
+        """Return the seconds of a step of both."""
         lane = whole(self._index)
         replay = self._model.captured(PromptStep(num_tokens, HISTORY, num_chats, CONTEXT), lane)
         first = seconds_of(replay, lane, self._stamps, 1)[0]
         return median(seconds_of(replay, lane, self._stamps, max(5, min(50, ceil(0.3 / first)))))
 
     def beside(self, way: Way, num_chats: int) -> dict[str, Any]:
-        """Decode steps in one lane, chunks in the other, each alone and both at once."""
+        """Measure decode steps in one lane and chunks in the other, each alone and both at once."""
         decodes = self._model.captured(PromptStep(0, 0, num_chats, CONTEXT), way.served)
         chunk = self._model.captured(PromptStep(CHUNK, 0, 0, 0), way.chunks)
         step_alone = median(seconds_of(decodes, way.served, self._stamps, NUM_STEPS))
         chunk_alone = median(seconds_of(chunk, way.chunks, self._stamps, 2))
         theirs = Stamps(self._model.pool.device)
-        for _ in range(1 + NUM_CHUNKS):
-            chunk()
-            self._stamps.put(way.chunks)
-        for _ in range(ceil(1.4 * (1 + NUM_CHUNKS) * chunk_alone / step_alone)):
-            theirs.put(way.served)
+
+        def decode() -> None:
             decodes()
-        theirs.put(way.served)
-        times, ticks = self._stamps.take(way.chunks), theirs.take(way.served)
+            theirs.put(way.served)
+            way.served.stream.synchronize()  # as a lease reads its tokens
+
+        times = times_beside(chunk, way.chunks, self._stamps, 1 + NUM_CHUNKS, decode)
+        ticks = theirs.take(way.served)
         chunks = [(later - earlier) * 1e-9 for earlier, later in pairwise(times)]
         steps = [
             (later - earlier) * 1e-9
@@ -102,9 +103,9 @@ class Bench:
 
 
 def within_target(steps: Mapping[int, float], target: float) -> tuple[float, float]:
-    """Return tokens of a chunk, and a second, of the largest mixed step that takes no longer.
+    """Return the tokens of a chunk, and a second, of the largest mixed step within the target.
 
-    Between sizes that were measured, times are on a line; 0 if decodes alone take longer.
+    Times are interpolated between measured sizes; 0 if decodes alone take longer.
     """
     sizes = sorted(steps)
     if steps[sizes[0]] > target:
@@ -118,7 +119,7 @@ def within_target(steps: Mapping[int, float], target: float) -> tuple[float, flo
 
 
 def print_ways(bench: Bench, ways: Sequence[str], num_chats: int, index: int) -> Iterator[dict[str, Any]]:
-    """All ways of two lanes."""
+    """Print all ways of two lanes."""
     names = "chats", "way", "step alone", "TPOT ms", "worst ms", "chunk alone", "chunk ms", "tokens/s"
     print("".join(f"{name:>12}" for name in names))
     for name in ways:
@@ -132,7 +133,7 @@ def print_ways(bench: Bench, ways: Sequence[str], num_chats: int, index: int) ->
 def print_targets(
     steps: Mapping[int, float], rows: Sequence[dict[str, Any]], num_chats: int
 ) -> list[dict[str, Any]]:
-    """By target, tokens of chunks a second of mixed steps, and of the best lane that meets it."""
+    """Print by target the tokens of chunks a second of mixed steps, and of the best lane that meets it."""
     table = []
     print("".join(f"{name:>12}" for name in ("chats", "TPOT ms", "mixed of", "tokens/s", "lane", "tokens/s")))
     for target in TARGETS:

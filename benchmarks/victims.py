@@ -1,8 +1,8 @@
-"""Short requests beside 500,000-token prompts, in virtual time on H200 rooflines: who pays for whom.
+"""Measures short requests and 500,000-token prompts together, in virtual time on H200 rooflines.
 
 Chats of 512 tokens come ten times a second, with and without a long prompt every thirty seconds. Ceilings:
-the chats' P99 TTFT with long prompts is at most 1.5 times that without, and a long prompt takes at most 1.5
-times as long as on an idle cluster.
+the chats' P99 TTFT with long prompts is at most 1.5 times that without. A long prompt takes at most 1.5 times
+as long as on an idle cluster.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ LONG = 100_000  # tokens of a prompt, from which it is one of the long ones
 
 
 def ttfts(hardware: Hardware, policy: str, load: Sequence[WorkloadRequest]) -> list[tuple[int, float]]:
-    """Prompt length and TTFT of every request."""
+    """Return prompt length and TTFT of every request."""
     limits_of = parse_slo("tight").limits_of(hardware.unloaded_prefill())
     run = simulate(make_policy(policy, PolicyConfig()), hardware.cluster(policy), Load(load), limits_of)
     return [(record.request.num_prompt_tokens, record.ttft) for record in run.records if record.is_completed]

@@ -1,7 +1,7 @@
-"""The picture of docs/evaluation.md of short requests beside long prompts, from results/victims.jsonl.
+"""The picture of docs/evaluation.md of short requests with long prompts, from results/victims.jsonl.
 
-On the left what chats wait, alone and beside prompts of 500,000 tokens; on the right what those take. Of the
-lines of a file the last counts. No device is needed, and of packages numpy, msgspec and matplotlib.
+On the left is the TTFT of chats, alone and with prompts of 500,000 tokens; on the right the time of these
+prompts. The last line of a file counts. No device is needed, and of packages numpy, msgspec and matplotlib.
 """
 
 import argparse
@@ -34,8 +34,9 @@ ROW_INCHES = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """P99 TTFT of chats in ms, alone and beside long prompts, and the slowest of those, relative to the time
-    that it takes on an idle cluster; None if they are refused.
+    """P99 TTFT of chats in ms, alone and with long prompts, and the slowest of those.
+
+    The slowest is relative to its time on an idle cluster; None if long prompts are refused.
     """
 
     policy: str
@@ -45,7 +46,7 @@ class Victims:
 
 
 def read(file: Path, model: str) -> list[Victims]:
-    """What the last line has of a model."""
+    """Return a model's rows of the last line."""
     rows = json.loads(file.read_text().splitlines()[-1])["rows"]
     return [
         Victims(policy, 1e3 * alone, 1e3 * beside, slowest)
@@ -55,7 +56,7 @@ def read(file: Path, model: str) -> list[Victims]:
 
 
 def figure_of(rows: Sequence[Victims]) -> "Figure":
-    """Chats on the left, long prompts on the right, a row a policy."""
+    """Draw chats on the left, long prompts on the right, a row a policy."""
     width, _ = PANEL_INCHES
     figure = new_figure((2 * width, ROW_INCHES * len(rows) + 1.0))
     left, right = figure.subplots(1, 2, sharey=True)

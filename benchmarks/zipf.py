@@ -1,4 +1,4 @@
-"""Does any fixed parallelism do, if lengths vary as they may? P90 goodput under Zipf's law of lengths.
+"""Compares elastic and fixed parallelism by P90 goodput under Zipf's law of lengths.
 
 Lengths from 10 to 200,000 tokens by three exponents, on elastic groups, on one group of all instances (tensor
 parallel or striped) and on replicas, with all else the same: LoongServe's ablation of its figure 12, where

@@ -1,4 +1,4 @@
-"""Attention over parts of the KV, and the few other operations a decoder is made of."""
+"""Kernels for attention over parts of the KV, and for the other operations of a decoder."""
 
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial

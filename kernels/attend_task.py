@@ -1,4 +1,4 @@
-"""Which rows of queries attend which rows of KV, and what the causal mask leaves of it."""
+"""Tasks of attention: rows of queries, rows of KV, and the causal mask between them."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 class AttendTask(NamedTuple):
     """One line of a table [C, 8] int64 in device memory, made by `torch.tensor(tasks)`.
 
-    Query i of the task sees key j iff `first_key + j * key_step <= first_query + i * query_step`.
+    Query i of the task sees key j if and only if `first_key + j * key_step <= first_query + i * query_step`.
     """
 
     query_row: int
@@ -20,14 +20,14 @@ class AttendTask(NamedTuple):
 
     @classmethod
     def full(cls, query_row: int, num_queries: int, key_row: int, num_keys: int) -> "AttendTask":
-        """Every query sees every key."""
+        """Return a task in which every query sees every key."""
         return cls(query_row, num_queries, key_row, num_keys, num_keys, 0, 0, 1)
 
     @classmethod
     def causal(
         cls, query_row: int, query_positions: range, key_row: int, key_positions: range
     ) -> "AttendTask":
-        """Queries see keys of their own position and before; the ranges ascend."""
+        """Return a task in which queries see keys up to their own position. Both ranges ascend."""
         queries, keys = query_positions, key_positions
         return cls(
             query_row,

@@ -1,8 +1,8 @@
-"""Kernels that begin while the kernel before them in the stream ends.
+"""Chained kernels, which start while the kernel before them in the stream ends.
 
-Starting a kernel takes as long as many a kernel of a decode step. A chained kernel is started early and waits
-on the device, and does meanwhile whatever depends on weights alone. It may read or write nothing else before
-`follow`. Every program follows, so that all kernels before have ended once this one has.
+Starting a kernel takes as long as many kernels of a decode step. A chained kernel starts early and waits on
+the device. Meanwhile it may do work that depends on weights alone. It may read or write nothing else before
+`follow`. Every program calls `follow`, so that all earlier kernels have ended once this one has.
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ from triton.language.extra import cuda
 
 
 def chain_options() -> dict[str, bool]:
-    """Return how to launch a kernel that takes `is_chained` and obeys it."""
+    """Return the launch options of a kernel that takes `is_chained` and follows its rules."""
     return {"is_chained": True, "launch_pdl": True} if _can_chain() else {"is_chained": False}
 
 
@@ -32,9 +32,9 @@ def follow(is_chained: tl.constexpr) -> None:
 
 @triton.jit
 def let_next_start(is_chained: tl.constexpr) -> None:
-    """Let the next kernel start, if it is chained, once all programs have come here or ended.
+    """Let the next kernel start, if it is chained, once all programs have called this or ended.
 
-    A kernel that fills the GPU comes here last: programs of the next one spread evenly only if there is room.
+    A kernel that fills the GPU calls it last: the next programs spread evenly only if there is space.
     """
     if is_chained:
         cuda.gdc_launch_dependents()
@@ -42,7 +42,7 @@ def let_next_start(is_chained: tl.constexpr) -> None:
 
 @triton.jit
 def prefetch(rows: tl.tensor, size: tl.constexpr, is_chained: tl.constexpr) -> None:
-    """Ask for `size` elements from each pointer on, whole 16 bytes of them, and do not wait for them."""
+    """Prefetch `size` elements from each pointer on, a multiple of 16 bytes, without waiting."""
     if is_chained:
         num_bytes: tl.constexpr = size * rows.dtype.element_ty.primitive_bitwidth // 8
         tl.inline_asm_elementwise(

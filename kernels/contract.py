@@ -1,14 +1,14 @@
-"""What a kernel's wrapper checks before it trusts its tensors."""
+"""Checks of tensors in the wrappers of kernels."""
 
 import torch
 from torch import Tensor
 
 
 class Dims:
-    """Letters bound to sizes by the first tensor that names them, and held against every later one.
+    """Letters bound to sizes by the first tensor that names them, and compared with every later one.
 
-    The letters are those of the whole project: T query tokens, S KV tokens, H query heads, K KV heads,
-    D head dim, B requests, E hidden size. A number in their place is the size itself.
+    The letters are those of the whole project: T query tokens, S KV tokens, H query heads, K KV heads, D head
+    dim, B requests, E hidden size. A number in place of a letter is the size itself.
     """
 
     __slots__ = ("_bound",)
@@ -27,8 +27,8 @@ class Dims:
     ) -> None:
         """Check rank, sizes, dtype and contiguity of `tensor` against `letters`, such as "T H D".
 
-        `dtype=None` takes any dtype; `is_contiguous=False` takes any strides. Raises ValueError naming
-        `name`, what was expected and what came.
+        `dtype=None` accepts any dtype; `is_contiguous=False` accepts any strides. Raises ValueError with
+        `name`, the expected and the actual value.
         """
         expected = letters.split()
         if tensor.dim() != len(expected):
@@ -45,13 +45,15 @@ class Dims:
             raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
 
     def bind_rows(self, name: str, tensor: Tensor, letters: str, dtype: torch.dtype | None = None) -> None:
-        """Check like `bind`, but let the rows of the first dim, contiguous each, lie any distance apart."""
+        """Check like `bind`, but allow any distance between the rows of the first dim, each of them
+        contiguous.
+        """
         self.bind(name, tensor, letters, dtype, is_contiguous=False)
         if not tensor[:1].is_contiguous():
             raise ValueError(f"{name} must have contiguous rows, got strides {tensor.stride()}")
 
     def group_size(self) -> int:
-        """Return how many query heads share a KV head. Raises ValueError if H is no multiple of K."""
+        """Return how many query heads share a KV head. Raises ValueError if H is not a multiple of K."""
         if self["H"] % self["K"] != 0:
             raise ValueError(f"query heads must be a multiple of KV heads, got {self['H']} and {self['K']}")
         return self["H"] // self["K"]

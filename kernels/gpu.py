@@ -1,4 +1,4 @@
-"""The kernels for GPUs, each defined in `reference` or `reference_draw`; importing them needs Triton."""
+"""The kernels for GPUs, defined in `reference` and `reference_draw`. Importing them needs Triton."""
 
 from loong.kernels.attention.block_attention import attend_blocks
 from loong.kernels.attention.block_pieces import PieceWorkspace

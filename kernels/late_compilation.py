@@ -1,4 +1,4 @@
-"""Kernels that are compiled while requests wait for them, which warming up should have prevented."""
+"""Warnings of kernels that are compiled while requests wait, which the warm-up should prevent."""
 
 import logging
 from collections.abc import Mapping
@@ -27,4 +27,4 @@ def _warn(
     what = "loaded" if cache_hit else "compiled"
     seconds = times.total * _MICROSECOND
     logger.warning("kernel %s was %s in %.2f s while requests waited", metadata["name"], what, seconds)
-    logger.debug("it is for %s and %s", dict(src.signature), dict(src.constants))
+    logger.debug("its signature is %s, and its constants are %s", dict(src.signature), dict(src.constants))

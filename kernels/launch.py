@@ -1,8 +1,8 @@
-"""Launching the same kernel again and again, in half of the host's time or less.
+"""Fast launches of Triton kernels, in half of the host's time or less.
 
-Triton looks at every argument of every call anew, for a kernel is compiled for what its arguments are: 13 to
-30 us. A kernel that keeps to a few rules is compiled for their types alone, and is launched in 6 to 10 us, on
-any stream, without making that stream the current one.
+Triton inspects every argument of every call, because it compiles a kernel for properties of its arguments. A
+kernel that follows a few rules is compiled for types only. It launches faster, on any stream, without making
+that stream the current one.
 """
 
 from collections.abc import Hashable
@@ -13,15 +13,15 @@ from torch import Tensor
 
 Argument: TypeAlias = Tensor | int
 _IS_INTERPRETED = triton.knobs.runtime.interpret
-_WIDE = 1 << 62  # an integer of 64 bits, as which Triton compiles for all
+_WIDE = 1 << 62  # makes Triton compile for 64-bit integers
 
 
 class Launcher:
     """A kernel of Triton, and its options.
 
-    Contract of the kernel: constants come last; of all tensors the alignment does not matter or is that of an
-        allocation; no integer is specialized on (`do_not_specialize`), and all are passed in 64 bits. Every
-        process has one device.
+    Contract of the kernel: constants come last. The alignment of tensors does not matter, or is that of an
+    allocation. No integer is specialized on (`do_not_specialize`), and all are passed in 64 bits. Every
+    process has one device.
     """
 
     def __init__(self, kernel: object, **options: int) -> None:

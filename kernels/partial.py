@@ -1,4 +1,4 @@
-"""The result of attending to part of the KV: the one value that everything here is made of."""
+"""The result of attention to part of the KV, the basic value of this project."""
 
 from typing import NamedTuple
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 class Partial(NamedTuple):
-    """Attention of T query tokens over some set of KV, normalised over that set.
+    """Attention of T query tokens over some set of KV, normalized over that set.
 
     Partials over disjoint sets form a commutative monoid under `merge`, so KV may be cut anywhere.
     """
 
-    out: Tensor  # [T, H, D] float32, or less where nothing else is merged into it
+    out: Tensor  # [T, H, D] float32, or less if nothing else is merged into it
     lse: Tensor  # [T, H] float32, natural log of the sum of exponentials; -inf: the row has seen no KV
 
     @classmethod
     def empty(cls, num_tokens: int, num_heads: int, head_dim: int, device: torch.device) -> "Partial":
-        """Return room for a partial, of any contents."""
+        """Return an uninitialized partial."""
         return cls(
             torch.empty(num_tokens, num_heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(num_tokens, num_heads, dtype=torch.float32, device=device),
@@ -25,10 +25,9 @@ class Partial(NamedTuple):
 
     @classmethod
     def unseen(cls, q: Tensor, *, is_merged: bool) -> "Partial":
-        """Return room for attention of q [T, H, D], which has seen no KV: out may hold anything.
+        """Return a partial of q [T, H, D] that has seen no KV; its `out` is uninitialized.
 
-        Out is of q's dtype where only one `attend_blocks` is to come, in which no query is twice (`is_merged`
-        false).
+        `out` has q's dtype if `is_merged` is false: only one `attend_blocks` follows, with no query twice.
         """
         out = torch.empty_like(q, dtype=torch.float32 if is_merged else q.dtype)
         lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
@@ -36,7 +35,7 @@ class Partial(NamedTuple):
 
     @classmethod
     def identity(cls, num_tokens: int, num_heads: int, head_dim: int, device: torch.device) -> "Partial":
-        """Return attention over no KV at all: `(0, -inf)`, which merging leaves everything else as it is."""
+        """Return attention over no KV: `(0, -inf)`, the identity of `merge`."""
         return cls(
             torch.zeros(num_tokens, num_heads, head_dim, dtype=torch.float32, device=device),
             torch.full((num_tokens, num_heads), -torch.inf, dtype=torch.float32, device=device),

@@ -1,4 +1,4 @@
-"""The definition of every kernel in plain torch, which is also what CPUs run."""
+"""The definition of every kernel in plain torch, which CPUs run as well."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
 from loong.kernels.slots import SlotLists
 
-_MAX_SCORES = 1 << 19  # scores alive at once: 2 MiB of float32 stay in a CPU's cache
+_MAX_SCORES = 1 << 19  # scores in memory at once: 2 MiB of float32 fit a CPU's cache
 
 
 def attend(
@@ -64,7 +64,7 @@ def _attend_by_blocks(
             block = _attend_block(q[rows], k, v, scale, None)
         else:
             seen = (kv_positions <= q_positions[rows].max()).nonzero()
-            end = int(seen[-1]) + 1 if len(seen) else 0  # every key from here on is in every row's future
+            end = int(seen[-1]) + 1 if len(seen) else 0  # no row sees keys from here on
             visible = _visible(q_positions[rows], kv_positions[:end])
             block = _attend_block(q[rows], k[:end], v[:end], scale, visible)
         partial.out[rows], partial.lse[rows] = block
@@ -97,7 +97,7 @@ def _rows_to_tokens(rows: Tensor, num_tokens: int) -> Tensor:
 
 
 def attend_slots(q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float) -> Partial:
-    """Attend each request's one query, q [B, H, D], to its slots of a pool, kv [num_slots, 2, K, D]."""
+    """Attend one query of each request, q [B, H, D], to its slots of a pool, kv [num_slots, 2, K, D]."""
     rows = ((q[b : b + 1], kv[lists.list_of(b)]) for b in range(len(q)))
     parts = [attend(row, part[:, 0], part[:, 1], scale=scale) for row, part in rows]
     return Partial(torch.cat([part.out for part in parts]), torch.cat([part.lse for part in parts]))
@@ -147,7 +147,7 @@ def merge(a: Partial, b: Partial) -> Partial:
 
 
 def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> None:
-    """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`, but where these are below 0.
+    """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`. Rows below 0 are skipped.
 
     None: into all rows, in order.
     """
@@ -161,7 +161,7 @@ def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> No
 
 
 def _cleared(partial: Partial) -> Partial:
-    """The same in float32, and 0 where no KV was seen: nothing need have been written there."""
+    """Return a partial in float32, with 0 in rows without KV, which may be uninitialized."""
     return partial._replace(out=partial.out.float().where(partial.lse[..., None] > -torch.inf, 0.0))
 
 
@@ -173,9 +173,9 @@ def copy_rows(
     target_rows: Tensor | None = None,
     num_rows: Tensor | None = None,
 ) -> None:
-    """Copy `target[target_rows[t]] = source[source_rows[t]]`, but where the target's row is below 0.
+    """Copy `target[target_rows[t]] = source[source_rows[t]]`. Target rows below 0 are skipped.
 
-    Only of the first `num_rows` [1] tokens, where they are given.
+    Copies only the first `num_rows` [1] tokens, if given.
     """
     if num_rows is not None:
         some = slice(int(num_rows))
@@ -201,7 +201,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None) -> None:
-    """Add to residual [T, E] in place, if there is anything to add, and norm the sum to `out`."""
+    """Add `added`, if given, to residual [T, E] in place, and write the norm of the sum to `out`."""
     if added is not None:
         residual += added
     out.copy_(rms_norm(residual, weight, eps))
@@ -246,7 +246,7 @@ def rotate_and_store(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Finish the heads of qkv [T, H + 2 K, D]; write q, and kv where a token has a row, not below 0."""
+    """Finish the heads of qkv [T, H + 2 K, D]; write q, and kv for tokens whose row is not below 0."""
     num_heads, num_kv_heads = q.shape[1], kv.shape[2]
     heads = qkv if bias is None else qkv + bias
     queries, keys, values = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)

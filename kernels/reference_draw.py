@@ -1,4 +1,4 @@
-"""The definition of drawing tokens, and of what comes before, in plain torch."""
+"""The definition of sampling tokens, and of penalties, in plain torch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Copying the KV of tokens: out of a pool, into one, and from a passing block to where it stays."""
+"""Copies the KV of tokens: from a pool, into one, or from a passing block."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from loong.kernels.contract import Dims
 
 _MAX_WIDTH = 2048  # elements of a row at once
 _NUM_ELEMENTS = 4096  # of a program, at a time
-_MOST_PROGRAMS = 2048  # where only the device knows of how many rows
+_MOST_PROGRAMS = 2048  # if only the device knows the number of rows
 
 
 def copy_rows(
@@ -23,10 +23,10 @@ def copy_rows(
     """Copy the KV of T tokens, `target[target_rows[t]] = source[source_rows[t]]`; see `reference.copy_rows`.
 
     Contract:
-        source [N, 2, K, D] and target [S, 2, K, D]: of one dtype, contiguous, without common memory.
-        source_rows, target_rows [T] int64: those of target distinct, or below 0 for tokens that are left out;
+        source [N, 2, K, D] and target [S, 2, K, D]: of one dtype, contiguous, without shared memory.
+        source_rows, target_rows [T] int64: target rows are distinct, or below 0 for tokens that are left out;
             all others exist (not checked). None stands for 0 to T - 1, and then that tensor has T rows.
-        num_rows [1] int64: of how many tokens, the first ones, up to T; None: of all.
+        num_rows [1] int64: the number of tokens to copy, the first ones, up to T; None: all.
         Allocates nothing.
     """
     dims = Dims()

@@ -101,26 +101,26 @@ class BatchBegun:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A master has sampled the tokens of one step. The step may or may not be the last one of the batch."""
+    """A master has sampled the tokens of one step, the last one of the batch if `is_last`."""
 
     batch_id: int
     step: int
     tokens: tuple[ProducedToken, ...]
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """One worker has ended a batch. `tokens` are those of the last step, unless a StepDone has reported them.
+    """One worker has ended a batch.
 
-    They travel in this message because an earlier one would delay the next plan while the instance is idle.
-    The worker computed the batch from `began_at` to `ended_at` (seconds of the machine's monotonic clock).
+    The tokens of the last step leave together with this report, so that one plan follows both. The worker
+    computed the batch from `began_at` to `ended_at` (seconds of the machine's monotonic clock).
     """
 
     batch_id: int
     instance_id: InstanceId
     tp_rank: int
     num_steps: int
-    tokens: tuple[ProducedToken, ...] = ()
     began_at: float = 0.0
     ended_at: float = 0.0
 

@@ -1,4 +1,4 @@
-"""What an operator may choose about planning."""
+"""The planning options of an operator."""
 
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -7,13 +7,13 @@ from loong.core.errors import ConfigError
 
 
 class Fairness(Enum):
-    """Between whom the cluster is shared equally when not all can be served in time."""
+    """The parties that get equal shares of the cluster when not all can be served in time."""
 
     NONE = "none"
     USER = "user"
 
 
-# Of all steps of a lease, extensions included, devices count exchanges and sums: up to 2^24 a batch.
+# Devices count exchanges and sums over all steps of a lease with its extensions: up to 2^24 a batch.
 MOST_LEASE_STEPS = 1024
 
 
@@ -22,11 +22,11 @@ class PolicyConfig:
     """Limits and targets, the same for every policy.
 
     `target_ttft` and `target_tpot` (seconds) are for requests without an SLO of their own; longer prompts
-    have `ttft_factor` times their quickest prefill. `max_num_batched_tokens` bounds what a prefill step
-    computes, an instance, and `max_step_time` (seconds) how long it is meant to take. A decode batch takes up
-    to `lease_steps` steps by itself. `deferred_share` of the time is for the oldest prompt that is deferred.
-    `fairness` says who is served first when not all can be in time. `chunk_tokens` is what a step of the
-    chunked baselines computes, decodes and prompts together. The disaggregated policies decode on the last
+    have `ttft_factor` times their fastest prefill. `max_num_batched_tokens` bounds the tokens of a prefill
+    step on each instance, and `max_step_time` (seconds) is its target time. A decode batch takes up to
+    `lease_steps` steps by itself. `deferred_share` of the time is for the oldest deferred prompt. `fairness`
+    says who is served first when not all can be in time. `chunk_tokens` is the number of tokens in a step of
+    the chunked baselines, decodes and prompts together. The disaggregated policies decode on the last
     `decode_instances` of the instances; None is half of them.
     """
 

@@ -51,10 +51,10 @@ def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PolicyKind:
-    """How a policy plans, how much KV it gives one request, and how many instances it runs (None: any).
+    """A policy's plan function, its KV limit of one request, and its number of instances (None: any).
 
-    Their number is a multiple of `group_size`. `prepare` is done before the first plan. `needs_service` if
-    they must attend for the batches of others.
+    The number is a multiple of `group_size`. `prepare` is called before the first plan. `needs_service` if
+    instances must attend for the batches of others.
     """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
@@ -116,10 +116,10 @@ def _sized_kind(family: str, size: int) -> PolicyKind:
 
 
 def make_policy(name: str, config: PolicyConfig) -> Policy:
-    """The policy called `name`. Raises `ConfigError` if there is none.
+    """Return the policy called `name`. Raises `ConfigError` if there is none.
 
-    Requests that it could never finish on the instances that are left, once others were lost, it fails first.
-    Where it would preempt a request on instances whose batch is ending, it waits for what that leaves.
+    After a loss, it first fails requests that the remaining instances can never finish. It does not preempt a
+    request on instances whose batch is ending, but waits for the KV that the batch frees.
     """
     kind = policy_kind(name)
     kind.prepare()
@@ -134,7 +134,10 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
 
 
 def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
-    """The plan without preemptions on instances whose batch is ending, and what needs the room of these."""
+    """Return the plan without preemptions on instances whose batch is ending.
+
+    Parts of the plan that need the preempted room are removed as well.
+    """
     ending_on = snapshot.predicted_ends.keys()
     victims = [snapshot.request[preemption.request_id] for preemption in plan.preemptions]
     spared = [view for view in victims if not ending_on.isdisjoint(view.placement.instance_ids)]
@@ -149,9 +152,9 @@ def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
 
 
 def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) -> IterationPlan | None:
-    """Fail the requests not in flight that need more KV than one can have now; None if there are none.
+    """Return failures of the requests not in flight that need more KV than one can have now, or None.
 
-    While no instance is left they wait for one, as all others do.
+    While no instance is left, they wait for one, as all others do.
     """
     if not snapshot.pools:
         return None
@@ -176,7 +179,7 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) ->
 def admissible_tokens(
     name: str, instances: tuple[ElasticInstance, ...], config: PolicyConfig = DEFAULT_CONFIG
 ) -> int:
-    """The most KV, in tokens, that one request may come to need; its last output token needs none.
+    """Return the most KV, in tokens, that one request may need; its last output token needs none.
 
     Raises `ConfigError` if the policy cannot run these instances at all.
     """

@@ -1,6 +1,6 @@
 """The constants of the policy `esp`: every number that is neither an operator's choice nor a measured time.
 
-`PolicyConfig` has what an operator chooses, and the cost model what a machine takes. Shares are fractions of
+`PolicyConfig` has the operator's choices, and the cost model the times of a machine. Shares are fractions of
 the whole that their line names.
 """
 
@@ -22,7 +22,7 @@ MAX_MIGRATION_SHARE = 0.1  # of a request's remaining decode time, for the migra
 # Steps and chunks
 TPOT_MARGIN = 0.85  # of a TPOT target: the planned time of a step with decodes
 MIN_TPOT_SHARE = 0.5  # of a TPOT target: the least time of such a step, however late its decodes are
-MIN_CHUNK_TOKENS = 16  # of some prompt in every step, whatever they take
+MIN_CHUNK_TOKENS = 16  # of some prompt in every step, in any case
 MIN_CHUNK_SHARE = 0.05  # of a step's budget: a chunk that is cut shorter costs more than it is worth
 CHUNK_TOLERANCE = 0.02  # of a step's budget that the search for a chunk's size may leave unused
 MAX_CHUNK_GUESSES = 12  # of that search
@@ -30,9 +30,9 @@ SLOW_INSTANCE_SHARE = 0.5  # of an instance's time, by which a prompt that begin
 MAX_READING_SHARE = 0.125  # of a step of prompts, for reading the history of the first prompt
 
 # Prompts and decodes in turn
-INTERLEAVING_GAIN = 1.1  # speed of prompts alone, in terms of that beside decodes, from which they alternate
+INTERLEAVING_GAIN = 1.1  # speed of prompts alone over their speed in mixed steps, from which they alternate
 MIN_PREFILL_SHARE = 0.2  # of the time, while decodes can be in time
-HOPELESS_PREFILL_SHARE = 0.5  # of the time, where decodes cannot be in time whatever prompts do
+HOPELESS_PREFILL_SHARE = 0.5  # of the time, where decodes cannot be in time in any case
 
 # Decode leases
 LONG_LEASE_FACTOR = 8  # times the usual number of steps, where no prompt waits

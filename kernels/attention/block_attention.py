@@ -1,6 +1,6 @@
-"""Prefill: blocks of queries over rows of KV, each result merged into what the queries have seen before.
+"""Prefill: blocks of queries over rows of KV, with each result merged into `total`.
 
-One program attends one tile of queries, or, with a workspace, one piece of the keys that a tile meets.
+One program attends one tile of queries, or, with a workspace, one piece of the keys of a tile.
 """
 
 import torch
@@ -15,7 +15,7 @@ from loong.kernels.attention.softmax import LOG2_E, MIN_WIDTH
 from loong.kernels.contract import Dims
 from loong.kernels.partial import Partial
 
-_MAX_TASKS = 64  # of a call: one kernel serves all tables, so that none is compiled when a longer one comes
+_MAX_TASKS = 64  # of a call: longer tables take several calls, so that one compiled kernel serves all
 
 
 def attend_blocks(
@@ -31,15 +31,16 @@ def attend_blocks(
     """Merge the attention of every task's queries to its keys into `total`; see `reference.attend_blocks`.
 
     Contract:
-        q [T, H, D], each token contiguous; kv [S, 2, K, D] of q's dtype, contiguous; H a multiple of K; scale
-            positive.
-        tasks [C, 8] int64, contiguous: lines of `AttendTask`, no query row in two of them, within the rows of
-            q and kv (not checked). slots [N] int64: where they are given, key row i is row slots[i] of kv.
-        total: out [T, H, D] and lse [T, H], contiguous, in float32, or out in q's dtype if nothing else is
-            merged into it; changed in the rows of the tasks' queries. Where lse is -inf, out need not have
-            been written.
-        workspace: for keys cut in pieces, and so wherever slots are given; overwritten.
-        Accumulates in float32. Needs nothing of the host and allocates nothing.
+        q [T, H, D], each token contiguous; kv [S, 2, K, D] of q's dtype, contiguous.
+        H is a multiple of K; scale is positive.
+        tasks [C, 8] int64, contiguous: lines of `AttendTask`. No query row is in two of them, and rows exist
+            in q and kv (not checked).
+        slots [N] int64: if given, key row i is row slots[i] of kv.
+        total: out [T, H, D] and lse [T, H], contiguous; changed in the rows of the tasks' queries. Float32,
+            or out in q's dtype if nothing else is merged into it. Where lse is -inf, out may be
+            uninitialized.
+        workspace: to cut keys into pieces; needed with slots; overwritten.
+        Accumulates in float32. Does not wait for the host, and allocates nothing.
     """
     dims = _check(q, kv, tasks, total, slots, workspace)
     for lines in torch.split(tasks, _MAX_TASKS) if dims["T"] else ():
@@ -56,12 +57,12 @@ def _attend(
     workspace: PieceWorkspace | None,
     dims: Dims,
 ) -> None:
-    """Attend up to 64 tasks, if any; `scale` has LOG2_E in it."""
+    """Attend up to 64 tasks. `scale` includes LOG2_E."""
     num_tasks = len(tasks)
     if not num_tasks:
         return
     group_size, width = dims.group_size(), max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
-    num_keys = (len(kv) if slots is None else len(slots)) // dims["C"]  # whichever call of a table it is
+    num_keys = (len(kv) if slots is None else len(slots)) // dims["C"]  # equal for all calls of a table
     is_short = workspace is None and (dims["T"] * group_size <= 64 or num_keys <= 4096)
     tiling = _tiling(q.dtype, width, is_short=is_short, has_slots=slots is not None)
     constants = {
@@ -110,7 +111,7 @@ def _check(
 
 
 def _tiling(dtype: torch.dtype, width: int, *, is_short: bool, has_slots: bool) -> dict[str, int]:
-    """Rows of queries and keys of a tile, warps, and stages: what fits a multiprocessor, and was fastest."""
+    """Return the fastest tiling that fits a multiprocessor: rows of queries and keys, warps and stages."""
     if dtype == torch.float32:
         best = 32, 32, 4, 2
     elif width > 128:

@@ -1,10 +1,11 @@
-"""A few queries over many keys: keys cut in pieces, so that all multiprocessors attend them.
+"""Attention of few queries to many keys, cut into pieces to use all multiprocessors.
 
-Tiles of a hundred queries are fewer than multiprocessors, or a few more, and a tile walks its keys alone.
-Here a fixed number of programs share the pieces of all tiles. How long these are is found on the device, from
-the tasks: of up to 32 ways to cut the longest history the one that ends first, which is not to cut it where
-it is short. Pieces lie in a workspace until a second kernel merges those of each row, always in the same
-order. A tile that was not cut is merged at once.
+Tiles of a hundred queries are fewer than multiprocessors, or slightly more, and each tile visits its keys in
+sequence. Here a fixed number of programs share the pieces of all tiles.
+
+The length of a piece is computed on the device from the tasks. Of up to 32 ways to cut the longest history,
+the fastest is chosen, which is no cut for a short history. Pieces are kept in a workspace until a second
+kernel merges those of each row, always in the same order. A tile that is not cut is merged at once.
 """
 
 from collections.abc import Mapping
@@ -21,17 +22,17 @@ from loong.kernels.attention.softmax import join_pair
 from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.partial import Partial
 
-_PIECES_A_PROGRAM = 8  # there is room for
+_PIECES_A_PROGRAM = 8  # in the workspace
 _MAX_ROWS = 128  # of a tile of queries
 _MOST_CUTS = tl.constexpr(32)  # of the longest history
-_START, _MERGE = tl.constexpr(256), tl.constexpr(256)  # what each piece, and the merge, costs, in keys
+_START, _MERGE = tl.constexpr(256), tl.constexpr(256)  # cost of each piece, and of the merge, in keys
 _AT_ONCE = 4  # pieces
-_WARP_ELEMENTS = 512  # of what is merged
+_WARP_ELEMENTS = 512  # of the merged rows
 
 
 @dataclass(frozen=True, slots=True)
 class PieceWorkspace:
-    """Room for pieces, made once, for use by one stream at a time."""
+    """Space for pieces, made once, for use by one stream at a time."""
 
     num_programs: int
     pieces: Partial  # out [N, 1, D] and lse [N, 1], of N rows of tiles
@@ -39,7 +40,7 @@ class PieceWorkspace:
 
     @classmethod
     def empty(cls, num_programs: int, head_dim: int, device: torch.device) -> "PieceWorkspace":
-        """Return room for all tables, attended by so many programs."""
+        """Return space for all tables, attended by `num_programs` programs."""
         num_rows = _PIECES_A_PROGRAM * num_programs * _MAX_ROWS
         size = torch.empty(1, dtype=torch.int32, device=device)
         return cls(num_programs, Partial.empty(num_rows, 1, head_dim, device), size)
@@ -56,7 +57,7 @@ def attend_pieces(
     scale: float,
     constants: Mapping[str, int],
 ) -> None:
-    """See `attend_blocks`, which has checked them; `scale` has LOG2_E in it."""
+    """Attend as `attend_blocks`, which has checked the arguments. `scale` includes LOG2_E."""
     num_group_rows = triton.next_power_of_2(constants["group_size"])
     num_warps = max(1, min(4, num_group_rows * constants["width"] // _WARP_ELEMENTS))
     _attend_pieces[(workspace.num_programs,)](
@@ -121,11 +122,14 @@ def _attend_pieces(
         tl.store(piece_size, tl.where(tl.max(pieces) > 1, size, 0))
     ends = tl.cumsum(row_tiles * pieces)
     number = tl.sum(row_tiles * pieces) * num_kv_heads - 1 - tl.program_id(0)
-    while number >= 0:  # from the last: they see the most keys
+    while number >= 0:  # from the last tile on, which sees the most keys
         task = tl.sum((ends <= number // num_kv_heads).to(tl.int32))
         its_row_tiles, its_pieces = _of(task, row_tiles), _of(task, pieces)
         index = number // num_kv_heads - _of(task, ends) + its_row_tiles * its_pieces
-        piece, row_tile = index // its_row_tiles, index % its_row_tiles  # those of one piece share its keys
+        piece, row_tile = (
+            index // its_row_tiles,
+            index % its_row_tiles,
+        )  # programs of one piece share its keys
         its_size = tl.cdiv(_of(task, key_tiles), its_pieces) * tile
         out, lse, place = attend_rows(
             q,
@@ -165,7 +169,7 @@ def _tiles_of_tasks(
     num_rows: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tuple:
-    """Return how many tiles of queries, and of keys, each task has [C]."""
+    """Return the number of tiles of queries, and of tiles of keys, of each task [C]."""
     every = tl.arange(0, max_num_tasks)
     num_queries = tl.load(tasks + every * 8 + 1, every < num_tasks, 0)
     num_keys = tl.load(tasks + every * 8 + 3, every < num_tasks, 0)
@@ -180,9 +184,9 @@ def _piece_size(
     num_kv_heads: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
-    """How many tiles of keys make a piece.
+    """Return the number of tiles of keys in a piece.
 
-    No program takes longer than all rounds of pieces of the longest kind; the least of that is sought.
+    It minimizes the time of all rounds of pieces of the longest history.
     """
     cut = tl.arange(0, _MOST_CUTS)
     size = tl.maximum(tl.cdiv(tl.max(key_tiles), cut + 1), 1)
@@ -200,7 +204,7 @@ def _num_pieces(key_tiles: tl.tensor, size: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _of(index: tl.tensor, values: tl.tensor) -> tl.tensor:
-    """Return one of values [N]."""
+    """Return values[index] of values [N]."""
     return tl.sum(tl.where(tl.arange(0, values.shape[0]) == index, values, 0))
 
 

@@ -1,7 +1,7 @@
-"""A tile of queries over keys, as the kernels for blocks of queries share it.
+"""A tile of queries over keys, for all kernels of query blocks.
 
-Rows of a tile are queries of all heads that share a KV head, so a key is read once for all of them. What a
-row sees is the first `limit` keys of its task, so a mask is one comparison and only the last tiles need it.
+Rows of a tile are queries of all heads that share a KV head, so each key is read once for all of them. A row
+sees the first `limit` keys of its task, so a mask is one comparison, and only the last tiles need it.
 """
 
 import triton
@@ -31,10 +31,10 @@ def attend_rows(
     width: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tuple:
-    """Attend rows of a task from `first_row` on to those of its keys[begin:end] that they see.
+    """Attend rows of a task from `first_row` on to the visible keys of its keys[begin:end].
 
-    `begin` is a multiple of `tile`. Returns out [R, D], lse [R], and as which heads of all tokens' the rows
-    count [R] int64: below 0 behind the last.
+    `begin` is a multiple of `tile`. Returns out [R, D], lse [R], and the index of each row among the heads of
+    all tokens. The index [R] is int64, and below 0 after the last row.
     """
     row, dim = first_row + tl.arange(0, num_rows), tl.arange(0, width)
     query, head = row // group_size, kv_head * group_size + row % group_size
@@ -69,7 +69,10 @@ def merge_rows(
     lse: tl.tensor,
     head_dim: tl.constexpr,
 ) -> None:
-    """Merge out [R, D] and lse [R] into rows `place` [R] of heads of tokens; below 0: into none."""
+    """Merge out [R, D] and lse [R] into rows `place` [R] of the heads of all tokens.
+
+    Rows below 0 are skipped.
+    """
     dim = tl.arange(0, out.shape[1])
     is_row = place >= 0
     is_element = is_row[:, None] & (dim < head_dim)[None, :]
@@ -83,7 +86,7 @@ def merge_rows(
 
 @triton.jit
 def _num_visible(task: tl.tensor, query: tl.tensor) -> tl.tensor:
-    """How many keys queries [R] see, always the first ones. Behind the last query are others like it."""
+    """Return how many keys queries [R] see, always the first ones. Rows after the last query repeat it."""
     last = tl.load(task + 1) - 1
     position = tl.load(task + 4) + tl.minimum(query, last) * tl.load(task + 5)
     key_step = tl.load(task + 7)
@@ -107,7 +110,7 @@ def _attend_keys(
     head_dim: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tuple:
-    """Attend queries [R, D] to keys[begin:end], `begin` on a tile's edge, and none from `limit` [R] on.
+    """Attend queries [R, D] to keys[begin:end], without keys from `limit` [R] on. `begin` is a tile's start.
 
     Keys are counted from `key_row`. Returns out [R, D] and lse [R].
     """
@@ -123,7 +126,7 @@ def _attend_keys(
             kv, kv_tiles, slots, key_row + start, everywhere, kv_head, num_kv_heads, head_dim, width
         )
         peak, total, weighted = attend_tile(queries, k, v, everywhere[None, :], scale, peak, total, weighted)
-    # Pipelined without the copy engine, this loop makes the assembler serialize the products of the other.
+    # Without the copy engine, pipelining here makes the assembler serialize the products of the other loop.
     num_stages: tl.constexpr = 1 if kv_tiles is None else None
     for start in tl.range(masked_from, end, tile, num_stages=num_stages):
         key = start + tl.arange(0, tile)
@@ -147,8 +150,8 @@ def _load_tile(
     head_dim: tl.constexpr,
     width: tl.constexpr,
 ) -> tl.tuple:
-    """Return keys [width, S] and values [S, width]; the values are 0 where there is no key."""
-    if kv_tiles is not None:  # the copy engine reads whole tiles, and so rows behind the last key
+    """Return keys [width, S] and values [S, width]. Values of missing keys are 0."""
+    if kv_tiles is not None:  # the copy engine reads whole tiles, including rows after the last key
         k = tl.trans(kv_tiles.load([first.to(tl.int32), kv_head * head_dim]))
         v = kv_tiles.load([first.to(tl.int32), (num_kv_heads + kv_head) * head_dim])
         v = tl.where(is_key[:, None], v, 0.0)

@@ -1,4 +1,4 @@
-"""Merging partials that came from elsewhere into what a token has seen so far."""
+"""Merges partials from other instances or calls into a total."""
 
 import torch
 import triton
@@ -16,11 +16,11 @@ def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> No
     """Merge N partials of the same tokens into `total`; see `reference.merge_into`.
 
     Contract:
-        total: out [A, H, D] and lse [A, H], float32, contiguous; changed. Where lse is -inf, out need not
-            have been written.
-        parts: likewise out [N, T, H, D] of float32 or less, heads contiguous, and lse [N, T, H] float32, any
-            strides else: one message may hold both.
-        rows [T] int64, distinct or below 0: token t goes to row rows[t] of `total`, or is left out; None: to
+        total: out [A, H, D] and lse [A, H], float32, contiguous; changed. Where lse is -inf, out may be
+            uninitialized.
+        parts: out [N, T, H, D] of float32 or less, heads contiguous, and lse [N, T, H] float32, with any
+            other strides: one message may contain both. Where lse is -inf, out may be uninitialized.
+        rows [T] int64, distinct or below 0: token t goes to row rows[t] of `total`, or is left out. None: to
             row t, and then A = T.
         Allocates nothing.
     """

@@ -1,4 +1,4 @@
-"""How attention kernels read KV that lies as in a pool, [S, 2, K, D]."""
+"""Reads KV in the layout of a pool, [S, 2, K, D], in attention kernels."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def load_kv(
     head_dim: tl.constexpr,
     width: tl.constexpr,
 ) -> tl.tuple:
-    """Return keys [width, S] and values [S, width] of a head in rows [S] int64; 0 where there is no row."""
+    """Return keys [width, S] and values [S, width] of a head in rows [S] int64; 0 for missing rows."""
     dim = tl.arange(0, width)
     is_dim = dim < head_dim
     keys = kv + (row * (2 * num_kv_heads) + kv_head) * head_dim

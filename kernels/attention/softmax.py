@@ -1,10 +1,10 @@
-"""Online softmax, as the attention kernels share it."""
+"""Online softmax for the attention kernels."""
 
 import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
-MIN_WIDTH = 16  # of a head: matrix products take no fewer columns
+MIN_WIDTH = 16  # of a head: matrix products need at least as many columns
 _LN_2 = tl.constexpr(0.6931471805599453)
 _NEVER = tl.constexpr(float("-inf"))
 
@@ -20,10 +20,11 @@ def attend_tile(
     total: tl.tensor,
     weighted: tl.tensor,
 ) -> tl.tuple:
-    """Attend q [R, D] to k [D, S] and v [S, D]; `scale` is positive and has LOG2_E in it: powers are of two.
+    """Attend q [R, D] to k [D, S] and v [S, D]. `scale` is positive and includes LOG2_E: powers are of two.
 
-    The last three say what R rows have gathered so far, and are returned anew: peak [R] is the largest
-    exponent, total [R] the sum of powers relative to it, weighted [R, D] the values times these powers.
+    The last three arguments are the state of R rows, and their new values are returned. peak [R] is the
+    largest exponent, total [R] the sum of powers relative to it, weighted [R, D] the values times these
+    powers.
     """
     scores = tl.where(is_visible, tl.dot(q, k, input_precision="ieee"), _NEVER)
     new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
@@ -36,7 +37,9 @@ def attend_tile(
 
 @triton.jit
 def normalized(peak: tl.tensor, total: tl.tensor, weighted: tl.tensor) -> tl.tuple:
-    """Return out [R, D] and lse [R], a natural log, of what rows have gathered: (0, -inf) if nothing."""
+    """Return out [R, D] and lse [R], a natural log, from the state of rows: (0, -inf) for rows without
+    keys.
+    """
     divisor = tl.maximum(total, 1.0)  # a total is at least 1, or 0
     return weighted / divisor[:, None], (peak + tl.log2(divisor)) * _LN_2
 
@@ -56,9 +59,9 @@ def join_pair(out_a: tl.tensor, lse_a: tl.tensor, out_b: tl.tensor, lse_b: tl.te
 def join_parts(
     out: tl.tensor, lse: tl.tensor, peak: tl.tensor, total: tl.tensor, weighted: tl.tensor
 ) -> tl.tuple:
-    """Join parts out [N, D], lse [N] of one row to what was joined before, and return that anew.
+    """Add parts out [N, D], lse [N] of one row to the state of the row, and return its new values.
 
-    It has the meaning it has in `attend_tile`, for one row and with powers of e: two scalars, and [D].
+    The state is that of `attend_tile`, for one row and with powers of e: two scalars, and [D].
     """
     new_peak = tl.maximum(peak, tl.max(lse, 0))
     base = tl.where(new_peak == _NEVER, 0.0, new_peak)

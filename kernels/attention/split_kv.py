@@ -1,9 +1,11 @@
-"""Decode: one query a request over slots of a KV pool, the KV cut into equal parts.
+"""Decode: one query a request over slots of a KV pool, with the KV cut into equal parts.
 
-The KV of all requests is one line of tokens, cut into `num_cuts` equal parts, whatever requests they belong
-to. One program attends one part for one KV head. So each does the same work, in ragged batches as for one
-long request, and no host needs to know a length. What a cut has of a request is a piece. From each piece to
-the next, either the cut or the request moves on by one, so `cut + request` numbers the pieces.
+The KV of all requests forms one line of tokens, cut into `num_cuts` equal parts, across requests. One program
+attends one part for one KV head. So all programs do equal work, for ragged batches as well as for one long
+request, and the host needs no lengths.
+
+A request's tokens in a cut are a piece. From each piece to the next, either the cut or the request advances
+by one, so `cut + request` numbers the pieces.
 """
 
 from dataclasses import dataclass
@@ -25,12 +27,12 @@ _TILE_BYTES = 32768  # of keys, and as much of values
 _MAX_TILE = 128  # tokens
 _MIN_ROWS = 16  # of the left operand of a matrix product
 _PIECES_AT_ONCE = 16
-_REQUESTS_A_CUT = tl.constexpr(4)  # of average length: a program attends them one after the other
+_REQUESTS_A_CUT = tl.constexpr(4)  # of average length, which a program attends in sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SplitWorkspace:
-    """Room for the pieces of a batch, made once, for use by one stream at a time."""
+    """Space for the pieces of a batch, made once, for use by one stream at a time."""
 
     num_cuts: int
     pieces: Partial  # out [num_cuts + B, H, D] and lse [num_cuts + B, H], for up to B requests
@@ -39,7 +41,7 @@ class SplitWorkspace:
     def empty(
         cls, num_cuts: int, max_num_requests: int, num_heads: int, head_dim: int, device: torch.device
     ) -> "SplitWorkspace":
-        """Return room for all batches of up to `max_num_requests`."""
+        """Return space for all batches of up to `max_num_requests`."""
         return cls(num_cuts, Partial.empty(num_cuts + max_num_requests, num_heads, head_dim, device))
 
 
@@ -55,11 +57,12 @@ def attend_slots(
     """Attend one query of each request to that request's slots, into `out`; see `reference.attend_slots`.
 
     Contract:
-        q [B, H, D], each token contiguous; kv [num_slots, 2, K, D] of q's dtype, contiguous; H a multiple of
-            K; lists of the same B requests, whose slots are rows of kv (not checked); scale positive.
+        q [B, H, D], each token contiguous; kv [num_slots, 2, K, D] of q's dtype, contiguous. H is a multiple
+            of K; scale is positive.
+        lists: of the same B requests, whose slots are rows of kv (not checked).
         workspace: for B requests or more; overwritten.
-        out: contiguous, in float32, or out.out in q's dtype if nothing is to be merged with it.
-        Accumulates in float32. Needs nothing of the host and allocates nothing.
+        out: contiguous, in float32, or out.out in q's dtype if nothing is merged with it.
+        Accumulates in float32. Does not wait for the host, and allocates nothing.
     """
     dims = _check(q, kv, lists, workspace, out)
     num_requests, num_cuts, group_size = dims["B"], workspace.num_cuts, dims.group_size()
@@ -122,7 +125,7 @@ def _check(q: Tensor, kv: Tensor, lists: SlotLists, workspace: SplitWorkspace, o
 def _cut_size(
     cu_seqlens: tl.tensor, num_requests: tl.tensor, num_cuts: tl.tensor, tile: tl.constexpr
 ) -> tl.tensor:
-    """Tokens of a cut: whole tiles, or less than one where requests are so short that it would hold many."""
+    """Return the tokens of a cut: whole tiles, or less than one if requests are very short."""
     num_tokens = tl.load(cu_seqlens + num_requests)
     num_tiles = tl.cdiv(num_tokens, tile)
     few = tl.minimum(tl.cdiv(num_tokens, num_requests) * _REQUESTS_A_CUT, tile)
@@ -194,7 +197,7 @@ def _attend_piece(
     width: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tuple:
-    """Attend queries [R, D] to slots[begin:stop], of which there is one at least: out [R, D] and lse [R]."""
+    """Attend queries [R, D] to slots[begin:stop], at least one: return out [R, D] and lse [R]."""
     peak = tl.full([queries.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([queries.shape[0]], tl.float32)
     weighted = tl.zeros([queries.shape[0], width], tl.float32)

@@ -14,8 +14,8 @@ def silu_and_mul(gate_up: Tensor, *, out: Tensor) -> None:
     """Write `silu(gate) * up` of gate_up [T, 2 F], the gates first; see `reference.silu_and_mul`.
 
     Contract:
-        gate_up [T, 2 F] and out [T, F], of one dtype, contiguous. Rounded after the activation. Allocates
-        nothing.
+        gate_up [T, 2 F] and out [T, F], of one dtype, contiguous. Rounded after the activation.
+        Allocates nothing.
     """
     dims = Dims()
     dims.bind("out", out, "T F", gate_up.dtype)

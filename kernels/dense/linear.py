@@ -1,8 +1,8 @@
-"""Products of few rows with a large weight: they take as long as the weight takes to be read.
+"""Products of few rows with a large weight, which take as long as reading the weight.
 
-The weight is the left operand of the matrix products: that one has 64 rows or more, the other as few as 16.
-Where tiles would not fill the multiprocessors, they may be cut into pieces. Whoever comes last to a tile adds
-them up in their order, so that a result does not depend on who that is.
+The weight is the left operand of the matrix products, which has 64 rows or more; the right one has as few as
+16. If tiles would not fill the multiprocessors, they are cut into pieces. The last program at a tile adds the
+pieces in their order, so that the result does not depend on the order of arrival.
 """
 
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from loong.kernels.contract import Dims
 
 
 class Tiling(NamedTuple):
-    """How a weight is read."""
+    """The tiles and the pipeline in which a weight is read."""
 
     height: int  # of a tile of the weight
     depth: int
-    num_stages: int  # tiles under way
+    num_stages: int  # tiles in flight
     num_warps: int
-    num_ahead: int = 0  # tiles asked for before there is anything to multiply them with
-    fill: float = 1.0  # of the multiprocessors: to so many programs tiles are cut into pieces
+    num_ahead: int = 0  # tiles read before x is available
+    fill: float = 1.0  # share of the multiprocessors that pieces of tiles fill
 
 
 class Choice(NamedTuple):
-    """What was fastest on an H200, for x of no more rows and weights of no fewer."""
+    """The fastest tiling on an H200, for x of at most these rows and weights of at least these sizes."""
 
     max_num_rows: int
     min_num_columns: int  # of the result: rows of the weight
@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 _MIN_BATCH = 16
 _MAX_NUM_PIECES = 4
-_CHOICES = (  # the first counts; where there is none, the library is faster
+_CHOICES = (  # the first match counts; without a match the library is faster
     Choice(4, 0, Tiling(64, 256, 5, 4, num_ahead=2, fill=0.5)),
     Choice(16, 8448, Tiling(64, 128, 5, 4)),
     Choice(16, 0, Tiling(64, 256, 5, 4, num_ahead=2, fill=0.5)),
@@ -53,7 +53,7 @@ _CHOICES = (  # the first counts; where there is none, the library is faster
 
 @dataclass(frozen=True, slots=True)
 class LinearWorkspace:
-    """Room for the pieces of any product, made once, for use by one stream at a time."""
+    """Space for the pieces of any product, made once, for use by one stream at a time."""
 
     num_processors: int
     pieces: Tensor  # [num_processors, the most numbers of a tile] float32
@@ -61,7 +61,7 @@ class LinearWorkspace:
 
     @classmethod
     def empty(cls, num_processors: int, device: torch.device) -> "LinearWorkspace":
-        """Return room for weights that are cut for so many multiprocessors."""
+        """Return space for weights that are cut for `num_processors` multiprocessors."""
         size = max(_batch(choice.max_num_rows) * choice.tiling.height for choice in _CHOICES)
         return cls(
             num_processors,
@@ -71,7 +71,7 @@ class LinearWorkspace:
 
 
 def is_faster(x: Tensor, weight: Tensor) -> bool:
-    """Whether `linear` takes x [M, K] and weight [N, K], and is faster than the library."""
+    """Return whether `linear` supports x [M, K] and weight [N, K], and is faster than the library."""
     return _tiling(x, weight) is not None
 
 
@@ -81,10 +81,11 @@ def linear(
     """Write x [M, K] times weight [N, K] transposed, plus bias [N], to out [M, N]; see `reference.linear`.
 
     Contract:
-        All of one dtype of two bytes, contiguous. Where `is_faster` is false: ValueError.
+        All of one dtype of two bytes, contiguous. Raises ValueError where `is_faster` is false.
         workspace: overwritten.
-        Accumulates in float32, in an order that depends on N, K and whether M is beyond 16, and on nothing
-            else of M. Allocates nothing.
+        Accumulates in float32, in an order that depends on N, K and whether M is above 16, but not otherwise
+            on M.
+        Allocates nothing.
     """
     dims = Dims()
     dims.bind("x", x, "M K")
@@ -101,7 +102,7 @@ def linear(
 
 def _tiling(x: Tensor, weight: Tensor) -> Tiling | None:
     (num_rows, size), num_columns = x.shape, len(weight)
-    if x.dtype.itemsize != 2 or size % 8 != 0:  # the copy engine takes rows of whole 16 bytes
+    if x.dtype.itemsize != 2 or size % 8 != 0:  # the copy engine needs rows of whole 16 bytes
         return None
     choices = (c for c in _CHOICES if num_rows <= c.max_num_rows and num_columns >= c.min_num_columns)
     choice = next(choices, None)
@@ -183,7 +184,7 @@ def _multiply_tile(
         tl.store(pieces + piece * (height * batch), result)
         tl.debug_barrier()
         if tl.atomic_add(num_arrived + tile, 1, sem="acq_rel") == num_pieces - 1:
-            total = tl.load(pieces, cache_modifier=".cg")  # of the second-level cache: others have written it
+            total = tl.load(pieces, cache_modifier=".cg")  # from the L2 cache: other programs have written it
             for other in tl.static_range(1, num_pieces):
                 total += tl.load(pieces + other * (height * batch), cache_modifier=".cg")
             _store_tile(total, bias, out, tile, num_rows, num_columns)

@@ -13,7 +13,7 @@ def add_rms_norm(residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, a
 
     Contract:
         residual [T, E], changed unless `added` is None; added [T, E]; weight [E]; out [T, E], written. All of
-            one dtype and contiguous; out may be the memory of `added`.
+            one dtype and contiguous. out may share memory with `added`.
         The sum is rounded to the dtype; the norm is that of `reference.rms_norm`. Allocates nothing.
     """
     dims = Dims()

@@ -1,4 +1,4 @@
-"""What happens between the projection of q, k, v and attention, in one pass: bias, norm, rotation, store."""
+"""The steps from the projection of q, k, v to attention, in one pass: bias, norm, rotation, store."""
 
 import torch
 import triton
@@ -27,11 +27,12 @@ def rotate_and_store(
     """Finish the projections of T tokens: queries to `q`, keys and values to `kv[rows]`.
 
     Contract:
-        qkv [T, H + 2 K, D], contiguous, all queries first, then keys, then values; cos, sin [T, D] as
-            `apply_rotary` has them; bias [H + 2 K, D]; q_norm and k_norm [D], both or none, are weights of an
-            RMS norm of each head, before the rotation. All of one dtype, contiguous.
+        qkv [T, H + 2 K, D], contiguous: all queries, then keys, then values.
+        cos, sin [T, D] as in `apply_rotary`; bias [H + 2 K, D].
+        q_norm and k_norm [D], both or none: weights of an RMS norm of each head, before the rotation.
+        All of one dtype, contiguous.
         q [T, H, D] and kv [S, 2, K, D] are written. rows [T] int64, distinct rows of kv (not checked), or
-            below 0: the key and value of that token are left out.
+            below 0: key and value of that token are left out.
         Rounds to the dtype after every operation, as `reference.rotate_and_store` does. Allocates nothing.
     """
     dims = Dims()
@@ -145,5 +146,5 @@ def _store_halves(start: tl.tensor, a: tl.tensor, b: tl.tensor, mask: tl.tensor,
 
 @triton.jit
 def _round(x: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Round float32 to what `like` points to, and return it as float32."""
+    """Return float32 rounded to the element type of `like`, as float32."""
     return x.to(like.dtype.element_ty).to(tl.float32)

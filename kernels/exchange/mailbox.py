@@ -1,20 +1,20 @@
 """The exchanges of a captured layer, by puts into the memory of the group's members.
 
 Every member has the same `Mailbox` at the same place of its memory. First, each master puts the queries of
-its tokens into all mailboxes, and everyone waits for those of all. Then each member puts its attention of a
-master's queries into that master's mailbox, and masters merge. Who takes part, with how many tokens, is data
-in device memory, so that one captured graph serves any group.
+its tokens into all mailboxes, and every member waits for all queries. Then each member puts its attention of
+a master's queries into that master's mailbox, and masters merge. The members and their numbers of tokens are
+data in device memory, so that one captured graph serves any group.
 
-One mailbox is enough for all layers and steps. Memory is written by one sender alone, and what it wrote is
-read before it writes again: a sender puts its next queries after it has merged the partials that every member
-made of the last ones; and its next partials for a master after that master's next queries came, which it puts
-after merging the last partials. So each exchange gives the other one its credit, and a step may lay the
-memory out for other numbers of tokens than the one before.
+One mailbox is enough for all layers and steps. Memory is written by one sender only, and is read before the
+sender writes it again. A sender puts its next queries after it has merged all members' partials of the last
+ones. It puts its next partials for a master after that master's next queries have arrived, which the master
+puts after merging the last partials. So each exchange gives the credit for the other one, and a step may use
+another layout than the step before.
 
-Where keys and values travel instead, nothing comes back: their rows, of every member, are put into the two
-halves of a mailbox in turn. Who puts the rows of a layer has those that all members put in the layer before,
-which they did after reading the half of the layer before that. That holds within a step. A batch has one such
-step, and a batch begins on the device once all its members have ended the last one (`await_members`).
+If keys and values travel instead, nothing is sent back. The rows of every member are put into the two halves
+of a mailbox in turn. A member that puts the rows of a layer has received all rows of the layer before. Their
+senders had read the half of the layer before that. This holds within a step. A batch has one such step, and
+begins on the device once all its members have ended their last batch (`await_members`).
 """
 
 from collections.abc import Callable
@@ -36,30 +36,30 @@ from loong.kernels.partial import Partial
 _MAX_CHUNKS = 32  # programs that put to one member
 _NUM_WARPS = 8
 _EPOCHS = tl.constexpr(EPOCHS)
-_LINE = 16  # flags apart, so that many programs can poll without delaying those who write
+_LINE = 16  # words between flags, so that many polls do not delay writes
 
 
 class Peers(NamedTuple):
-    """Who takes part in a step, in the order of instances, all in device memory."""
+    """The members of a step, in the order of instances, in device memory."""
 
-    addresses: Tensor  # [N] int64: where each member's memory begins, as this device sees it; 0: no member
-    num_tokens: Tensor  # [N] int64: of which each is the master; 0 of those that are no members
-    ranks: Tensor  # [N] int64: what each is called where somebody waits for it in vain
-    epoch: Tensor  # [1] int64: that of the step's layer 0
+    addresses: Tensor  # [N] int64: address of each member's memory on this device; 0: no member
+    num_tokens: Tensor  # [N] int64: tokens of each master; 0: no member
+    ranks: Tensor  # [N] int64: rank of each, for errors
+    epoch: Tensor  # [1] int64: epoch of the step's layer 0
 
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """Room for the exchanges of up to T tokens a master, of N instances, in the memory that peers reach.
+    """Space for the exchanges of up to T tokens a master, of N instances, in memory that peers can write.
 
-    Chunk c of a put are the tokens c, c + C, c + 2 C and so on; each has a flag.
+    Chunk c of a put has the tokens c, c + C, c + 2 C and so on. Each chunk has a flag.
     """
 
-    memory: Tensor  # [num_bytes] uint8: all of it, so that places in it mean the same to every member
+    memory: Tensor  # [num_bytes] uint8: the whole memory; offsets are equal on every member
     queries: Tensor  # [N, T, H, D], by sender
     parts: Partial  # out [N, T, H, D] of the queries' dtype, lse [N, T, H] float32, by sender
-    query_flags: Tensor  # [N, C, 16] int64, by sender; of each line, the first is the flag
-    part_flags: Tensor  # [N, C, 16] int64, likewise
+    query_flags: Tensor  # [N, C, 16] int64, by sender; the first of each line is the flag
+    part_flags: Tensor  # [N, C, 16] int64, as query_flags
 
     @classmethod
     def laid(
@@ -70,9 +70,9 @@ class Mailbox:
         dtype: torch.dtype,
         max_num_chunks: int = _MAX_CHUNKS,
     ) -> "Mailbox":
-        """Lay a mailbox of shape (N, T, H, D) into `memory`.
+        """Return a mailbox of shape (N, T, H, D) in `memory`.
 
-        `reserve` gives the offset of so many bytes of zeros there, aligned to 16, the same on every member.
+        `reserve` returns the offset of a number of zero bytes there, aligned to 16, equal on every member.
         """
 
         def take(dtype: torch.dtype, *sizes: int) -> Tensor:
@@ -91,7 +91,10 @@ class Mailbox:
         )
 
     def for_fewer(self, num_tokens: int) -> "Mailbox":
-        """The same memory for up to `num_tokens` a master. Steps may take either, one after the other."""
+        """Return the same memory for up to `num_tokens` a master.
+
+        Steps may use either, one after the other.
+        """
         queries, (out, lse) = self.queries, self.parts
         num_instances = len(queries)
 
@@ -102,9 +105,10 @@ class Mailbox:
         return replace(self, queries=first(queries), parts=Partial(first(out), first(lse)))
 
     def halves(self, num_rows: int, num_kv_heads: int) -> "tuple[Mailbox, Mailbox]":
-        """The rooms for queries and for partials, each as one for the KV of `num_rows` tokens an instance.
+        """Return the spaces for queries and for partials, each as one for the KV of `num_rows` tokens an
+        instance.
 
-        `queries` are keys and values [N, num_rows, 2 K, D] then. Raises `ValueError` beyond `max_kv_rows`.
+        `queries` are then keys and values [N, num_rows, 2 K, D]. Raises `ValueError` beyond `max_kv_rows`.
         """
         num_instances, _, _, head_dim = self.queries.shape
         if num_rows > self.max_kv_rows(num_kv_heads):
@@ -117,17 +121,17 @@ class Mailbox:
         return first, second
 
     def max_kv_rows(self, num_kv_heads: int) -> int:
-        """Of how many tokens an instance each half has room for keys and values."""
+        """Return the number of tokens an instance whose keys and values fit each half."""
         _, num_tokens, num_heads, _ = self.queries.shape
         return num_tokens * num_heads // (2 * num_kv_heads)
 
     def offset(self, tensor: Tensor) -> int:
-        """Where a tensor of this mailbox begins, in bytes."""
+        """Return the offset of a tensor of this mailbox, in bytes."""
         return tensor.data_ptr() - self.memory.data_ptr()
 
 
 def await_members(opened: Tensor, peers: Peers, deadline: Deadline) -> None:
-    """Let the stream go on once the flags of all members say that they are in the batch of `peers.epoch`.
+    """Make the stream wait until the flags of all members show that they are in the batch of `peers.epoch`.
 
     Contract:
         opened [N] int64, of any stride: a flag in this process's memory for each instance.
@@ -151,13 +155,14 @@ def await_members(opened: Tensor, peers: Peers, deadline: Deadline) -> None:
 def exchange_queries(
     q: Tensor, mailbox: Mailbox, peers: Peers, deadline: Deadline, *, instance: int, layer: int
 ) -> None:
-    """Put q to every member, and let the stream go on when the queries of all members have come.
+    """Put q to every member, and make the stream wait for the queries of all members.
 
     Contract:
         q [T, H, D], contiguous, of the mailbox's shape; rows from num_tokens[instance] on are left out.
-        instance: which of the N this one is. For growing epochs, in turn with `exchange_partials`, or on the
-            two `halves`, where each member has a row at least. `mailbox.queries` then holds them until
-            partials, or the second next rows, are exchanged. Allocates nothing.
+        instance: the index of this instance among the N.
+        Called for growing epochs, in turn with `exchange_partials`, or on the two `halves`, where each member
+            has at least one row. `mailbox.queries` is valid until partials, or the second next rows, are
+            exchanged. Allocates nothing.
     """
     dims = _check(mailbox, peers, deadline)
     dims.bind("q", q, "T H D", mailbox.queries.dtype)
@@ -196,10 +201,10 @@ def exchange_partials(
 
     Contract:
         part: attention of `mailbox.queries` over the KV of this instance, out [N, T, H, D] of their dtype and
-            lse [N, T, H] float32; where lse is -inf, out is not sent.
+            lse [N, T, H] float32. Where lse is -inf, out is not sent.
         out [T, H, D] of that dtype; rows from num_tokens[instance] on become 0. Partials are merged in
             float32, in the order of instances.
-        As `exchange_queries` otherwise.
+        Otherwise as `exchange_queries`.
     """
     dims = _check(mailbox, peers, deadline)
     dims.bind("part.out", part.out, "N T H D", mailbox.parts.out.dtype)
@@ -287,7 +292,7 @@ def _exchange_queries(
     row_size: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """Programs put a chunk to a member each; the last one waits."""
+    """Put one chunk to one member by each program. The last program waits."""
     program = tl.program_id(0)
     due = tl.load(epoch) + layer
     if program < num_instances * num_chunks:
@@ -339,9 +344,9 @@ def _exchange_partials(
     head_dim: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """Programs put a chunk to a master each; those behind them wait for puts, and merge a token each.
+    """Put one chunk to one master by each program. Later programs wait for puts, and merge one token each.
 
-    The one between watches for those that wait, for it takes long to look at the memory of the host.
+    The program between them polls the host's memory for all waiting ones, because that is slow.
     """
     program, num_puts = tl.program_id(0), num_instances * num_chunks
     due = tl.load(epoch) + layer

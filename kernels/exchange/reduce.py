@@ -1,10 +1,11 @@
-"""Sums and gathers over the ranks of one instance, through memory that all of them write into.
+"""All-reduce and all-gather over the ranks of one instance, through memory that all of them write to.
 
-Every rank puts its shard into everybody's inbox, tells them, and waits for theirs. Then all add the same
-numbers in the same order, and get bitwise the same. A large sum of many ranks goes in two rounds instead:
-each rank is sent its part of all shards, adds these up, and sends the total to all, which is 2 / size of the
-bytes. Epochs come from a clock on the device, which each call moves on by two, so a captured call can be
-replayed in any batch.
+Every rank puts its shard into all inboxes, sets flags, and waits for the others' flags. Then all add the same
+numbers in the same order, with bitwise equal results.
+
+A large sum of many ranks takes two rounds instead. Each rank receives its part of all shards, adds these, and
+sends the total to all, which takes 2 / size of the bytes. Epochs come from a clock on the device, which each
+call advances by two, so a captured call can be replayed in any batch.
 """
 
 from dataclasses import dataclass
@@ -17,24 +18,24 @@ from torch import Tensor
 
 from loong.kernels.exchange.signals import EPOCHS, Deadline, await_flag, raise_flag
 
-MAX_PROGRAMS = 128  # of a call: they wait for one another, so all must find room at once
+MAX_PROGRAMS = 128  # of a call: they wait for each other, so all must run at once
 _EPOCHS = tl.constexpr(EPOCHS)
 _WIDTH = 2048  # elements at once
 _PATIENCE = tl.constexpr(1024)  # of all programs but the first
-_ALIGNMENT = 16  # elements, and bytes: so many let every thread move 16 bytes at once
+_ALIGNMENT = 16  # elements, and bytes, so that every thread moves 16 bytes at once
 _ALIGNED = tl.constexpr(_ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """Where the shards of `size` ranks meet, at the same offsets in bytes of each rank's memory.
+    """The place of the shards of `size` ranks, at the same byte offsets of each rank's memory.
 
-    At `shards`: room [2, size, shard_bytes] by turn and source, so that a rank may begin a call while others
-    end the one before; whole 16 bytes each. At `flags`: int64 [MAX_PROGRAMS, size] by program and source.
-    addresses [world] int64 and opened [world] int64, a flag of each rank that says which batch it is in:
-    those of this instance are `first_rank` and those after it, `rank` counts from there. clock [1] int64: the
-    last epoch that was used. num_done [1] int32 of zeros. All tensors are on the device; memory, uint8, is
-    this rank's own.
+    At `shards`: space [2, size, shard_bytes] by turn and source, so that a rank may begin a call while others
+    end the one before. shard_bytes is a multiple of 16. At `flags`: int64 [MAX_PROGRAMS, size] by program and
+    source.
+    addresses [world] int64 and opened [world] int64, a flag of each rank with its batch. Those of this
+    instance begin at `first_rank`, and `rank` counts from there. clock [1] int64: the last epoch used.
+    num_done [1] int32 of zeros. All tensors are on the device; memory, uint8, is this rank's own.
     """
 
     memory: Tensor
@@ -53,7 +54,7 @@ class Inbox:
 
 
 def all_reduce(x: Tensor, inbox: Inbox) -> Tensor:
-    """The sum of every rank's x, in rank order, accumulated in float32. A new tensor of x's dtype.
+    """Return the sum of all ranks' x in rank order, a new tensor of x's dtype, accumulated in float32.
 
     Contract:
         x contiguous, floating, of the same shape on all ranks, which make the same calls in the same order.
@@ -64,7 +65,7 @@ def all_reduce(x: Tensor, inbox: Inbox) -> Tensor:
 
 
 def all_gather(x: Tensor, inbox: Inbox) -> Tensor:
-    """Every rank's x [..., N], in rank order: [..., size * N], a new tensor. See `all_reduce`."""
+    """Return all ranks' x [..., N] in rank order, [..., size * N], a new tensor. See `all_reduce`."""
     num_columns = x.shape[-1]
     out = x.new_empty(*x.shape[:-1], inbox.size * num_columns)
     _exchange(x, out, num_columns, inbox, is_sum=False)
@@ -105,7 +106,7 @@ def _exchange(x: Tensor, out: Tensor, num_columns: int, inbox: Inbox, *, is_sum:
 
 
 def inbox_bytes(size: int, shard_bytes: int) -> tuple[int, int]:
-    """The room that shards and flags need."""
+    """Return the bytes of shards and of flags."""
     return prod((2, size, shard_bytes)), prod((MAX_PROGRAMS, size, 8))
 
 
@@ -133,7 +134,7 @@ def _exchange_shards(
     num_columns: tl.tensor,
     is_sum: tl.constexpr,
 ) -> None:
-    """Everybody gets all shards, and adds them up, or lays them side by side."""
+    """Send all shards to all ranks, and add them, or concatenate them."""
     epoch, room, deadline = _turn(clock, shards, shard_bytes, size)
     begin, end = _share(num_elements, width, is_aligned)
     peers = addresses + first_rank
@@ -181,7 +182,7 @@ def _sum_in_parts(
     width: tl.constexpr,
     is_aligned: tl.constexpr,
 ) -> None:
-    """Every rank gets its part of all shards, adds them up, and puts the total to all, behind what it got."""
+    """Send each rank its part of all shards. Each rank adds them, and puts the total to all."""
     epoch, room, deadline = _turn(clock, shards, shard_bytes, size)
     part = tl.cdiv(tl.cdiv(num_elements, size), _ALIGNED) * _ALIGNED
     begin, end = _share(part, width, True)
@@ -222,7 +223,7 @@ def _sum_in_parts(
 def _turn(
     clock: tl.tensor, shards: tl.tensor, shard_bytes: tl.tensor, size: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The epoch of this call, its room, and the deadline of this program."""
+    """Return the epoch of this call, its space, and the deadline of this program."""
     epoch = tl.load(clock) + 1
     room = shards + epoch // 2 % 2 * size * shard_bytes
     return epoch, room, tl.where(tl.program_id(0) == 0, 1, _PATIENCE)
@@ -239,7 +240,7 @@ def _end_turn(clock: tl.tensor, num_done: tl.tensor, epoch: tl.tensor) -> None:
 def _share(
     num_elements: tl.tensor, width: tl.constexpr, is_aligned: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The first element that is this program's, and the first that is not any more."""
+    """Return the range of elements of this program."""
     share = tl.cdiv(num_elements, tl.num_programs(0) * width) * width
     begin = tl.program_id(0) * share
     end = tl.minimum(begin + share, num_elements)
@@ -250,20 +251,20 @@ def _share(
 def _end_in(
     part: tl.tensor, rank: tl.tensor, end: tl.tensor, num_elements: tl.tensor, is_aligned: tl.constexpr
 ) -> tl.tensor:
-    """The end of a program's share in the part of one rank: the last parts are shorter."""
+    """Return the end of a program's elements in the part of one rank. The last parts are shorter."""
     end = tl.minimum(end, num_elements - rank * part)
     return tl.multiple_of(end, _ALIGNED) if is_aligned else end
 
 
 @triton.jit
 def _pointer(address: tl.tensor, kind: tl.constexpr) -> tl.tensor:
-    """To elements that begin at a whole 16 bytes."""
+    """Return a pointer to elements that are aligned to 16 bytes."""
     return tl.multiple_of(address.to(kind), _ALIGNED)
 
 
 @triton.jit
 def _flags_of_all(memory: tl.tensor, flags: tl.tensor, size: tl.constexpr) -> tl.tensor:
-    """This program's flags [size]."""
+    """Return this program's flags [size]."""
     return (memory + flags).to(tl.pointer_type(tl.int64)) + tl.program_id(0) * size
 
 
@@ -318,7 +319,7 @@ def _sum_here(
     is_element: tl.tensor,
     size: tl.constexpr,
 ) -> tl.tensor:
-    """Of the elements of all shards that came, in the order of ranks."""
+    """Return the sum of the elements of all received shards, in the order of ranks."""
     total = tl.zeros(element.shape, tl.float32)
     for source in tl.static_range(size):
         shard = _pointer(shards + source * shard_bytes, kind)

@@ -1,9 +1,9 @@
-"""The two exchanges of a layer whose step the host launches: any rows of it to any peers.
+"""The two exchanges of a layer in a step that the host launches: any rows to any peers.
 
-Like those of a decode step (`loong.kernels.exchange.mailbox`), by puts into the mailboxes of peers, and
-with the same credit: a sender's memory is read before that sender writes again. But an instance asks a peer
-only about the rows whose KV that peer has, and is asked about others; so who puts what where are tables, made
-once a step.
+Like the exchanges of a decode step (`loong.kernels.exchange.mailbox`), they put into the mailboxes of peers,
+with the same credit: a sender's memory is read before that sender writes again. But an instance sends a peer
+only the rows whose KV that peer has, and receives other rows. So the puts follow tables, which are made once
+a step.
 """
 
 from typing import NamedTuple
@@ -23,31 +23,32 @@ from loong.kernels.partial import Partial
 
 _NUM_WARPS = 8
 _MAX_WIDTH = 4096  # elements of a row at once
-_LETTERS = {"rows": "R", "merged_rows": "M", "places": "M N", "epoch": "1"}  # of `RowPeers`; of the rest: N
+_LETTERS = {"rows": "R", "merged_rows": "M", "places": "M N", "epoch": "1"}  # of `RowPeers`; others: N
 
 
 class RowPeers(NamedTuple):
-    """Who asks whom about what in a step, in the order of instances, all in device memory, int64."""
+    """The rows that travel in a step, in the order of instances, in device memory, int64."""
 
-    addresses: Tensor  # [N]: where each one's memory begins, as this device sees it
-    ranks: Tensor  # [N]: what each is called where somebody waits for it in vain
+    addresses: Tensor  # [N]: address of each one's memory on this device
+    ranks: Tensor  # [N]: rank of each, for errors
     num_sent_rows: Tensor  # [N]: rows of this instance that each peer receives
     num_peer_rows: Tensor  # [N]: rows that each peer sends here
-    sent_from: Tensor  # [N]: which of `rows` is the first that each peer receives
-    served_from: Tensor  # [N]: which of the rows of answers are the first for each
+    sent_from: Tensor  # [N]: index in `rows` of the first row for each peer
+    served_from: Tensor  # [N]: index of the first partial for each peer
     rows: Tensor  # [sum of num_sent_rows]: of the step, peer by peer
-    merged_rows: Tensor  # [M]: of the step, all that any peer receives, each once
-    places: Tensor  # [M, N]: the place of each of these among what a peer receives; -1: it is not
-    epoch: Tensor  # [1]: that of the step's layer 0
+    merged_rows: Tensor  # [M]: all rows of the step that any peer receives, each once
+    places: Tensor  # [M, N]: index of each of these among a peer's rows; -1: none
+    epoch: Tensor  # [1]: epoch of the step's layer 0
 
 
 class RowExchange:
-    """The exchanges of a step: in each layer `put`, `wait` and `answer` come once each, in this order.
+    """The exchanges of a step. In each layer `put`, `wait` and `send_partials` are called once each, in this
+    order.
 
     Contract:
-        No peer receives more rows than the mailbox has room for, and rows are within those of the step
-        (not checked). All peers have opened the batch. `instance`: which of the N this one is. Layers count
-        on from `peers.epoch`, the same on all members. Nothing is allocated but here.
+        No peer receives more rows than the mailbox holds, and rows are within those of the step (not
+            checked). All peers have opened the batch. `instance` is the index of this one among the N. Layers
+            count from `peers.epoch`, the same on all members. Only the constructor allocates.
     """
 
     def __init__(self, mailbox: Mailbox, peers: RowPeers, deadline: Deadline, instance: int) -> None:
@@ -64,7 +65,7 @@ class RowExchange:
         self._dims = dims
 
     def put(self, q: Tensor, layer: int) -> None:
-        """Put those rows of q to each peer that it receives; the stream does not wait for theirs.
+        """Put rows of q to the peers that receive them. The stream does not wait for the peers' rows.
 
         Contract:
             q [A, H, D], contiguous, of the mailbox's dtype.
@@ -95,9 +96,9 @@ class RowExchange:
         )
 
     def wait(self, layer: int) -> None:
-        """Let the stream go on once all rows that peers ask about have come.
+        """Make the stream wait for all rows that peers send.
 
-        `mailbox.queries[peer]` then holds them, until they are answered.
+        `mailbox.queries[peer]` is valid until their partials are sent.
         """
         dims, peers = self._dims, self._peers
         _await(
@@ -112,14 +113,15 @@ class RowExchange:
         )
 
     def send_partials(self, part: Partial, total: Partial, layer: int) -> None:
-        """Put to every peer the attention of its rows, and merge what peers answer into `total`.
+        """Put to every peer the attention of its rows, and merge the peers' partials into `total`.
 
         Contract:
-            part: attention of the rows that came, peer by peer: out [S, H, D] of float32 or the mailbox's
-                dtype, in which it travels, and lse [S, H] float32; where that is -inf, out need not have been
-                written.
-            total: out [A, H, D] and lse [A, H] of this instance's rows, float32; changed. Likewise. Partials
-                are merged in float32, in the order of instances.
+            part: attention of the received rows, peer by peer: out [S, H, D] of float32 or the mailbox's
+            dtype, in
+                which it travels, and lse [S, H] float32. Where lse is -inf, out may be uninitialized.
+            total: out [A, H, D] and lse [A, H] of this instance's rows, float32; changed. Where lse is -inf,
+            out may
+                be uninitialized. Partials are merged in float32, in the order of instances.
         """
         dims, mailbox, peers = self._dims, self._mailbox, self._peers
         heads = f"{dims['H']} {dims['D']}"
@@ -174,7 +176,7 @@ def _put_queries(
     row_size: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """A program puts a chunk to a peer."""
+    """Put one chunk to one peer by each program."""
     peer, chunk = tl.program_id(0) // num_chunks, tl.program_id(0) % num_chunks
     due = tl.load(epoch) + layer
     count = tl.load(num_sent_rows + peer)
@@ -249,9 +251,9 @@ def _attend_peer_queries(
     heads_room: tl.constexpr,
     width: tl.constexpr,
 ) -> None:
-    """Programs put a chunk to a peer each; those behind them wait for puts, and merge a row each.
+    """Put one chunk to one peer by each program. Later programs wait for puts, and merge one row each.
 
-    The one between watches for those that wait, for it takes long to look at the memory of the host.
+    The program between them polls the host's memory for all waiting ones, because that is slow.
     """
     program, num_puts = tl.program_id(0), num_instances * num_chunks
     due = tl.load(epoch) + layer

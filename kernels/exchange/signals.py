@@ -1,10 +1,12 @@
-"""Flags by which GPUs tell one another what is written, and what may be written again.
+"""Flags by which GPUs signal that memory is written, or may be written again.
 
-A flag is an int64 in the memory of the process that waits for it, and one process, on one stream, writes it.
-Its values are epochs, which only grow: `batch_id * EPOCHS + count`. So whatever a late writer tells of an
-earlier batch satisfies no wait of a later one. Waiting never hangs: it ends too when the host says that the
-batch is abandoned, or when it has lasted too long, which it then tells the host in the same word. Whoever
-gave up waiting in a batch sets no flag of it any more, so what is made of nothing is told to nobody.
+A flag is an int64 in the memory of the process that waits for it. One process writes it, on one stream. Its
+values are epochs, which only grow: `batch_id * EPOCHS + count`. So a late write for an earlier batch cannot
+satisfy a wait of a later one.
+
+Waits always end. They end early when the host abandons the batch, or after a time limit, which they report to
+the host in the same word. A process with a failed wait in a batch sets no more flags of that batch, so that
+no peer uses its results.
 
 `raise_flag` and `await_flag` are for use inside kernels; `signal` and `wait` launch them alone.
 """
@@ -27,12 +29,12 @@ _IS_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 class Deadline(NamedTuple):
-    """When to give up waiting. `word` [2] int64 lies in memory of the host that the device reaches.
+    """The end of waits. `word` [2] int64 is host memory that the device can access.
 
-    word[0] is the last epoch that is abandoned: waits for it and all before end at once. A wait that lasts
-    longer than `limit` (nanoseconds; interpreted, polls) sets word[0] to the last epoch of its batch, and
-    word[1] to the source that it waited for. `stop` [1] int64, on the device, is the last epoch of the last
-    batch in which a wait gave up; both begin below every epoch.
+    word[0] is the last abandoned epoch: waits for it and for earlier ones end at once. A wait longer than
+    `limit` (nanoseconds; interpreted, polls) sets word[0] to the last epoch of its batch, and word[1] to the
+    source that it waited for. `stop` [1] int64, on the device, is the last epoch of the last batch with a
+    failed wait. Both begin below every epoch.
     """
 
     word: Tensor
@@ -49,11 +51,11 @@ def signal(
     *,
     stream: int | None = None,
 ) -> None:
-    """Set the flag at `offset` bytes of every member's memory, behind all that the stream did before.
+    """Set the flag at `offset` bytes of every member's memory, after all earlier work of the stream.
 
     Contract:
-        addresses [N] int64, contiguous, at most 63: where each rank's memory begins, as this device sees it.
-        members: a bit for each rank that is told; the memory of others is not touched.
+        addresses [N] int64, contiguous, at most 63: the address of each rank's memory on this device.
+        members: a bit for each rank to signal; the memory of others is not touched.
         stream: a handle; None is the current one.
     """
     Dims().bind("addresses", addresses, "N", torch.int64)
@@ -63,11 +65,11 @@ def signal(
 def wait(
     memory: Tensor, offset: int, epoch: int, source: int, deadline: Deadline, *, stream: int | None = None
 ) -> None:
-    """Let the stream go on once the flag at `offset` bytes is at least `epoch`, or waiting has no more use.
+    """Make the stream wait until the flag at `offset` bytes is at least `epoch`, or the `deadline` ends it.
 
     Contract:
-        memory [num_bytes] uint8. What was written before the flag was set can then be read. `source` is who
-        is to set it; the stream as above.
+        memory [num_bytes] uint8. Data written before the flag was set can then be read. `source` sets the
+            flag. `stream` is as in `signal`.
     """
     Dims().bind("memory", memory, "M", torch.uint8)
     _waits(1, memory, offset, epoch, source, *deadline, stream=stream)
@@ -75,7 +77,7 @@ def wait(
 
 @triton.jit
 def raise_flag(flag: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
-    """Set the flag at the address `flag` (int64), behind all that the program wrote before."""
+    """Set the flag at the address `flag` (int64), after all earlier writes of the program."""
     tl.debug_barrier()
     if tl.load(stop, volatile=True) < epoch:
         tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
@@ -83,7 +85,7 @@ def raise_flag(flag: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
 
 @triton.jit
 def set_flag(flag: tl.tensor, epoch: tl.tensor) -> None:
-    """As `raise_flag`, of who has looked before whether waits were given up, and told nobody if so."""
+    """Set a flag as `raise_flag` does, for a caller that has checked that no wait failed."""
     tl.debug_barrier()
     tl.atomic_xchg(flag.to(tl.pointer_type(tl.int64)), epoch, sem="release", scope="sys")
 
@@ -100,10 +102,10 @@ def await_flag(
 ) -> None:
     """Spin until the flag (a pointer to int64) is at least `epoch`, or until the `Deadline` passes.
 
-    The program may then read what was written before the flag was set; `.cg` loads see it. The host's memory
-    is far, and who looks at it at once waits for one another. So of many programs that wait together, let all
-    but one have `poll_interval` above 1, and look so many times less often: they see in `stop` when that one
-    gives up.
+    The program may then read data written before the flag was set, with `.cg` loads. The host's memory is
+    slow, and concurrent polls delay each other. So of many waiting programs, all but one should have a
+    `poll_interval` above 1. They poll the host that much less often, and see in `stop` when the other one
+    fails.
     """
     num_polls = tl.full((), 0, tl.int64)
     begun_at = now(num_polls)
@@ -122,13 +124,13 @@ def await_flag(
             if not is_waiting:
                 tl.store(stop, last)
     never = tl.full((), -1, tl.int64)
-    tl.atomic_cas(flag, never, never, sem="acquire", scope="sys")  # compilers drop one that adds 0
+    tl.atomic_cas(flag, never, never, sem="acquire", scope="sys")  # compilers remove an atomic addition of 0
     tl.debug_barrier()
 
 
 @triton.jit
 def now(num_polls: tl.tensor) -> tl.tensor:
-    """Nanoseconds; interpreted, where there is no such clock, the polls so far."""
+    """Return nanoseconds, or the number of polls in the interpreter, which has no such clock."""
     if _IS_COMPILED:
         return globaltimer()
     return num_polls

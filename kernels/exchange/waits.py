@@ -1,7 +1,7 @@
-"""Waiting inside kernels for several flags at once; `loong.kernels.exchange.signals` says what a flag is.
+"""Waits for several flags inside kernels; `loong.kernels.exchange.signals` defines flags.
 
-Reading memory of the host takes a warp 1 us, and one warp after the other. So where many programs wait, one
-of them watches for all: it alone looks there, and tells the others by a word of device memory.
+Reading host memory takes a warp 1 us, and warps do it one after the other. So where many programs wait, one
+of them polls the host for all, and reports to the others in device memory.
 """
 
 import triton
@@ -9,7 +9,7 @@ import triton.language as tl
 
 from loong.kernels.exchange.signals import EPOCHS, now
 
-# Looks at whether waiting was given up are 0.7 ms or so apart; interpreted polls are slow enough.
+# Polls of the host are about 0.7 ms apart; interpreted polls are slow enough.
 _POLLS_A_LOOK = tl.constexpr(16 if triton.knobs.runtime.interpret else 1024)
 _EPOCHS = tl.constexpr(EPOCHS)
 
@@ -24,9 +24,9 @@ def watch_flags(
     stop: tl.tensor,
     limit: tl.tensor,
 ) -> None:
-    """As `signals.await_flag`, of those of `flags`, pointers [F] that can all be read, that are awaited.
+    """Wait as `signals.await_flag` does, for the awaited ones of `flags`, readable pointers [F].
 
-    Should the wait end in vain, its word names one of the late ones by its `source` [F].
+    A failed wait reports one of the late flags by its `source` [F].
     """
     num_polls = tl.full((), 0, tl.int64)
     begun_at = now(num_polls)
@@ -60,7 +60,7 @@ def watch_chunks(
     line: tl.constexpr,
     flags_room: tl.constexpr,
 ) -> None:
-    """As `watch_flags`, of the chunks in which `counts` [N] rows come from each, `line` words apart."""
+    """Wait as `watch_flags` does, for chunks of `counts` [N] rows from each instance, `line` words apart."""
     flag = tl.arange(0, flags_room)
     sender = flag // num_chunks
     is_awaited = flag % num_chunks < tl.load(counts + sender, sender < num_instances, 0)
@@ -70,7 +70,7 @@ def watch_chunks(
 
 @triton.jit
 def await_flags(flags: tl.tensor, is_awaited: tl.tensor, epoch: tl.tensor, stop: tl.tensor) -> None:
-    """Spin until those flags are raised, or the program that watches has given up."""
+    """Spin until those flags are raised, or the polling program has failed."""
     num_polls = tl.full((), 0, tl.int64)
     num_late = _num_late(flags, is_awaited, epoch)
     while num_late > 0:
@@ -89,7 +89,7 @@ def _num_late(flags: tl.tensor, is_awaited: tl.tensor, epoch: tl.tensor) -> tl.t
 
 @triton.jit
 def _acquire(flags: tl.tensor) -> None:
-    """Let the program read what was written before the flags were raised; use `.cg` loads."""
+    """Let the program read data written before the flags were raised, with `.cg` loads."""
     never = tl.full(flags.shape, -1, tl.int64)
-    tl.atomic_cas(flags, never, never, sem="acquire", scope="sys")  # compilers drop one that adds 0
+    tl.atomic_cas(flags, never, never, sem="acquire", scope="sys")  # compilers remove an atomic addition of 0
     tl.debug_barrier()

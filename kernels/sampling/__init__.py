@@ -1,1 +1,1 @@
-"""Random draws and penalties on the device."""
+"""Random sampling and penalties on the device."""

@@ -1,8 +1,7 @@
-"""Drawing the next token of each row on the device, without sorting the vocabulary.
+"""Samples the next token of each row on the device, without sorting the vocabulary.
 
-Probabilities are integers, in units of 2**-44 of the likeliest token's, so their sums are exact and a row's
-token does not depend on the order of addition. Several programs look for a row's likeliest token;
-one draws.
+Probabilities are integers, in units of 2**-44 of the likeliest token's. So sums are exact, and a row's token
+does not depend on the order of addition. Several programs search a row's likeliest token; one samples.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ _ONE = tl.constexpr(float(2**44))  # the likeliest token's weight
 
 @dataclass(frozen=True, slots=True)
 class DrawWorkspace:
-    """Room for drawing, made once, for use by one stream at a time."""
+    """Space for sampling, made once, for use by one stream at a time."""
 
     weights: Tensor  # [N, V] int64
     candidate_logits: Tensor  # [N, C] float32, C = 4096
@@ -37,7 +36,7 @@ class DrawWorkspace:
 
     @classmethod
     def empty(cls, max_num_rows: int, vocab_size: int, device: torch.device) -> "DrawWorkspace":
-        """Return room for up to so many rows."""
+        """Return space for up to `max_num_rows` rows."""
 
         def room(width: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(max_num_rows, width, dtype=dtype, device=device)
@@ -60,9 +59,9 @@ def draw(
     Contract:
         logits [N, V] float32, contiguous, V at most 2**18; params of N rows, in their limits (not checked).
         workspace: for N rows or more of V tokens; overwritten.
-        tokens [N] int64 and largest [N] float32: written; `largest` is the row's largest logit, or infinite
-            if one is NaN. Where it is not finite the token means nothing.
-        Needs nothing of the host and allocates nothing.
+        tokens [N] int64 and largest [N] float32: written. `largest` is the row's largest logit, or infinity
+            if one is NaN. Where it is not finite the token has no meaning.
+        Does not wait for the host, and allocates nothing.
     """
     dims = Dims()
     dims.bind("logits", logits, "N V", torch.float32)
@@ -118,9 +117,9 @@ def _find_peaks(
     num_parts: tl.constexpr,
     is_chained: tl.constexpr,
 ) -> None:
-    """Write a part's largest logit, infinite if one is NaN, and the lowest id that has it.
+    """Write a part's largest logit, infinity if one is NaN, and the lowest id that has it.
 
-    The `block` samples of a row are the largest logits of as many classes of its tokens.
+    The `block` samples of a row are the largest logits of `block` classes of its tokens.
     """
     let_next_start(is_chained)
     follow(is_chained)
@@ -228,7 +227,7 @@ def _weigh(
 
 @triton.jit
 def _token_at(weights: tl.tensor, target: tl.tensor, size: tl.tensor, block: tl.constexpr) -> tl.tensor:
-    """Return the first token up to which, in the order of ids, more than `target` has been passed."""
+    """Return the first token, in the order of ids, at which the sum of weights exceeds `target`."""
     token = tl.arange(0, block)
     weight = tl.load(weights + token, token < size, 0)
     passed, total = tl.zeros([], tl.int64), tl.sum(weight, 0)

@@ -1,4 +1,4 @@
-"""How the next tokens are to be chosen, one row of logits each, in device memory."""
+"""Parameters of sampling, for each row of logits, in device memory."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,9 @@ from torch import Tensor
 
 
 class Penalties(NamedTuple):
-    """The penalties of N rows, and what each row has seen of a vocabulary of V, in device memory."""
+    """The penalties of N rows, and the tokens that each row has seen, of a vocabulary of V; in device
+    memory.
+    """
 
     repetition: Tensor  # [N] float32, of all tokens seen; 1: none
     frequency: Tensor  # [N] float32, for each time in the output; 0: none
@@ -16,7 +18,7 @@ class Penalties(NamedTuple):
 
 
 class DrawParams(NamedTuple):
-    """How the token of each of N rows is chosen, in device memory."""
+    """The sampling parameters of N rows, in device memory."""
 
     temperature: Tensor  # [N] float64; 0: the likeliest, the lowest id of equals
     top_k: Tensor  # [N] int64, at least 1; as many as there are tokens: no limit

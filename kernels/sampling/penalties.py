@@ -1,4 +1,4 @@
-"""What a row's earlier tokens do to its logits."""
+"""Penalties of a row's logits for its earlier tokens."""
 
 import torch
 import triton

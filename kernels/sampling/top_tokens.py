@@ -1,13 +1,13 @@
-"""What top-k and top-p keep of a row of logits, found without sorting it.
+"""Top-k and top-p of a row of logits, without sorting it.
 
-Logits are compared as whole numbers, keys, in the same order. The last key that is kept is found by a search,
-two bits at a pass, best among the few candidates that can be kept at all.
+Logits are compared as integers, called keys, in the same order. The last kept key is found by a search with
+two bits a pass, preferably among the few candidates that can be kept at all.
 """
 
 import triton
 import triton.language as tl
 
-MAX_CANDIDATES = tl.constexpr(4096)  # of a row; with more of them the whole row is searched
+MAX_CANDIDATES = tl.constexpr(4096)  # of a row; beyond this number the whole row is searched
 _LOWEST_KEY = tl.constexpr(-(2**31))
 _HIGHEST_KEY = tl.constexpr(2**31 - 1)
 
@@ -21,11 +21,11 @@ def least_of_candidates(
     size: tl.tensor,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """Return a key and a weight such that every token that can be drawn has at least these.
+    """Return the least key and the least weight that a token needs to be kept.
 
-    The `count`th of the samples is no larger than the `count`th of all. Top-p cuts off a token that weighs
-    less than an even share of what may be cut off, for all that follow it weigh no more; half of that leaves
-    room for rounding.
+    The `count`th of the samples is not larger than the `count`th of all. Top-p cuts a token that weighs less
+    than an even share of the weight to cut, because no later token weighs more. Half of that allows for
+    rounding.
     """
     key = tl.full([], _LOWEST_KEY, tl.int64)
     weight = tl.full([], 1, tl.int64)
@@ -48,7 +48,7 @@ def gather_candidates(
     size: tl.tensor,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """Copy candidates, in the order of ids, as long as there is room; return their number and sum."""
+    """Copy candidates, in the order of ids, up to the capacity; return their number and sum."""
     num_candidates = tl.zeros([], tl.int64)
     total = tl.zeros([block], tl.int64)
     for start in tl.range(0, size, block):
@@ -79,7 +79,7 @@ def keep_top(
 ) -> tl.tensor:
     """Keep the tokens before which, likeliest first, less than `limit` is kept; return the sum of weights.
 
-    It is counted in tokens, or else in weights; of equals the lowest ids come first.
+    `limit` is a number of tokens, or else a weight. Of equal tokens, the lowest ids come first.
     """
     last = _last_key(logits, weights, limit, size, is_count, block)
     before, _, _ = _sums_above(logits, weights, last - 1, 1, size, is_count, block)
@@ -109,7 +109,7 @@ def _last_key(
     is_count: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tensor:
-    """Return the smallest key above which there is less than `limit`."""
+    """Return the smallest key above which the kept amount is less than `limit`."""
     last = tl.full([], _LOWEST_KEY, tl.int64)
     width = tl.full([], 2**30, tl.int64)
     for _ in tl.range(0, 16):
@@ -136,7 +136,7 @@ def _sums_above(
     is_count: tl.constexpr,
     block: tl.constexpr,
 ) -> tl.tuple:
-    """Return what lies above the keys base + width, base + 2 width and base + 3 width."""
+    """Return the amounts above the keys base + width, base + 2 width and base + 3 width."""
     key_a, key_b, key_c = _key(base + width), _key(base + 2 * width), _key(base + 3 * width)
     a, b, c = tl.zeros([block], tl.int64), tl.zeros([block], tl.int64), tl.zeros([block], tl.int64)
     for start in tl.range(0, size, block, num_stages=3):
@@ -151,20 +151,20 @@ def _sums_above(
 
 @triton.jit
 def _key(key: tl.tensor) -> tl.tensor:
-    """A key in int64 as the int32 that as many keys exceed."""
+    """Return an int64 key, limited to the range of keys, as int32."""
     return tl.minimum(tl.maximum(key, _LOWEST_KEY), _HIGHEST_KEY).to(tl.int32)
 
 
 @triton.jit
 def _load_keys(logits: tl.tensor, token: tl.tensor, size: tl.tensor) -> tl.tensor:
-    """Return int32 in the order of the logits."""
-    x = tl.load(logits + token, token < size, float("-inf")) + 0.0  # so that -0 becomes 0, which it equals
+    """Return keys as int32 in the order of the logits."""
+    x = tl.load(logits + token, token < size, float("-inf")) + 0.0  # so that -0 becomes 0
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def _load_values(weights: tl.tensor, token: tl.tensor, size: tl.tensor, is_count: tl.constexpr) -> tl.tensor:
-    """Return what tokens count, int64: themselves, or their weights."""
+    """Return the counted amount of tokens, int64: 1 for each token, or their weights."""
     is_token = token < size
     return is_token.to(tl.int64) if is_count else tl.load(weights + token, is_token, 0)

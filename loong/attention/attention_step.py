@@ -56,8 +56,8 @@ class AttentionStep:
 
     @cached_property
     def holder_ids(self) -> tuple[InstanceId, ...]:
-        """The instances outside the group that hold KV which the step reads."""
-        return self.batch.group.holder_ids(self.placements[r] for r in self.batch.request_ids)
+        """The instances outside the group that hold KV which the step reads or makes."""
+        return self.batch.holder_ids(self.placements[r] for r in self.batch.request_ids)
 
     @cached_property
     def peer_ids(self) -> tuple[InstanceId, ...]:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from loong.attention.attention_step import AttentionStep
 from loong.attention.exchange import QueryExchange
+from loong.attention.push import OutgoingPushes
 from loong.attention.remote import query_attention, query_layout
 from loong.attention.ring import own_block, ring_attention, ring_layout
 from loong.fabric.protocol import Fabric
@@ -19,6 +20,8 @@ class ElasticAttention:
         self._queries = query_layout(step, device)
         self._exchange = exchange.begin(self._queries.routing)
         self._ring = ring_layout(step, device)
+        self._pushes = OutgoingPushes(step, fabric, device)
+        self._new_kv: tuple[Tensor, Tensor] | None = None  # of this layer: and its rows [T] there
         self._block: Tensor | None = None  # of this layer: the own ring block, then new KV that stays
         has_both = self._ring is not None and self._queries.local is not None
         is_ring_merged = self._ring is not None and self._ring.is_merged
@@ -31,13 +34,16 @@ class ElasticAttention:
         """
         pool = self._step.store.layer(layer)
         if self._ring is None:
-            return pool, self._queries.stored_slots
-        self._block = own_block(self._ring, pool, self._device)
-        return self._block, self._ring.new_rows
+            self._new_kv = pool, self._queries.stored_slots
+        else:
+            self._block = own_block(self._ring, pool, self._device)
+            self._new_kv = self._block, self._ring.new_rows
+        return self._new_kv
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """See `transformer.Attention`. The new KV ends where the plan says."""
         pool = self._step.store.layer(layer)
+        pushed = None if self._new_kv is None else self._pushes.send(*self._new_kv)
         total = Partial.unseen(q, is_merged=self._is_merged)
         if self._ring is not None and self._block is not None and len(self._ring.rows_to_store):
             self._device.copy_rows(
@@ -49,4 +55,6 @@ class ElasticAttention:
         query_attention(self._queries, pool, self._exchange, q, total, self._device)
         if self._ring is not None and self._block is not None:
             ring_attention(self._ring, pool, self._fabric, q, self._block, total, self._device)
+        if pushed is not None:
+            pushed.wait()
         return total.out.to(q.dtype)

@@ -199,7 +199,10 @@ def check_leases(case: Case) -> None:
 
 
 def check_writes(case: Case) -> None:
-    """Check that every new token is stored once, in the group, and at its master unless its KV travels."""
+    """Check that every new token is stored once, and at its master unless its KV travels or is pushed.
+
+    KV that one step makes may be pushed outside the group. A lease's KV stays, since its next step reads it.
+    """
     for batch, parts in case.parts:
         for part in parts:
             _check_stored_once(batch, part)
@@ -207,10 +210,10 @@ def check_writes(case: Case) -> None:
                 _check_masters_store(batch, part)
         group = frozenset(batch.group.instance_ids)
         for segment in batch.writes:
-            if segment.instance_id not in group:
+            if segment.instance_id not in group and batch.num_steps > 1:
                 raise InvalidPlanError(
                     f"instance {segment.instance_id} is to store KV of request {segment.owner_id}, "
-                    f"but is not in group {batch.group.instance_ids}"
+                    f"but is not in group {batch.group.instance_ids} of the lease"
                 )
         unknown = {segment.owner_id for segment in batch.writes} - set(batch.request_ids)
         if unknown:
@@ -229,6 +232,8 @@ def _check_masters_store(batch: BatchPlan, part: Part) -> None:
         return  # as in every decode: each token is made and stored once on the same instance
     made = {block.master_id: block.positions for block in part.blocks}
     for segment in part.writes:
+        if segment.instance_id not in batch.group.instance_ids:
+            continue  # pushed
         positions = made.get(segment.instance_id, EMPTY)
         if batch.num_steps > 1 and positions:  # the block's one token, and those of the steps after it
             positions = range(positions[0], segment.positions[-1] + 1)
@@ -239,34 +244,30 @@ def _check_masters_store(batch: BatchPlan, part: Part) -> None:
 def check_holders(case: Case) -> None:
     """Check that KV outside the group is on live instances that can serve it, of equal `tp_size`.
 
-    KV travels only between members, so a request with history outside the group moves its queries. The KV
-    that a batch reads needs no rule of its own: it belongs to requests of the batch, and no plan may move or
-    release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`).
+    KV at rest travels only between members, so a request with history outside the group moves its queries.
+    The KV that a batch reads needs no rule of its own: it belongs to requests of the batch, and no plan may
+    move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`).
     """
     for batch, parts in case.parts:
         group = frozenset(batch.group.instance_ids)
         for part in parts:
-            if not group.issuperset(part.view.placement.instance_ids):
-                outside = sorted(set(part.view.placement.instance_ids) - group)
-                _check_served(case.snapshot, batch, part, outside)
+            held_ids = set(part.view.placement.instance_ids) - group
+            if held_ids and part.blocks[0].transfer is not Transfer.QUERY:
+                raise InvalidPlanError(
+                    f"request {part.view.request_id} has KV on instances {sorted(held_ids)}, outside group "
+                    f"{batch.group.instance_ids}, and is to move its KV; only its queries can reach that"
+                )
+        for holder_id in batch.holder_ids([part.view.placement for part in parts]):
+            _check_serves(case.snapshot, batch, holder_id)
 
 
-def _check_served(snapshot: Snapshot, batch: BatchPlan, part: Part, holder_ids: Sequence[InstanceId]) -> None:
-    request_id, tp_size = part.view.request_id, snapshot.instance[batch.group.leader_id].tp_size
-    if part.blocks[0].transfer is not Transfer.QUERY:
-        raise InvalidPlanError(
-            f"request {request_id} has KV on instances {holder_ids}, outside group "
-            f"{batch.group.instance_ids}, and is to move its KV; only its queries can reach that"
-        )
-    for holder in (snapshot.instance[i] for i in holder_ids):
-        where = f"request {request_id} has KV on instance {holder.instance_id}, outside group"
-        if holder.kind is InstanceKind.HOST or not holder.serves:
-            raise InvalidPlanError(f"{where} {batch.group.instance_ids}, which does not serve attention")
-        if holder.tp_size != tp_size:
-            raise InvalidPlanError(
-                f"{where} {batch.group.instance_ids}, with tp size {holder.tp_size}; "
-                f"those of the group have {tp_size}"
-            )
+def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -> None:
+    holder, tp_size = snapshot.instance[holder_id], snapshot.instance[batch.group.leader_id].tp_size
+    where = f"the batch of group {batch.group.instance_ids} has KV on instance {holder_id}, outside it"
+    if holder.kind is InstanceKind.HOST or not holder.serves:
+        raise InvalidPlanError(f"{where}, which does not serve attention")
+    if holder.tp_size != tp_size:
+        raise InvalidPlanError(f"{where}, with tp size {holder.tp_size}; those of the group have {tp_size}")
 
 
 def check_migrations(case: Case) -> None:
@@ -299,7 +300,7 @@ def check_room(case: Case) -> None:
     """Check that the KV to store fits the free slots, with those that the plan's preemptions free."""
     arriving: Counter[InstanceId] = Counter()
     for batch in case.plan.batches:
-        arriving.update(batch.num_stored_tokens)
+        arriving.update(batch.num_reserved_tokens)
     for migration in case.plan.migrations:
         arriving[migration.destination_id] += len(migration.segment.positions)
     for extension in case.plan.lease_extensions:

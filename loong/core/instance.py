@@ -1,11 +1,10 @@
 """Instances and the groups they form."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from loong.core.errors import InvalidPlanError
-from loong.core.placement import InstanceId, Placement
+from loong.core.placement import InstanceId
 from loong.core.value import value
 
 
@@ -88,11 +87,6 @@ class ESPGroup:
     def leader_id(self) -> InstanceId:
         """Return the instance that decides, at each step boundary, whether a lease goes on."""
         return self.instance_ids[0]
-
-    def holder_ids(self, placements: Iterable[Placement]) -> tuple[InstanceId, ...]:
-        """Return the instances outside the group that hold some of this KV, ascending: they serve it."""
-        held = frozenset().union(*[placement.instance_ids for placement in placements])
-        return tuple(sorted(held.difference(self.instance_ids)))
 
     def source_at(self, instance_id: InstanceId, ring_step: int) -> InstanceId:
         """Return the instance whose KV block is at `instance_id` in a ring step.

@@ -80,8 +80,8 @@ class RunBatch:
 
     @property
     def holder_ids(self) -> tuple[InstanceId, ...]:
-        """The instances outside the group that hold KV which the batch reads, ascending."""
-        return self.plan.group.holder_ids([given.placement for given in self.inputs])
+        """The instances outside the group that hold KV which the batch reads or makes, ascending."""
+        return self.plan.holder_ids([given.placement for given in self.inputs])
 
     @property
     def participant_ids(self) -> tuple[InstanceId, ...]:

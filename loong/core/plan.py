@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeVar
 from loong.core.decision import Decision
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
+from loong.core.placement import InstanceId, KVSegment, Placement, tokens_by_instance
+from loong.core.positions import intersection
 from loong.core.request import RequestId
 
 T = TypeVar("T")
@@ -37,14 +38,32 @@ class QueryBlock(NamedTuple):
         return QueryBlock(self.request_id, shifted, self.master_id, self.transfer)
 
 
+class KVPush(NamedTuple):
+    """New KV of some positions of a block that its master pushes to an instance outside the group."""
+
+    block: QueryBlock
+    segment: KVSegment
+
+    @property
+    def is_attended_in_place(self) -> bool:
+        """Return whether queries meet it in the master's pool, before it has gone."""
+        return self.block.transfer is Transfer.QUERY
+
+    @property
+    def passing(self) -> KVSegment:
+        """The same KV, where it is made."""
+        return self.segment._replace(instance_id=self.block.master_id)
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """A batch for one group.
 
     With `num_steps` > 1 it is a lease: every block is one decode token, the group takes up to that many steps
     by itself, and `writes` names the slots of all of them. KV that travels may be written anywhere in the
-    group; KV whose queries travel is written by the block's master. `predicted_time` is the predicted time of
-    one step in seconds, for reports and comparisons.
+    group; KV whose queries travel is written by the block's master. KV of one step may be written outside
+    the group too: its master pushes it there. `predicted_time` is the predicted time of one step in seconds,
+    for reports and comparisons.
     """
 
     group: ESPGroup
@@ -70,6 +89,37 @@ class BatchPlan:
     def num_stored_tokens(self) -> Mapping[InstanceId, int]:
         """Return the number of tokens that each instance is to store."""
         return tokens_by_instance(self.writes)
+
+    @cached_property
+    def pushes(self) -> tuple["KVPush", ...]:
+        """The KV that is written outside the group, with the block that makes it."""
+        group = self.group.instance_ids
+        return tuple(
+            KVPush(block, segment._replace(positions=common))
+            for segment in self.writes
+            if segment.instance_id not in group
+            for block in self.blocks_of(segment.owner_id)
+            if (common := intersection(segment.positions, block.positions))
+        )
+
+    @cached_property
+    def num_reserved_tokens(self) -> Mapping[InstanceId, int]:
+        """For how many tokens each instance has room while the batch runs.
+
+        This is the KV that it stores, and KV whose queries travel until it is pushed, which a master attends.
+        """
+        if not self.pushes:
+            return self.num_stored_tokens
+        passing = [push.passing for push in self.pushes if push.is_attended_in_place]
+        return tokens_by_instance((*self.writes, *passing))
+
+    def holder_ids(self, placements: Iterable[Placement]) -> tuple[InstanceId, ...]:
+        """Return the instances outside the group that serve the batch, ascending.
+
+        They hold some of the KV in `placements`, that of its requests, or are to hold KV that it makes.
+        """
+        held = frozenset().union(*[placement.instance_ids for placement in placements])
+        return tuple(sorted(held.union(self.num_stored_tokens).difference(self.group.instance_ids)))
 
     @cached_property
     def num_written_tokens(self) -> Mapping[RequestId, int]:

@@ -69,7 +69,9 @@ class Engine:
         choice_ids, params = request.choice_ids, request.sampling_params
         try:
             encode(params)
-            prepared = None if params.grammar is None else self._executor.prepare_grammar(params.grammar)
+            prepared = (
+                None if params.grammar is None else self._executor.calls.prepare_grammar(params.grammar)
+            )
         except (OverflowError, TypeError, ValueError):  # from values that msgpack cannot encode
             logger.exception("request %s cannot be sent to workers", request.request_id)
             put(ClusterError("the request cannot be sent to workers; the server's log says why"))

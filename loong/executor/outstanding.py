@@ -3,13 +3,23 @@
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from loong.core.errors import InvalidEventError
+from loong.core.events import ProducedToken
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.wire import BatchBegun, BatchDone, MigrationDone
+from loong.wire import BatchBegun, BatchDone, MigrationDone, StepDone
 
 logger = logging.getLogger(__name__)
+
+
+class EndedBatch(NamedTuple):
+    """The common report of the workers of a batch. They may not have measured its seconds."""
+
+    num_steps: int
+    last_tokens: Sequence[ProducedToken]
+    seconds: float | None
 
 
 class Outstanding:
@@ -19,6 +29,7 @@ class Outstanding:
         self._batches: dict[int, set[WorkerId]] = {}
         self._migrations: dict[int, set[WorkerId]] = {}
         self._done: defaultdict[int, list[BatchDone]] = defaultdict(list)  # by batch; all must agree
+        self._last_tokens: defaultdict[int, list[ProducedToken]] = defaultdict(list)  # by batch
         self._rolled_back: set[int] = set()
         self._not_begun: dict[int, set[InstanceId]] = {}  # by batch that has not started
 
@@ -30,6 +41,10 @@ class Outstanding:
     def begin_migration(self, migration_id: int, workers: Iterable[WorkerId]) -> None:
         """Record the workers at the two ends of a migration."""
         self._migrations[migration_id] = set(workers)
+
+    def runs(self, batch_id: int) -> bool:
+        """Return whether a batch has workers that have not reported its end."""
+        return batch_id in self._batches
 
     def has_batch(self, batch_id: int, worker_id: WorkerId) -> bool:
         """Return whether a worker runs a batch, or is to."""
@@ -50,8 +65,13 @@ class Outstanding:
         """Mark a batch as started, even before all reports. Return whether it was not started before."""
         return self._not_begun.pop(batch_id, None) is not None
 
-    def end_batch(self, report: BatchDone) -> Sequence[BatchDone]:
-        """Return the reports of all workers of a batch if this was the last; empty if others are to come.
+    def take_tokens(self, report: StepDone) -> None:
+        """Keep the tokens of a batch's last step."""
+        if report.is_last:
+            self._last_tokens[report.batch_id] += report.tokens
+
+    def end_batch(self, report: BatchDone) -> EndedBatch | None:
+        """Return the end of a batch if this is its last report; None if other workers have yet to report.
 
         Raises `InvalidEventError` if two workers report different numbers of steps.
         """
@@ -65,8 +85,9 @@ class Outstanding:
                 f"{report.instance_id}"
             )
         if not _is_last(self._batches, report.batch_id, (report.instance_id, report.tp_rank)):
-            return ()
-        return self._done.pop(report.batch_id)
+            return None
+        tokens = self._last_tokens.pop(report.batch_id, [])
+        return EndedBatch(report.num_steps, tokens, _measured_seconds(self._done.pop(report.batch_id)))
 
     def end_migration(self, report: MigrationDone) -> bool | None:
         """Return whether all ends committed a migration, if this was the last.
@@ -94,7 +115,7 @@ def _is_last(waiting_for: dict[int, set[WorkerId]], number: int, worker_id: Work
     return True
 
 
-def measured_seconds(reports: Sequence[BatchDone]) -> float | None:
+def _measured_seconds(reports: Sequence[BatchDone]) -> float | None:
     """Return the seconds of a batch by the clock of the workers, which is one machine's.
 
     None if none measured.

@@ -25,8 +25,7 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
-from loong.executor.batch_queue import BatchQueue
-from loong.executor.held_instructions import HeldInstructions
+from loong.executor.batch_queue import BatchQueue, Ready
 from loong.executor.lease_work import LeaseWork
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
@@ -109,11 +108,7 @@ class SimulatedExecutor:
         lookahead: LookaheadMargin | None = None,
     ) -> None:
         self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
-        self._lookahead, self._held_instructions, self._batch_queue = (
-            lookahead,
-            HeldInstructions(),
-            BatchQueue(),
-        )
+        self._lookahead, self._queue = lookahead, BatchQueue()
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
@@ -198,13 +193,15 @@ class SimulatedExecutor:
 
     def _carry_out(self, instructions: _Instructions) -> None:
         for instruction in instructions:
-            if (ready := self._held_instructions.take(instruction)) is not None:
+            if (ready := self._queue.take(instruction)) is not None:
                 self._do(ready)
 
-    def _do(self, instruction: Instruction) -> None:
-        match instruction:
+    def _do(self, ready: Ready) -> None:
+        match instruction := ready.instruction:
             case RunBatch():
-                self._start_batch(instruction)
+                self._open_batch(instruction)
+                if ready.begins:
+                    self._begin(instruction.batch_id)
             case ExtendLease():
                 if (running := self._running.get(instruction.batch_id)) is not None:
                     running.last_step = instruction.num_steps
@@ -219,7 +216,7 @@ class SimulatedExecutor:
             case _:
                 assert_never(instruction)
 
-    def _start_batch(self, instruction: RunBatch) -> None:
+    def _open_batch(self, instruction: RunBatch) -> None:
         plan, inputs = instruction.plan, instruction.inputs
         placements = {given.request_id: given.placement for given in inputs}
         sampled = [
@@ -236,8 +233,6 @@ class SimulatedExecutor:
         self._running[instruction.batch_id] = _Running(
             plan, placements, sampled, plan.num_steps, slowness, self._now, instruction.participant_ids
         )
-        if self._batch_queue.enqueue(instruction.batch_id, plan.group.instance_ids):
-            self._begin(instruction.batch_id)
 
     def _begin(self, batch_id: int) -> None:
         """Take the first step of a batch, now that its instances have ended all before."""
@@ -257,10 +252,11 @@ class SimulatedExecutor:
     def _end_batch(self, batch_id: int) -> None:
         """Start the batches that waited for one that has ended, or never will."""
         self._computing = {i: computed for i, computed in self._computing.items() if computed != batch_id}
-        for instruction in self._held_instructions.end(batch_id):
-            self._do(instruction)
-        self._held_instructions.forget(batch_id)
-        for begun_id in self._batch_queue.end(batch_id):
+        released = self._queue.end(batch_id)
+        self._queue.forget(batch_id)
+        for ready in released.ready:
+            self._do(ready)
+        for begun_id in released.begun_ids:
             self._begin(begun_id)
 
     def _hidden(self, running: _Running) -> float:
@@ -273,6 +269,9 @@ class SimulatedExecutor:
 
     def _start_step(self, batch_id: int, running: _Running, hidden: float = 0.0) -> None:
         step = running.work.step
+        if step.holders:
+            idle_ids = frozenset(i for i in step.holders if i not in self._computing)
+            step = replace(step, idle_holder_ids=idle_ids)
         seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
         delays: dict[int, float] = {}  # by batch, which waits for the member that serves longest
@@ -304,7 +303,7 @@ class SimulatedExecutor:
 
     def _lose(self, instance_id: InstanceId) -> None:
         """Drop the batches and migrations of an instance: they never end, or never begin."""
-        self._held_instructions.drop(lambda instruction: _needs(instruction, instance_id))
+        self._queue.drop(lambda instruction: _needs(instruction, instance_id))
         for batch_id, running in tuple(self._running.items()):
             if instance_id in running.participant_ids:
                 del self._running[batch_id]

@@ -1,1 +1,1 @@
-"""Data plane: the verbs by which KV, queries, partials and control move between instances."""
+"""The data plane: KV, queries, partials and control messages between instances."""

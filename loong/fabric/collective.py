@@ -1,9 +1,9 @@
-"""The data plane by grouped sends and receives on communicators made once: NCCL's, between GPUs of a host.
+"""The data plane over NCCL: grouped sends and receives on communicators made once, between GPUs of a host.
 
-Simple and general, and slower for small messages: each is launched by the host. Two communicators, for
-batches and for migrations, serve any subset of processes, which all call in the engine's order. What nobody
-receives stays in the way, and a wait can be ended only by ending the communicator, after which this process
-is of no use to anybody: unlike the arenas', its failures are for good.
+It is simple and general, but slower for small messages, because the host launches each one. Two
+communicators, for batches and for migrations, serve any subset of processes, which all call in the engine's
+order. A message without a receiver blocks later ones. Only ending the communicator ends a wait, and then this
+process cannot continue. So a failure is permanent here, unlike in the fabric of arenas.
 """
 
 import os
@@ -28,17 +28,17 @@ from loong.fabric.traffic import Channel, Plane
 from loong.fabric.world import neighbours
 
 _LOOK_SECONDS = 0.02
-_FOREVER = timedelta(days=1)  # the deadline is kept here, where errors can be told
+_FOREVER = timedelta(days=1)  # this class keeps the deadline itself, to raise errors
 
 
 class CollectiveFabric:
-    """Implements Fabric for tensors on `device`, by the communicators of a backend of torch.distributed.
+    """Implements Fabric for tensors on `device`, by communicators of a torch.distributed backend.
 
-    `sockets` carries control, and tells of members that are lost or have left.
+    `sockets` carries control messages, and reports members that are lost or have left.
     """
 
     def __init__(self, sockets: SocketFabric, device: torch.device, backend: str = "nccl") -> None:
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # it would end the process without a word
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # it would end the process without an error
         self.traffic, self.world = sockets.traffic, sockets.world
         self._sockets, self._rank, self._device, self._backend = sockets, sockets.rank, device, backend
         self._groups: dict[Plane, dist.ProcessGroup] = {}
@@ -128,7 +128,7 @@ class CollectiveFabric:
             dist.destroy_process_group()
 
     def _meet_all(self, group: dist.ProcessGroup) -> None:
-        """Connect with every other process, which takes long the first time."""
+        """Connect to every other process, which takes long the first time."""
         for distance in range(1, self.world.size):
             to, source = (self._rank + distance) % self.world.size, (self._rank - distance) % self.world.size
             one, other = torch.zeros(2, 1, device=self._device)
@@ -137,11 +137,14 @@ class CollectiveFabric:
                 work.wait()
 
     def _transfer(self, sent: Mapping[int, Tensor], come: Mapping[int, Tensor], channel: Channel) -> Pending:
-        """One group of sends and receives, by rank. What goes to itself comes in the same call."""
+        """Begin one group of sends and receives, by rank.
+
+        A message to this rank itself is part of the same call.
+        """
         self.check()
         group = self._groups[channel.plane]
         ops = []
-        for distance in range(self.world.size):  # all take their peers by their distance
+        for distance in range(self.world.size):  # all ranks order their peers by distance
             to, source = (self._rank + distance) % self.world.size, (self._rank - distance) % self.world.size
             if to in sent and self._is_message(sent[to]) and to != self._rank:
                 ops.append(dist.P2POp(dist.isend, sent[to], to, group))
@@ -165,7 +168,7 @@ class CollectiveFabric:
         return list(shards.values())
 
     def _keep_watch(self) -> None:
-        """End the communicators once something is owed by who is lost or has left, or comes too late."""
+        """End the communicators when a process that owes a message is lost, has left, or is too late."""
         while not self._is_closed:
             self._changed.wait(_LOOK_SECONDS)
             self._changed.clear()
@@ -189,7 +192,7 @@ class CollectiveFabric:
 
     def _raise_if_late(self) -> None:
         if monotonic() - self._oldest_since > self._sockets.deadline:
-            raise ClusterError(f"a peer was silent for {self._sockets.deadline:g} s; nobody knows which")
+            raise ClusterError(f"an unknown peer was silent for {self._sockets.deadline:g} s")
 
     def _is_message(self, tensor: Tensor) -> bool:
         if not tensor.is_contiguous():

@@ -1,4 +1,4 @@
-"""Which fabric moves tensors between the GPUs of a world; chosen once, at start."""
+"""The choice of the fabric between the GPUs of a world, once at start."""
 
 import logging
 
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 def connect_gpus(kind: str, sockets: SocketFabric, index: int, spare_bytes: int) -> Fabric:
-    """A fabric for tensors on GPU `index`, of a kind or (auto) the best there is.
+    """Return a fabric for tensors on GPU `index`, of the given kind or (auto) the best available.
 
-    Raises ConfigError if the GPUs cannot have one of that kind.
+    Raises ConfigError if the GPUs do not support that kind.
     """
     if kind == "auto":
         kind = "symmetric" if _are_peers(index, sockets.world.size) else "staged"
@@ -41,6 +41,6 @@ def connect_gpus(kind: str, sockets: SocketFabric, index: int, spare_bytes: int)
 
 
 def _are_peers(index: int, num_ranks: int) -> bool:
-    """Whether a GPU reaches the memory of all that the ranks of a world take by turns."""
+    """Return whether a GPU can access the memory of all GPUs that the ranks of a world use."""
     others = set(range(min(num_ranks, torch.cuda.device_count()))) - {index}
     return all(torch.cuda.can_device_access_peer(index, other) for other in others)

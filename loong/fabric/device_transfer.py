@@ -1,4 +1,4 @@
-"""Transfers for which the caller's device waits, and not the host."""
+"""Transfers that the device waits for, while the host continues."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DeviceTransfer:
-    """A Pending of transfers that were begun together.
+    """A Pending for transfers that were begun together.
 
-    Each of `waits` lets what the caller asks its device for next come behind one of them. The tensors are
-    held, so that their memory becomes nothing else meanwhile.
+    Each of `waits` makes later device work of the caller wait for one transfer. The tensors are kept alive
+    until then.
     """
 
     waits: Sequence[Callable[[], object]]

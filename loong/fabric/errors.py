@@ -1,10 +1,10 @@
-"""What a data plane reports instead of waiting for ever.
+"""Errors of the data plane, raised instead of waiting for ever.
 
 ClusterError
 └── PeerError              a peer did not do its part
     ├── PeerLostError      its process is gone
     ├── AbandonedError     it left the batch or migration by an error of its own
-    └── DeadlineError      it is there, yet what it owes did not come in time
+    └── DeadlineError      it is alive, but its message did not arrive in time
 LoongError
 └── InvalidMessageError    the caller broke a rule of the verbs: a bug  (also ValueError)
 """
@@ -15,7 +15,7 @@ from loong.core.errors import ClusterError, LoongError
 
 
 class PeerError(ClusterError):
-    """(`instance_id`, `tp_rank`) did not do its part of `verb`: `problem` says why."""
+    """(`instance_id`, `tp_rank`) did not do its part of `verb`, because of `problem`."""
 
     def __init__(self, verb: str, instance_id: int, tp_rank: int, problem: str) -> None:
         super().__init__(f"{verb}: instance {instance_id} (tensor-parallel rank {tp_rank}) {problem}")
@@ -25,14 +25,17 @@ class PeerError(ClusterError):
 
 
 class PeerLostError(PeerError):
-    """The process of (`instance_id`, `tp_rank`) is gone; nothing more will come from it."""
+    """The process of (`instance_id`, `tp_rank`) is gone and sends nothing more."""
 
     def __init__(self, verb: str, instance_id: int, tp_rank: int) -> None:
         super().__init__(verb, instance_id, tp_rank, "is lost")
 
 
 class AbandonedError(PeerError):
-    """(`instance_id`, `tp_rank`) left a batch or migration by its own error; it is there for the next."""
+    """(`instance_id`, `tp_rank`) left a batch or migration by an error of its own.
+
+    It can join the next one.
+    """
 
     def __init__(self, verb: str, instance_id: int, tp_rank: int) -> None:
         super().__init__(verb, instance_id, tp_rank, "left by an error")
@@ -47,11 +50,11 @@ class DeadlineError(PeerError):
 
 
 class InvalidMessageError(LoongError, ValueError):
-    """A tensor, a group or an order of calls that the verbs do not allow."""
+    """The verbs do not allow this tensor, group or order of calls."""
 
 
 def refuse_holders(instance_ids: Sequence[int]) -> None:
-    """Raise `InvalidMessageError` if instances outside its group are to serve a batch: where nobody can."""
+    """Raise `InvalidMessageError` if a batch has holders outside its group, for fabrics without a service."""
     if instance_ids:
         raise InvalidMessageError(
             f"instances {instance_ids} are to serve a batch; this fabric has no service"

@@ -1,4 +1,4 @@
-"""The verbs of the data plane: what moves between instances, whatever carries it."""
+"""The verbs of the data plane, for any transport."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,16 +11,16 @@ from loong.fabric.world import World
 
 
 class Pending(Protocol):
-    """A transfer under way. Its tensors belong to it until `wait` returns."""
+    """A transfer in flight. It owns its tensors until `wait` returns."""
 
     def wait(self) -> None:
         """Return once the outgoing tensors may be reused and the incoming ones are filled.
 
-        On a device that is so for whatever the caller asks it for next; see `Fabric.check`.
+        On a device this holds for later device work of the caller; see `Fabric.check`.
 
-        Raises PeerLostError as soon as a process that takes part is gone, AbandonedError as soon as one has
-        left by an error of its own, DeadlineError when a peer is silent for the fabric's deadline. Outgoing
-        tensors may then still be on their way: let go of them, and write nothing into them.
+        Raises PeerLostError if a member's process is gone, and AbandonedError if a member has left by an
+        error of its own. Raises DeadlineError when a peer is silent for the fabric's deadline. Outgoing
+        tensors may then still be in use: drop them, and do not write to them.
         """
 
 
@@ -29,50 +29,53 @@ class TensorParallelVerbs(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process's place in its instance."""
+        """This process's rank in its instance."""
 
     @property
     def size(self) -> int:
         """The number of processes of the instance."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's x, in rank order, accumulated in float32 if x is floating. A new tensor."""
+        """Return the sum of all ranks' x in rank order, a new tensor.
+
+        Floating x is accumulated in float32.
+        """
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's x [..., N], in rank order: [..., size * N]. All have one shape. A new tensor."""
+        """Return all ranks' x [..., N] in rank order, [..., size * N], a new tensor. All x have one shape."""
 
 
 class Exchanging(Protocol):
-    """What moves tensors between the instances of one batch."""
+    """Moves tensors between the instances of one batch."""
 
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
     ) -> Pending:
-        """Send and receive one tensor per instance id named, on one channel, between equal tp ranks."""
+        """Send and receive one tensor for each named instance, on one channel, between equal tp ranks."""
 
 
 class ServingFabric(Protocol):
-    """A fabric by which an instance can serve batches of groups in which it is no member."""
+    """A fabric through which an instance can serve batches of groups that it is not a member of."""
 
     def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
-        """Open a batch that this process serves, for the thread that enters what is returned.
+        """Open a batch that this process serves, for the thread that enters the returned context.
 
-        Several may be open, and a batch of this process too. Call it in the order of ids; messages that came
-        before are kept. A lost member, or one that leaves by an error, ends every wait in it. An error here
-        ends those of the members.
+        Several may be open, together with a batch of this process, in any order of ids. Messages that arrived
+        earlier are kept. A member that is lost, or leaves by an error, ends every wait inside. An error here
+        ends the waits of the members.
         """
 
 
 class Fabric(Exchanging, Protocol):
     """One process's end of the data plane.
 
-    All tensors are contiguous, and both ends know the size of each message; an empty tensor is no message.
-    The segment verbs may be called inside `migration` only, all others inside `batch` only; one thread may
-    be in a batch while another is in a migration. A verb raises what its `Pending` raises.
+    All tensors are contiguous, and both ends know the size of each message. An empty tensor is not sent. The
+    segment verbs may be called inside `migration` only, all others inside `batch` only. One thread may be in
+    a batch while another is in a migration. A verb raises the errors of its `Pending`.
 
-    Ids grow from batch to batch, and from migration to migration, on every process. Once one is left, by its
-    end or by an error, whatever still comes for it, or for an earlier one, is dropped. Who leaves by an error
-    of its own tells the others, whose waits end at once.
+    Ids grow from batch to batch, and from migration to migration, on every process. After the end of a batch
+    or migration, with or without an error, late messages for it or an earlier one are dropped. A process that
+    leaves by its own error reports it, and the others' waits end at once.
     """
 
     world: World
@@ -83,37 +86,40 @@ class Fabric(Exchanging, Protocol):
         """The collectives of this instance's processes."""
 
     def wait_for_peers(self) -> None:
-        """Return once the whole world has joined and is known here. Raises ClusterError at the deadline."""
+        """Return once the whole world has joined and is connected. Raises ClusterError at the deadline."""
 
     def batch(
         self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()
     ) -> AbstractContextManager[None]:
-        """Open the batch that the verbs belong to; `group` holds the ids of the instances that run it.
+        """Open the batch that the verbs belong to. `group` has the ids of its instances.
 
-        `holders` are those outside that serve it: `exchange` reaches them too. Raises `InvalidMessageError`
-        if there are any and the fabric has no service.
+        `holders` are instances outside the group that serve it. `exchange` reaches them as well. Raises
+        `InvalidMessageError` if there are any and the fabric has no service.
         """
 
     def check(self) -> None:
-        """Raise what a wait of the open batch would have raised, had the host waited.
+        """Raise the error that a wait of the open batch would have raised on the host.
 
-        Call it when the device is done and before anybody is told what it made; leaving a batch calls it.
+        Call it when the device is done, before its results are reported. Leaving a batch calls it.
         """
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
-        """Send to the next instance of the ring, receive from the previous; sizes may differ at each hop."""
+        """Send to the next instance of the ring, and receive from the previous one.
+
+        Sizes may differ at each hop.
+        """
 
     def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
-        """Every process of `group` learns the payload [N] int64 that tp rank 0 of each instance gave."""
+        """Return the payload [N] int64 of tp rank 0 of each instance, on every process of `group`."""
 
     def migration(self, migration_id: int, peer_id: int) -> AbstractContextManager[None]:
-        """Open a migration with the same tp rank of instance `peer_id`, at its other end."""
+        """Open a migration with the same tp rank of instance `peer_id` at its other end."""
 
     def send_segment(self, tensor: Tensor) -> Pending:
-        """Send KV at rest to the peer; several in a row stay in order."""
+        """Send KV of a segment to the peer. Several in a row stay in order."""
 
     def receive_segment(self, tensor: Tensor) -> Pending:
-        """Receive KV at rest from the peer."""
+        """Receive KV of a segment from the peer."""
 
     def close(self) -> None:
-        """Leave: drop every connection, end every thread. To the peers, this process is then lost."""
+        """Drop all connections and end all threads. The peers then see this process as lost."""

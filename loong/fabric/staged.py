@@ -1,7 +1,7 @@
-"""Lets tensors of a GPU travel over a fabric that carries those of the host.
+"""Carries tensors of a GPU over a fabric for the host's tensors.
 
-Correct and slow: every message crosses the host's memory at both ends, and sending waits for all work that
-makes what is sent.
+It is correct but slow: every message passes the host's memory at both ends, and a send waits for the device
+to compute its tensor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from loong.fabric.traffic import Channel
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A transfer into the host's memory, and where its messages go from there: a Pending."""
+    """A copy into the host's memory and the messages that follow it: a Pending."""
 
     pending: Pending
     arriving: Sequence[tuple[Tensor, Tensor]]  # on the host, on the device
@@ -30,7 +30,7 @@ class _Staged:
 
 
 class StagedFabric:
-    """Implements Fabric for tensors of any device, over a fabric of the host."""
+    """Implements Fabric for tensors of any device, over a fabric for the host's tensors."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.world, self.traffic = fabric.world, fabric.traffic
@@ -38,7 +38,7 @@ class StagedFabric:
 
     @property
     def tensor_parallel(self) -> TensorParallelVerbs:
-        """See Fabric; for tensors of the host alone."""
+        """See Fabric; only for tensors of the host."""
         return self._fabric.tensor_parallel
 
     def wait_for_peers(self) -> None:

@@ -9,7 +9,7 @@ GatherShards = Callable[[Tensor], list[Tensor]]
 
 
 class TensorParallelGroup:
-    """All-reduce and all-gather in which every rank does the same sums in the same order.
+    """All-reduce and all-gather in which all ranks compute the same sums in the same order.
 
     So all ranks of an instance hold bitwise equal activations, and sample the same token.
     """
@@ -20,7 +20,7 @@ class TensorParallelGroup:
         self._gather_shards = gather_shards  # x -> every rank's x, in rank order
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's x, in rank order, accumulated in float32 if x is floating. A new tensor."""
+        """See TensorParallelVerbs."""
         accumulate_in = torch.float32 if x.is_floating_point() else x.dtype
         first, *others = self._gather_shards(x)
         total = first.to(accumulate_in, copy=True)
@@ -29,5 +29,5 @@ class TensorParallelGroup:
         return total.to(x.dtype)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's x [..., N], in rank order: [..., size * N]. All have one shape. A new tensor."""
+        """See TensorParallelVerbs."""
         return torch.cat(self._gather_shards(x), dim=-1)

@@ -1,4 +1,4 @@
-"""Counters of what this process sent, so that "costs no extra message" is a test and not a claim."""
+"""Counters of sent messages, so that tests can prove "costs no extra message"."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 @unique
 class Plane(IntEnum):
-    """Each has connections of its own, so that long messages of one do not delay those of another."""
+    """The kinds of connections. Each kind has its own, so that long messages of one do not delay another."""
 
     BATCH = 0
     MIGRATION = 1
-    SERVICE = 2  # batches, where they come to a holder that is no member
+    SERVICE = 2  # batches, at a holder outside the group
 
     @property
     def abandoned(self) -> "Channel":
-        """Where a process says that it left a batch or migration by an error of its own."""
+        """The channel on which a process reports that it left a batch or migration by its own error."""
         return _ABANDONED[self]
 
 
 @unique
 class Channel(IntEnum):
-    """What a message is for. Messages of different channels are never mistaken for one another."""
+    """The purpose of a message. Messages of different channels are kept apart."""
 
     RING = 1
     QUERIES = 2
@@ -36,15 +36,16 @@ class Channel(IntEnum):
     SERVED_QUERIES = 9
     SERVED_CONTROL = 10
     SERVICE_ABANDONED = 11
+    SERVED_KV = 12
 
     @property
     def plane(self) -> Plane:
-        """What its messages belong to: a batch, a migration, or a batch that is served."""
+        """The plane of its messages: a batch, a migration, or a served batch."""
         return _PLANES.get(self, Plane.BATCH)
 
     @property
     def served(self) -> "Channel":
-        """Where a member's messages on this channel come to a holder that is no member."""
+        """The channel for this channel's messages from a member to a holder outside the group."""
         return _SERVED[self]
 
 
@@ -53,7 +54,11 @@ _ABANDONED = {
     Plane.MIGRATION: Channel.MIGRATION_ABANDONED,
     Plane.SERVICE: Channel.SERVICE_ABANDONED,
 }
-_SERVED = {Channel.QUERIES: Channel.SERVED_QUERIES, Channel.CONTROL: Channel.SERVED_CONTROL}
+_SERVED = {
+    Channel.QUERIES: Channel.SERVED_QUERIES,
+    Channel.CONTROL: Channel.SERVED_CONTROL,
+    Channel.RING: Channel.SERVED_KV,
+}
 _PLANES = {
     Channel.SEGMENT: Plane.MIGRATION,
     Channel.MIGRATION_ABANDONED: Plane.MIGRATION,
@@ -62,7 +67,7 @@ _PLANES = {
 
 
 class Sent(NamedTuple):
-    """What went out on one channel."""
+    """The messages and bytes sent on one channel."""
 
     messages: int = 0
     num_bytes: int = 0
@@ -70,7 +75,7 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrafficSnapshot:
-    """What this process had sent at one moment; `after - before` is what it sent in between."""
+    """The counts at one moment. `after - before` are the counts of the time between."""
 
     by_channel: Mapping[Channel, Sent]
 
@@ -108,6 +113,6 @@ class Traffic:
             self._sent[channel] = Sent(sent.messages + 1, sent.num_bytes + num_bytes)
 
     def snapshot(self) -> TrafficSnapshot:
-        """The counts so far."""
+        """Return the counts so far."""
         with self._lock:
             return TrafficSnapshot(dict(self._sent))

@@ -1,4 +1,4 @@
-"""Who is who: every process is one tensor-parallel rank of one instance."""
+"""The numbering of processes: each is one tensor-parallel rank of one instance."""
 
 from dataclasses import dataclass
 
@@ -18,28 +18,31 @@ class World:
         return self.num_instances * self.tp_size
 
     def rank(self, instance_id: int, tp_rank: int) -> int:
-        """The rank of one process."""
+        """Return the rank of one process."""
         return instance_id * self.tp_size + tp_rank
 
     def instance_id(self, rank: int) -> int:
-        """The instance that `rank` belongs to."""
+        """Return the instance of `rank`."""
         return rank // self.tp_size
 
     def tp_rank(self, rank: int) -> int:
-        """The place of `rank` inside its instance."""
+        """Return the tensor-parallel rank of `rank` in its instance."""
         return rank % self.tp_size
 
     def place(self, rank: int) -> tuple[int, int]:
-        """The instance that `rank` belongs to, and its place inside."""
+        """Return the instance of `rank`, and its tensor-parallel rank."""
         return self.instance_id(rank), self.tp_rank(rank)
 
     def ranks(self, instance_id: int) -> range:
-        """All processes of one instance."""
+        """Return the ranks of one instance."""
         return range(self.rank(instance_id, 0), self.rank(instance_id + 1, 0))
 
 
 def neighbours(ring: tuple[int, ...], instance_id: int) -> tuple[int, int]:
-    """Whom an instance sends to in a ring, and who sends to it; InvalidMessageError if it is not in it."""
+    """Return the next and the previous instance in a ring.
+
+    Raises InvalidMessageError if it is not a member.
+    """
     if instance_id not in ring:
         raise InvalidMessageError(f"instance {instance_id} is not in the ring {ring}")
     place = ring.index(instance_id)

@@ -1,1 +1,1 @@
-"""Tokens that a grammar allows next, such as one of a JSON schema."""
+"""Grammars of answers, such as JSON schemas: they decide which tokens may come next."""

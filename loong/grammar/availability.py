@@ -1,4 +1,4 @@
-"""Whether xgrammar, an optional package with a native library, can be used here."""
+"""Availability of xgrammar, an optional package with a native library."""
 
 from importlib.util import find_spec
 
@@ -8,12 +8,15 @@ _MAX_REASON = 200  # characters
 
 
 def is_installed() -> bool:
-    """Return whether xgrammar can be found. Nothing is imported, so its import may still fail."""
+    """Return whether xgrammar is installed. Nothing is imported, so its import may still fail."""
     return find_spec("xgrammar") is not None
 
 
 def import_failure() -> str | None:
-    """Return in one line why xgrammar cannot be imported; None if it can. The first call takes a second."""
+    """Return the reason in one line why xgrammar cannot be imported, or None.
+
+    The first call takes a second.
+    """
     try:
         from xgrammar import (  # noqa: F401  all that is used of it: an old one may lack some
             GrammarCompiler,

@@ -1,7 +1,7 @@
-"""A process that tries grammars, so that one that takes for ever, or all memory, takes only this process.
+"""A process that compiles grammars on trial, so that a costly grammar can only end this process.
 
-It reads one grammar a line as JSON, and answers with a JSON string: empty if it compiled, else why not.
-An answer before the first grammar is empty if it can compile any, else it says why not and the process ends.
+It reads one grammar a line as JSON, and answers with a JSON string: empty on success, else the error. It
+first answers whether it can compile any grammar: an empty string, or the error before it ends.
 """
 
 import os
@@ -19,12 +19,12 @@ from loong.core.grammar import Grammar, GrammarKind
 from loong.grammar.availability import import_failure
 from loong.grammar.compiler import GrammarCompiler, allows_anything
 
-MAX_GRAMMAR_BYTES = 2**24  # each worker keeps some dozens
+MAX_GRAMMAR_BYTES = 2**24  # workers keep dozens of grammars
 _MAX_EXTRA_MEMORY = 2**29  # bytes
-_MAX_SECONDS = 60  # for one grammar, should nobody be left to end the process
-_MAX_ANSWER = 1000  # characters: a grammar may name things as long as itself
+_MAX_SECONDS = 60  # for one grammar, if the parent is gone
+_MAX_ANSWER = 1000  # characters: names in a grammar may be long
 _WARNING = "Warning: "
-_NAMES: Mapping[GrammarKind, str] = {  # as messages call what a client sent
+_NAMES: Mapping[GrammarKind, str] = {  # names of the kinds in messages
     GrammarKind.JSON_SCHEMA: "the schema",
     GrammarKind.REGEX: "the regular expression",
     GrammarKind.CHOICE: "the choices",
@@ -35,9 +35,12 @@ _NAMES: Mapping[GrammarKind, str] = {  # as messages call what a client sent
 
 
 def main() -> None:
-    """Answer lines of standard input until it ends; arguments: a model folder, and its vocabulary's size."""
+    """Answer lines of standard input until it ends.
+
+    Arguments: a model folder, and the size of its vocabulary.
+    """
     folder, vocab_size = sys.argv[1:]
-    answers = os.dup(sys.stdout.fileno())  # whatever else is printed is no answer
+    answers = os.dup(sys.stdout.fileno())  # other output of this process is not an answer
     with tempfile.TemporaryFile() as warnings:
         os.dup2(warnings.fileno(), sys.stderr.fileno())
         os.dup2(warnings.fileno(), sys.stdout.fileno())
@@ -65,7 +68,7 @@ def main() -> None:
 
 
 def _try(compiler: GrammarCompiler, grammar: Grammar, vocab_size: int) -> str:
-    """Return why answers cannot be held to a grammar, empty if they can."""
+    """Return the reason why a grammar is not supported, or an empty string."""
     name = _NAMES[grammar.kind]
     try:
         compiled = compiler.compile(grammar)
@@ -78,7 +81,7 @@ def _try(compiler: GrammarCompiler, grammar: Grammar, vocab_size: int) -> str:
         reason = lines[line].rsplit(": ", 1)[-1] if lines else type(error).__name__
         return f"no grammar can be made of {name}: {reason}"
     if num_bytes > MAX_GRAMMAR_BYTES:
-        most = f"{MAX_GRAMMAR_BYTES} are the most"
+        most = f"at most {MAX_GRAMMAR_BYTES} are allowed"
         return f"the grammar of {name} takes {num_bytes} bytes, and {most}"
     return "" if is_possible else f"no answer fits {name}"
 
@@ -88,7 +91,7 @@ def _cut(why: str) -> str:
 
 
 def _reported(grammar: Grammar, warnings: str) -> str:
-    """Return what the compiler left out of the grammar, which is all that it warns of."""
+    """Return the parts that the compiler left out of the grammar, from its warnings."""
     if _WARNING not in warnings:
         return ""
     what = warnings.split(_WARNING, 1)[1].splitlines()[0]
@@ -96,7 +99,7 @@ def _reported(grammar: Grammar, warnings: str) -> str:
 
 
 def _limit_memory() -> None:
-    """Let it grow by so much beyond what it has."""
+    """Limit the memory that this process may allocate from now on."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + _MAX_EXTRA_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

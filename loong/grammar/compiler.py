@@ -1,4 +1,4 @@
-"""Grammars over a model's tokens, compiled by xgrammar."""
+"""Compiles grammars over a model's tokens with xgrammar."""
 
 import random
 from pathlib import Path
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
     from xgrammar import GrammarCompiler as Compiler
 
-_MAX_BLANKS = 16  # in a row between tokens of JSON: some models would write nothing else
-_NUM_TRIED = 512  # tokens, by when the steps of an ambiguous grammar have become slow
+_MAX_BLANKS = 16  # in a row between JSON tokens: some models would write only blanks
+_NUM_TRIED = 512  # tokens; an ambiguous grammar becomes slow within this number
 
 
 class GrammarCompiler:
-    """Makes grammars for one vocabulary. Takes a second to make, and milliseconds a grammar."""
+    """The grammars over one vocabulary. It takes a second to set up, and milliseconds for each grammar."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Read the tokenizer of a model folder as JSON needs it; other grammars read it with the first."""
+        """Read the tokenizer of a model folder for JSON. Other grammars read it at their first use."""
         self._folder, self._vocab_size = folder, vocab_size
         self._of_json = self._compiler(is_json=True)
         self._of_text: Compiler | None = None
@@ -33,8 +33,8 @@ class GrammarCompiler:
     def compile(self, grammar: Grammar) -> "CompiledGrammar":
         """Return the grammar over tokens.
 
-        Raises `InvalidRequestError` for one that answers could not be held to, RuntimeError for one that
-        cannot be read.
+        Raises `InvalidRequestError` for an unsupported grammar, and RuntimeError for one that cannot be
+        parsed.
         """
         text = grammar.text
         match grammar.kind:
@@ -69,20 +69,21 @@ class GrammarCompiler:
     def _compiler(self, *, is_json: bool) -> "Compiler":
         import xgrammar  # an extra, and slow to import
 
-        # Who needs a grammar twice keeps it: two caches would hold two bounds' worth.
+        # No cache here: callers keep compiled grammars, and a second cache would double the memory.
         vocabulary = read_vocabulary(self._folder, self._vocab_size, is_json=is_json)
         return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
 
 
 def allows_anything(grammar: "CompiledGrammar", vocab_size: int) -> bool:
-    """Return whether any answer is allowed, if only an empty one: a rule that is nothing but itself has none.
+    """Return whether the grammar allows any answer, even an empty one. A rule that only contains itself has
+    none.
 
-    Goes on with tokens at random. So a grammar whose steps become slow takes its time here, and not in a
-    batch of other requests.
+    It continues with random tokens, so that a grammar with slow steps takes its time here, and not in a batch
+    with other requests.
     """
     from xgrammar import GrammarMatcher, allocate_token_bitmask
 
-    mask, end = allocate_token_bitmask(1, vocab_size), vocab_size - 1  # any token may stand for the end
+    mask, end = allocate_token_bitmask(1, vocab_size), vocab_size - 1  # any token can serve as the end
     matcher = GrammarMatcher(grammar, override_stop_tokens=[end])
     draw = random.Random(0)  # noqa: S311  no secret is drawn
     for index in range(_NUM_TRIED):
@@ -103,11 +104,13 @@ def allows_anything(grammar: "CompiledGrammar", vocab_size: int) -> bool:
 
 def _check_repetitions(text: str) -> None:
     if (count := num_repetitions(text)) > MAX_REPETITIONS:
-        raise InvalidRequestError(f"parts are repeated {count} times, and {MAX_REPETITIONS} are the most")
+        raise InvalidRequestError(
+            f"parts are repeated {count} times, but at most {MAX_REPETITIONS} are allowed"
+        )
 
 
 def _quoted(text: str) -> str:
-    """Return a text as EBNF writes it."""
+    """Return a text as an EBNF literal."""
     return '"' + "".join(map(_escaped, text)) + '"'
 
 

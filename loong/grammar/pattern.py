@@ -1,4 +1,4 @@
-"""How much a regular expression makes of a little text."""
+"""The expansion of a regular expression by its repetition counts."""
 
 import re
 
@@ -15,12 +15,12 @@ _PARTS = re.compile(
 
 
 def num_repetitions(pattern: str) -> int:
-    """The most times that some part of it is to be repeated by counts, those within others multiplied.
+    """Return the most copies of some part of the pattern. Nested counts multiply.
 
-    Any text is taken for a pattern, right or wrong.
+    Any text is accepted as a pattern.
     """
-    groups = [1]  # the most within each that is open
-    last = 1  # of what a count would repeat
+    groups = [1]  # the most copies inside each open group
+    last = 1  # copies of the part that a following count repeats
     for part in _PARTS.finditer(pattern):
         if part["open"]:
             groups.append(1)

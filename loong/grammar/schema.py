@@ -1,4 +1,4 @@
-"""Which JSON schemas can be kept to the letter: all others are refused by name, never kept in part."""
+"""Checks of JSON schemas. Only schemas that answers can follow exactly are supported; others are refused."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from loong.grammar.pattern import num_repetitions
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 4096  # within one schema
-MAX_REPETITIONS = 1000  # in all patterns of one schema: what a step may cost grows with them
+MAX_REPETITIONS = 1000  # in all patterns of one schema: the cost of a step grows with them
 
 _ANNOTATIONS = frozenset(
     {
@@ -26,7 +26,7 @@ _OF_TYPE: Mapping[str, frozenset[str]] = {
         {"properties", "required", "additionalProperties", "propertyNames", "minProperties", "maxProperties"}
     ),
 }
-_FORMATS = frozenset(  # kept to in shape: the 30th of February is a date
+_FORMATS = frozenset(  # checked by pattern: the 30th of February is a date
     {
         *("date", "time", "date-time", "duration", "email", "hostname"),
         *("ipv4", "ipv6", "uuid", "uri", "uri-reference"),
@@ -34,7 +34,7 @@ _FORMATS = frozenset(  # kept to in shape: the 30th of February is a date
 )
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _TYPES_OF_VALUES: tuple[tuple[type, frozenset[str]], ...] = (
-    (bool, frozenset({"boolean"})),  # before int, which it is too
+    (bool, frozenset({"boolean"})),  # before int, its base class
     (int, frozenset({"integer", "number"})),
     (float, frozenset({"number"})),
     (str, frozenset({"string"})),
@@ -45,14 +45,14 @@ _TYPES_OF_VALUES: tuple[tuple[type, frozenset[str]], ...] = (
 
 
 class UnsupportedSchemaError(InvalidRequestError):
-    """A schema says something that answers could not be held to."""
+    """A schema has a part that is not supported."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"the schema {why}, at {path}")
 
 
 def supported(schema: object) -> object:
-    """The schema as grammars are made of it; raise `UnsupportedSchemaError` if one cannot keep to it.
+    """Return the schema for a grammar. Raises `UnsupportedSchemaError` for an unsupported part.
 
     An object that names properties has no others unless `additionalProperties` says so.
     """
@@ -69,33 +69,33 @@ class _Walk:
         self._num_schemas += 1
         if depth > MAX_DEPTH or self._num_schemas > MAX_SCHEMAS:
             most = f"{MAX_DEPTH} levels or {MAX_SCHEMAS} schemas in one"
-            raise UnsupportedSchemaError(path, f"is too large ({most} are the most)")
+            raise UnsupportedSchemaError(path, f"is too large (at most {most} are allowed)")
         if schema is True:
             return {}
         if not isinstance(schema, dict):
-            raise UnsupportedSchemaError(path, "holds something that is neither an object nor true")
+            raise UnsupportedSchemaError(path, "has a part that is neither an object nor true")
         _check_keywords(schema, path)
         self._check_reference(schema.get("$ref"), path)
         self._count_repetitions(schema.get("pattern", ""), path)
         return {name: self._keyword(name, value, path, depth) for name, value in _closed(schema).items()}
 
     def _check_reference(self, reference: object, path: str) -> None:
-        """Raise if it leads back to itself, by nothing but references: no answer would fit."""
+        """Raise if a reference leads back to itself through references only, because no answer would fit."""
         seen: set[str] = set()
         while isinstance(reference, str):
             if reference in seen:
-                raise UnsupportedSchemaError(path, "refers to nothing but itself")
+                raise UnsupportedSchemaError(path, "refers only to itself")
             seen.add(reference)
             target = _target(self._root, reference)
             reference = target.get("$ref") if isinstance(target, dict) else None
 
     def _count_repetitions(self, pattern: object, path: str) -> None:
         if not isinstance(pattern, str):
-            raise UnsupportedSchemaError(path, "has a pattern that is no text")
+            raise UnsupportedSchemaError(path, "has a pattern that is not a string")
         self._num_repetitions += num_repetitions(pattern) if pattern else 0
         if self._num_repetitions > MAX_REPETITIONS:
             what = f"repeats parts of its patterns {self._num_repetitions} times"
-            raise UnsupportedSchemaError(path, f"{what}, and {MAX_REPETITIONS} are the most")
+            raise UnsupportedSchemaError(path, f"{what}, but at most {MAX_REPETITIONS} are allowed")
 
     def _keyword(self, name: str, value: object, path: str, depth: int) -> object:
         path = f"{path}/{name}"
@@ -112,7 +112,7 @@ class _Walk:
 
 
 def _target(root: object, reference: str) -> object:
-    """What a reference within a schema is to, None if to nothing."""
+    """Return the target of a reference inside a schema, or None."""
     found = root
     for part in reference.removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -126,13 +126,13 @@ def _closed(schema: Mapping[str, object]) -> dict[str, object]:
 
 
 def _check_keywords(schema: Mapping[str, object], path: str) -> None:
-    """Raise unless every keyword has its effect where it stands."""
+    """Raise unless each keyword has an effect in its place."""
     names = schema.keys() - _ANNOTATIONS
     if heads := sorted(names & {"$ref", "enum", "const", *_CHOICES}):
         head = heads[0]
         siblings = names - {head} - ({"type"} if head in ("enum", "const") else set())
         if siblings:
-            raise UnsupportedSchemaError(path, f"has {min(siblings)} beside {head}, which is not supported")
+            raise UnsupportedSchemaError(path, f"has {min(siblings)} next to {head}, which is not supported")
         _check_head(head, schema, path)
         return
     types = _types(schema, path)
@@ -159,14 +159,14 @@ def _check_head(head: str, schema: Mapping[str, object], path: str) -> None:
 
 
 def _types(schema: Mapping[str, object], path: str) -> tuple[str, ...]:
-    """The types it names, else the one that its keywords speak of."""
+    """Return the types of a schema, or else the type that its keywords imply."""
     named = schema.get("type")
     if named is None:
         return ("object",) if "properties" in schema else ()
     types = named if isinstance(named, list) else [named]
     for kind in types:
         if not isinstance(kind, str) or kind not in _OF_TYPE:
-            raise UnsupportedSchemaError(path, f"names the type {kind!r}, which there is not")
+            raise UnsupportedSchemaError(path, f"names the type {kind!r}, which does not exist")
     return tuple(types)
 
 

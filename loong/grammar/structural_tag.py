@@ -1,4 +1,4 @@
-"""Grammars of several parts, such as JSON between tags, in xgrammar's words for them (structural tags)."""
+"""Grammars of several parts, such as JSON between tags, as xgrammar's structural tags."""
 
 from collections.abc import Mapping
 
@@ -9,17 +9,17 @@ _CONTENT = frozenset({"tag", "repeat"})  # which have one
 
 
 def with_supported_schemas(tag: Mapping[str, object], max_blanks: int) -> dict[str, object]:
-    """Return a structural tag in which each schema is as grammars are made of it.
+    """Return a structural tag whose schemas are ready for a grammar.
 
-    `max_blanks` bounds the blanks in a row between tokens of JSON. Raises `UnsupportedSchemaError` for a
-    schema or a part that a grammar could not keep to.
+    `max_blanks` bounds the blanks in a row between JSON tokens. Raises `UnsupportedSchemaError` for an
+    unsupported schema or part.
     """
     return {**tag, "format": _format(tag.get("format"), max_blanks)}
 
 
 def _format(part: object, max_blanks: int) -> dict[str, object]:
     if not isinstance(part, dict):
-        raise UnsupportedSchemaError("the structural tag", "has a part that is no object")
+        raise UnsupportedSchemaError("the structural tag", "has a part that is not an object")
     match kind := part.get("type"):
         case "const_string":
             return {**part}

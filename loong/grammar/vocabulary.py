@@ -1,4 +1,4 @@
-"""What a grammar must know of a tokenizer: the text of every token."""
+"""The text of every token of a tokenizer, for grammars."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,15 +9,16 @@ from tokenizers import Tokenizer
 if TYPE_CHECKING:
     from xgrammar import TokenizerInfo
 
-_NEVER = ""  # what xgrammar takes for the text of a token that never comes
-_NEVER_IN_JSON = frozenset(range(0x20)) - {*b"\r\n"}  # and tabs only where blanks do as well
-_FALLBACK_BYTE = "<0x00>"  # a vocabulary that has it writes bytes so
+_NEVER = ""  # the text of a token that xgrammar never allows
+_NEVER_IN_JSON = frozenset(range(0x20)) - {*b"\r\n"}  # tabs are allowed with other blanks
+_FALLBACK_BYTE = "<0x00>"  # a vocabulary with this piece has byte fallback
 
 
 def read_vocabulary(folder: Path, vocab_size: int, *, is_json: bool) -> "TokenizerInfo":
-    """Return the tokens of a model folder's tokenizer, for a model of `vocab_size`: others never come.
+    """Return the tokens of a model folder's tokenizer, for `vocab_size` token ids. Ids without a token never
+    occur.
 
-    In JSON, tokens with control characters never come either.
+    In JSON, tokens with control characters never occur either.
     """
     from xgrammar import TokenizerInfo, VocabType  # an extra, and slow to import
 

@@ -1,4 +1,4 @@
-"""What a model is: its sizes and switches, read from a Hugging Face folder."""
+"""The config of a model: its sizes and options, read from a Hugging Face folder."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes and switches of one decoder. Raises ConfigError where they cannot fit together."""
+    """The sizes and options of one decoder. Raises ConfigError if they do not fit together."""
 
     architecture: str  # Hugging Face's name, such as LlamaForCausalLM
     vocab_size: int
@@ -52,18 +52,18 @@ class ModelConfig:
     @property
     def torch_dtype(self) -> "torch.dtype":
         """The dtype of weights, activations and KV."""
-        import torch  # not at the top: processes that only read a config start without it
+        import torch  # not at the top: processes that only read a config do not need it
 
         return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[self.dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV that one token takes over all layers and all tensor-parallel ranks together."""
+        """The bytes of KV of one token, over all layers and all tensor-parallel ranks."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
 
     @property
     def max_length(self) -> int:
-        """Tokens in the longest sequence that the model was made for."""
+        """The most tokens of a sequence that the model supports."""
         match self.rope:
             case LinearRope(factor=factor) | DynamicRope(factor=factor):
                 length = int(self.max_position_embeddings * factor)

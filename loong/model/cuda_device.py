@@ -16,18 +16,23 @@ from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 
-_LEAST_CUT = 8192  # keys of a task, from which they had better be in pieces
-_MANY_QUERIES = 4096  # of all tasks, whose tiles are so many that the last ones leave little idle
+_LEAST_CUT = 8192  # keys of a task, from which cutting them into pieces is faster
+_MANY_QUERIES = 4096  # of all tasks, whose many tiles leave little idle at the end
 
 
 class CudaDevice:
-    """See Device. `dtype` is the model's: cuDNN takes no float32. `sizes` are of the tiles left to it."""
+    """See Device.
+
+    `dtype` is the model's: cuDNN takes no float32. `sizes` are those of the tiles for cuDNN.
+    """
 
     def __init__(self, index: int, dtype: torch.dtype, sizes: TileSizes | None = None) -> None:
         self.torch_device = torch.device("cuda", index)
         self._sizes = None if dtype == torch.float32 else sizes or TileSizes.usual()
-        self._workspaces: dict[int, gpu.SplitWorkspace] = {}  # by room; kept, for graphs hold their memory
-        self._piece_workspaces: dict[int, gpu.PieceWorkspace] = {}  # by head dim; likewise
+        self._workspaces: dict[
+            int, gpu.SplitWorkspace
+        ] = {}  # by capacity; kept because graphs use their memory
+        self._piece_workspaces: dict[int, gpu.PieceWorkspace] = {}  # by head dim; kept as well
         self._num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
         self._linear_workspace = gpu.LinearWorkspace.empty(self._num_processors, self.torch_device)
         self._is_capturing = False
@@ -38,7 +43,7 @@ class CudaDevice:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """While a step is captured, and before, when it is tried: its launches will cost the host nothing."""
+        """Return a context for a captured step and its trial run, in which launches cost the host nothing."""
         self._is_capturing = True
         try:
             yield
@@ -58,7 +63,7 @@ class CudaDevice:
         torch.cuda.current_stream().synchronize()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """See Device. The kernel for few rows is quicker, but for the host that launches it."""
+        """See Device. The kernel for few rows is faster, except when the host must launch it."""
         if not (self._is_capturing and gpu.is_faster(x, weight)):
             return F.linear(x, weight, bias)
         out = x.new_empty(len(x), len(weight))
@@ -142,9 +147,9 @@ class CudaDevice:
                 _attend_rows(q, its_kv, tile, scale, total)
 
     def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """See Device: kernels for all kinds of tables are loaded, and cuDNN plans every shape of a tile.
+        """See Device. It loads the kernels for all kinds of tables, and cuDNN plans every shape of a tile.
 
-        Kernels that merge as many pieces are loaded with these.
+        The kernels that merge pieces are loaded as well.
         """
         nothing = self.upload(torch.zeros(1, len(AttendTask._fields), dtype=torch.int64))
         self._piece_workspace(head_dim)  # one for all threads
@@ -188,21 +193,24 @@ class CudaDevice:
 
 
 def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:
-    """Merge attention of a tile's queries over its keys kv [S, 2, K, D] into `total`, of all queries."""
+    """Merge attention of a tile's queries over its keys kv [S, 2, K, D] into `total`, which has all
+    queries.
+    """
     queries = slice(tile.query_row, tile.query_row + tile.num_queries)
     num_pieces = 1 if tile.is_causal else num_pieces_on(q[queries], len(kv))
     part = attend_tile(q[queries], kv, scale, is_causal=tile.is_causal, num_pieces=num_pieces)
     out, lse, rows = part.out[:, tile.num_extra :], part.lse[:, tile.num_extra :], tile.rows
-    if total.out.dtype == q.dtype:  # it is all that these queries see
+    if total.out.dtype == q.dtype:  # these queries see no other keys
         total.out[rows], total.lse[rows] = out[0], lse[0]
     else:
         gpu.merge_into(Partial(total.out[rows], total.lse[rows]), Partial(out, lse))
 
 
 def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool, num_pieces: int = 1) -> Partial:
-    """Attention of q [T, H, D] over P equal pieces of kv [S, 2, K, D]: out [P, T, H, D] of q, lse [P, T, H].
+    """Return attention of q [T, H, D] over P equal pieces of kv [S, 2, K, D]: out [P, T, H, D], lse [P, T,
+    H].
 
-    P is 1 where it is causal.
+    `out` has q's dtype. P is 1 for a causal tile.
     """
     pieces = kv.view(num_pieces, -1, *kv.shape[1:])
     k, v = (part.transpose(1, 2) for part in pieces.unbind(2))
@@ -213,6 +221,6 @@ def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool, num_pie
 
 
 def num_pieces_on(q: Tensor, num_keys: int) -> int:
-    """`best_num_pieces` of keys that q [T, H, D] attends, on the GPU where it is."""
+    """Return `best_num_pieces` for q [T, H, D] and `num_keys` keys, on q's GPU."""
     num_processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     return best_num_pieces(len(q), q.shape[1], num_keys, num_processors)

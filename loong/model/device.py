@@ -1,4 +1,4 @@
-"""Where a model computes: the kernels of a device, and how tensors get there. Chosen once, at start."""
+"""The device of a model: its kernels, and copies to it. It is chosen once, at start."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -14,35 +14,38 @@ from loong.model.tiles import Tile
 
 
 class AttendTable(NamedTuple):
-    """The tasks of one `attend_blocks`, laid out for a device; no query is in two of them."""
+    """The tasks of one `attend_blocks`, in the device's layout. No query is in two of them."""
 
     tasks: Tensor  # [C, 8] int64
-    tiles: tuple[Tile, ...] = ()  # what is left out of `tasks` because there is a quicker kernel for it
-    is_merged: bool = False  # whether some query is in several of all these
-    is_cut: bool = False  # whether keys in a row may be cut into pieces, as those that slots name always may
+    tiles: tuple[Tile, ...] = ()  # parts of tasks that a faster kernel computes
+    is_merged: bool = False  # some query is in several tasks or tiles
+    is_cut: bool = False  # consecutive keys may be cut into pieces, as keys in slots always may
 
 
 class Device(Protocol):
-    """A device and its kernels, which are those of `loong.kernels.reference` under the same names.
+    """A device and its kernels, which have the names and definitions of `loong.kernels.reference`.
 
-    Work is done in the order in which a thread asks for it. Tensors are on the device unless said otherwise.
+    Work is done in the order of a thread's calls. Tensors are on the device unless stated otherwise.
     """
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors are."""
+        """The device of tensors."""
 
     def use(self) -> None:
-        """Let the calling thread work here: the first thing a thread does."""
+        """Make the device usable in the calling thread. A thread calls it first."""
 
     def upload(self, tensor: Tensor) -> Tensor:
-        """A tensor of the host, here; the host may change it at once."""
+        """Return a host tensor's copy on the device. The host may change the original at once."""
 
     def host_words(self, num_words: int) -> Tensor:
-        """Zeros [num_words] int64 of the host, to be kept: what is copied here from there takes no detour."""
+        """Return zeros [num_words] int64 on the host, to be kept.
+
+        Copies from them to the device are direct.
+        """
 
     def wait(self) -> None:
-        """Return once all is done that the calling thread has asked for."""
+        """Return when all work of the calling thread is done."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x [T, in] mapped to [T, out] by weight [out, in] and bias [out]."""
@@ -50,7 +53,7 @@ class Device(Protocol):
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None
     ) -> None:
-        """Add to residual [T, E] in place, if there is anything to add, and norm the sum to `out`."""
+        """Add `added`, if given, to residual [T, E] in place, and write the norm of the sum to `out`."""
 
     def silu_and_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
         """Write `silu(gate) * up` of gate_up [T, 2 F] to out [T, F]."""
@@ -79,25 +82,32 @@ class Device(Protocol):
         target_rows: Tensor | None,
         num_rows: Tensor | None = None,
     ) -> None:
-        """Copy `target[target_rows[t]] = source[source_rows[t]]`, rows [2, K, D]; None: all, in order.
+        """Copy `target[target_rows[t]] = source[source_rows[t]]`, rows [2, K, D]. None: all rows, in order.
 
-        Only the first `num_rows` [1] int64 of them, where they are given.
+        Copies only the first `num_rows` [1] int64, if given.
         """
 
     def merge_into(self, total: Partial, parts: Partial, rows: Tensor) -> None:
-        """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`; below 0: left out."""
+        """Merge parts, out [N, T, H, D] and lse [N, T, H], into rows [T] of `total`.
+
+        Rows below 0 are left out.
+        """
 
     def attend_slots(self, q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float, out: Partial) -> None:
-        """Attend each request's one query, q [B, H, D], to its slots of kv [S, 2, K, D], into `out`.
+        """Attend one query of each request, q [B, H, D], to the request's slots of kv [S, 2, K, D], into
+        `out`.
 
-        `out.out` may be of q's dtype if nothing is to be merged with it.
+        `out.out` may have q's dtype if nothing is merged with it.
         """
 
     def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """Do once, at start, what takes libraries long before they attend for a model of these sizes."""
+        """Do the slow preparations of libraries for attention in a model of these sizes.
+
+        Called once, at start.
+        """
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
-        """Lay tasks out for `attend_blocks`."""
+        """Return tasks in the layout for `attend_blocks`."""
 
     def attend_blocks(
         self,
@@ -109,11 +119,13 @@ class Device(Protocol):
         total: Partial,
         slots: Tensor | None = None,
     ) -> None:
-        """Merge attention of the table's tasks over kv [S, 2, K, D], or the rows of it that `slots` name."""
+        """Merge attention of the table's tasks over kv [S, 2, K, D], or over its rows `slots`, into
+        `total`.
+        """
 
 
 class CpuDevice:
-    """The processor; its kernels are their own definitions."""
+    """The CPU, with the reference implementations as kernels."""
 
     torch_device = torch.device("cpu")
 

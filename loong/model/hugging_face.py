@@ -1,4 +1,4 @@
-"""The config files of a Hugging Face folder, as they are on disk, and what of them cannot be served."""
+"""The config files of a Hugging Face folder, and checks of unsupported options."""
 
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -22,7 +22,7 @@ _File = TypeVar("_File", bound=msgspec.Struct)
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """What decides whether the rest of config.json can be read at all."""
+    """The fields that decide whether config.json can be read."""
 
     architectures: list[str] | None = None
     quantization_config: dict[str, object] | None = None
@@ -66,7 +66,10 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rope(self) -> RopeConfig:
-        """The rotary embedding, from the new layout or the old; the old wins, as in transformers."""
+        """The rotary embedding, from the new layout or the old one.
+
+        The old one has priority, as in transformers.
+        """
         parameters = dict(self.rope_scaling or self.rope_parameters or {})
         if self.original_max_position_embeddings is not None:
             parameters["original_max_position_embeddings"] = self.original_max_position_embeddings
@@ -78,7 +81,7 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layered_sliding_window(self) -> int | None:
-        """Qwen's window, which it switches on by layer; None if no layer has it."""
+        """Qwen's sliding window, which it enables by layer; None if no layer has it."""
         if self.layer_types is not None:
             is_used = "sliding_attention" in self.layer_types
         else:
@@ -87,7 +90,7 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """The end-of-sequence ids; generation_config.json knows better."""
+        """The end-of-sequence ids. Those of generation_config.json have priority."""
         return _as_tuple(self.eos_token_id)
 
 
@@ -96,7 +99,7 @@ class _GenerationFile(msgspec.Struct, frozen=True):
 
 
 def read_config_file(folder: Path) -> ConfigFile:
-    """Read `config.json`. Raises ConfigError naming the key, its value and what is supported."""
+    """Read `config.json`. Raises ConfigError naming the key, its value and the supported values."""
     path = folder / "config.json"
     kind = _read(path, _Kind)
     if not kind.architectures or kind.architectures[0] not in ARCHITECTURES:
@@ -116,7 +119,7 @@ def read_config_file(folder: Path) -> ConfigFile:
 
 
 def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """Read the end-of-sequence ids of `generation_config.json`; empty if it has none or is not there."""
+    """Read the end-of-sequence ids of `generation_config.json`; empty without the file or the key."""
     path = folder / "generation_config.json"
     return _as_tuple(_read(path, _GenerationFile).eos_token_id) if path.exists() else ()
 

@@ -1,4 +1,4 @@
-"""From the name of a model to a decoder that runs."""
+"""Loads a decoder by the name of its model."""
 
 from pathlib import Path
 
@@ -19,15 +19,12 @@ def load_model(
     tensor_parallel: TensorParallel,
     device: Device = _CPU,
 ) -> Decoder:
-    """Load one rank of the decoder that `find_config` finds; `seed` is that of dummy weights.
-
-    Raises ConfigError naming the flag, file, key or tensor at fault.
-    """
+    """Load one rank of the decoder that `find_config` finds. `seed` is for dummy weights."""
     shard = Shard(find_config(model, load_format, dtype), tensor_parallel.rank, tensor_parallel.size)
     if load_format == "dummy":
         parameters = dummy_weights(shard, device.torch_device, seed=seed)
     elif Path(model).is_file():
-        from loong.model.gguf.weights import load_gguf_weights  # which folders do without
+        from loong.model.gguf.weights import load_gguf_weights  # only GGUF files need it
 
         parameters = load_gguf_weights(Path(model), shard, device.torch_device)
     else:

@@ -1,4 +1,4 @@
-"""Folders that are made on first use and then kept."""
+"""Folders that are made at the first use and then kept."""
 
 import shutil
 import tempfile
@@ -9,9 +9,9 @@ from loong.core.errors import ConfigError
 
 
 def made_once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return `folder`, which `fill` fills if it is not there. Raises ConfigError if it cannot be written.
+    """Return `folder`. If it does not exist, `fill` fills it. Raises ConfigError if it cannot be written.
 
-    Any number of processes may call this at once: the folder appears whole or not at all.
+    Any number of processes may call this at once: the folder appears complete or not at all.
     """
     if folder.exists():
         return folder
@@ -25,6 +25,6 @@ def made_once(folder: Path, fill: Callable[[Path], None]) -> Path:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
-        if not folder.exists():  # else another process was quicker
+        if not folder.exists():  # else another process has made it
             raise ConfigError(f"cannot write {folder}: {error.strerror}") from error
     return folder

@@ -1,4 +1,4 @@
-"""The tensors of one rank's decoder, and how they are put together from a model's named tensors."""
+"""The tensors of one rank's decoder, built from a model's named tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class LayerParameters:
     o: Linear  # in: this rank's heads; the bias is on rank 0 alone, so that the sum over ranks has it once
     mlp_norm: Tensor  # [E]
     gate_up: Linear  # out: this rank's gates, then ups
-    down: Linear  # as o
+    down: Linear  # like o
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,21 @@ class Parameters:
 
 
 class TensorSource(Protocol):
-    """Named tensors of a whole model, read in parts."""
+    """Named tensors of a whole model, which are read in parts."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of every tensor there is."""
+        """The shapes of all tensors."""
 
     def read(self, name: str, *index: slice) -> Tensor:
-        """Return a part of a tensor, of any dtype and on any device. Raises ConfigError if it cannot."""
+        """Return a part of a tensor, of any dtype and on any device. Raises ConfigError on failure."""
 
 
 def assemble(shard: Shard, source: TensorSource, device: torch.device) -> Parameters:
-    """Put one rank's parameters together, tensor by tensor, in the model's dtype.
+    """Build one rank's parameters, tensor by tensor, in the model's dtype.
 
-    Raises ConfigError naming the first tensor that is missing, unexpected or misshapen, and both shapes.
+    Raises ConfigError naming the first tensor that is missing, unexpected or of the wrong shape, and both
+    shapes.
     """
     _check_shapes(shard.config, source.shapes)
     return _Assembler(shard, source, device).parameters()
@@ -67,7 +68,7 @@ def assemble(shard: Shard, source: TensorSource, device: torch.device) -> Parame
 
 def _check_shapes(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     expected = expected_shapes(config)
-    # A tied checkpoint may repeat its embedding, and old ones store what follows from the config.
+    # A tied checkpoint may repeat its embedding, and old ones store tensors that follow from the config.
     optional = {LM_HEAD: (config.vocab_size, config.hidden_size)}
     for name, shape in expected.items():
         if name not in found:
@@ -116,7 +117,7 @@ class _Assembler:
         )
 
     def _by_rows(self, parts: list[tuple[str, slice]]) -> Linear:
-        """Return projections of one input as one, with this rank's rows of each."""
+        """Return projections of one input joined into one, with this rank's rows of each."""
         has_bias = f"{parts[0][0]}.bias" in self.source.shapes
         return Linear(
             weight=self._stack([(f"{name}.weight", rows) for name, rows in parts]),
@@ -124,7 +125,7 @@ class _Assembler:
         )
 
     def _by_columns(self, name: str, columns: slice) -> Linear:
-        """Return a projection of this rank's columns, whose results are summed over the ranks."""
+        """Return a projection of this rank's columns. The results are summed over the ranks."""
         weight = self._place(self.source.read(f"{name}.weight", slice(None), columns))
         has_bias = f"{name}.bias" in self.source.shapes and self.shard.rank == 0
         return Linear(weight, self._whole(f"{name}.bias") if has_bias else None)

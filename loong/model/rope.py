@@ -16,15 +16,15 @@ class Rotary:
 
     rope: RopeConfig
     frequencies: Tensor  # [D / 2] float32, radians a position
-    magnitude: float  # scales cos and sin both, so attention scores by its square
+    magnitude: float  # scales cos and sin, and so attention scores by its square
     dtype: torch.dtype
 
     def __call__(self, positions: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin [T, D] in the model's dtype, computed in float32.
 
-        positions [T] int64. sequence_lengths [T] int64, max(num_prompt_tokens, position + 1): the length
-        that the sequence of each token had when the token was first computed. Dynamic scaling follows it,
-        so that chunks, recomputation and placement do not change a token's angles; others ignore it.
+        positions [T] int64. sequence_lengths [T] int64, max(num_prompt_tokens, position + 1): the length of
+        each token's sequence when the token was first computed. Only dynamic scaling uses it, so that chunks,
+        recomputation and placement do not change a token's angles.
         """
         frequencies = self.frequencies
         if isinstance(self.rope, DynamicRope):
@@ -59,9 +59,9 @@ def _wavelengths(theta: float | Tensor, head_dim: int, device: torch.device | No
 
 
 def _dynamic_frequencies(rope: DynamicRope, head_dim: int, sequence_lengths: Tensor) -> Tensor:
-    """Return frequencies [T, D / 2]: those of the default up to the original length, slower beyond.
+    """Return frequencies [T, D / 2]: the default ones up to the original length, slower beyond.
 
-    In float64, for a position multiplies whatever a vectorised power rounds away.
+    They are in float64, because the position multiplies rounding errors of the power.
     """
     original = rope.original_max_position_embeddings
     lengths = sequence_lengths.clamp(min=original).double()[:, None]
@@ -71,7 +71,7 @@ def _dynamic_frequencies(rope: DynamicRope, head_dim: int, sequence_lengths: Ten
 
 
 def _llama3_frequencies(rope: Llama3Rope, default: Tensor) -> Tensor:
-    """Blend by how many turns a frequency makes within the original length."""
+    """Return frequencies blended by their number of rotations within the original length."""
     turns = default * rope.original_max_position_embeddings / (2 * math.pi)
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     kept = kept.clamp(0, 1)
@@ -79,7 +79,7 @@ def _llama3_frequencies(rope: Llama3Rope, default: Tensor) -> Tensor:
 
 
 def _yarn_frequencies(rope: YarnRope, default: Tensor) -> Tensor:
-    """Blend by dimension, along a ramp between those that make `beta_fast` and `beta_slow` turns."""
+    """Return frequencies blended along a ramp between those with `beta_fast` and `beta_slow` rotations."""
     head_dim = 2 * len(default)
 
     def dimension_of(num_turns: float) -> float:

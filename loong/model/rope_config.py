@@ -1,4 +1,4 @@
-"""How a model turns positions into angles, as its config.json says it: one type for each kind of scaling."""
+"""The rotary embedding of a model, as in its config.json: one type for each kind of scaling."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -36,7 +36,7 @@ class DynamicRope(_Rope, frozen=True, tag="dynamic"):
 
 
 class Llama3Rope(_Rope, frozen=True, tag="llama3"):
-    """Low frequencies are divided by `factor`, high ones kept, those between blended."""
+    """Low frequencies are divided by `factor`, high ones are kept, and those between are blended."""
 
     factor: _Factor
     low_freq_factor: _Positive
@@ -52,7 +52,7 @@ class Llama3Rope(_Rope, frozen=True, tag="llama3"):
 
 
 class YarnRope(_Rope, frozen=True, tag="yarn"):
-    """As Llama 3's, over a ramp between two numbers of rotations; cos and sin are scaled as well."""
+    """Like Llama 3's, along a ramp between two numbers of rotations. Cos and sin are scaled as well."""
 
     factor: _Factor
     original_max_position_embeddings: _Length
@@ -71,9 +71,9 @@ _TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 def parse_rope(
     parameters: Mapping[str, object], *, rope_theta: float | None, max_position_embeddings: int
 ) -> RopeConfig:
-    """Read Hugging Face's `rope_parameters`, or the older `rope_scaling` beside a `rope_theta`.
+    """Return Hugging Face's `rope_parameters`, or the older `rope_scaling` with a `rope_theta`.
 
-    Raises ConfigError naming the key, its value and what is supported.
+    Raises ConfigError naming the key, its value and the supported values.
     """
     fields = {key: value for key, value in parameters.items() if key != "type" and value is not None}
     rope_type = fields.setdefault("rope_type", parameters.get("type", "default"))

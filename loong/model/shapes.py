@@ -82,13 +82,13 @@ SHAPES = {
     ),
 }
 
-LOAD_FORMATS = ("auto", "safetensors", "dummy")  # the first two are one: a file or folder tells what it is
+LOAD_FORMATS = ("auto", "safetensors", "dummy")  # the first two are equal: the file or folder decides
 
 
 def find_config(model: str, load_format: str = "auto", dtype: str | None = None) -> ModelConfig:
-    """Return the config of a local folder or GGUF file, or, with `load_format="dummy"`, of a name in SHAPES.
+    """Return the config of a local folder or GGUF file, or of a name in SHAPES with `load_format="dummy"`.
 
-    `dtype` replaces the model's own. Raises ConfigError naming what would work.
+    `dtype` replaces the model's own. Raises ConfigError naming the alternatives.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
@@ -98,7 +98,9 @@ def find_config(model: str, load_format: str = "auto", dtype: str | None = None)
     elif path.is_dir():
         config = load_config(path)
     elif path.is_file():
-        from loong.model.gguf.config import gguf_config  # what it imports, processes of other models need not
+        from loong.model.gguf.config import (
+            gguf_config,
+        )  # not at the top: other models do not need its imports
         from loong.model.gguf.header import read_header
 
         config = gguf_config(read_header(path))

@@ -1,4 +1,4 @@
-"""How the ranks of one instance share its weights."""
+"""Tensor parallelism: the parts of the weights on the ranks of one instance."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,7 +21,7 @@ class TensorParallel(Protocol):
         """The number of ranks."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum over ranks of x; x itself may be overwritten."""
+        """Return the sum over ranks of x. It may overwrite x."""
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Return every rank's x, of one shape, concatenated along the last dim in rank order."""
@@ -29,7 +29,7 @@ class TensorParallel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SingleDevice:
-    """One rank, which has nobody to talk to."""
+    """A single rank, without communication."""
 
     rank: int = 0
     size: int = 1
@@ -45,7 +45,7 @@ class SingleDevice:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which rows and columns of the weights one rank holds. Raises ConfigError if `size` cannot work."""
+    """The rows and columns of the weights on one rank. Raises ConfigError for an unsupported `size`."""
 
     config: ModelConfig
     rank: int = 0
@@ -61,38 +61,38 @@ class Shard:
 
     @property
     def num_heads(self) -> int:
-        """Query heads of this rank."""
+        """The query heads of this rank."""
         return self.config.num_heads // self.size
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads of this rank."""
+        """The KV heads of this rank."""
         return self.config.num_kv_heads // self.size
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the output embedding on every rank but the last ones, which may hold fewer."""
+        """The rows of the output embedding on every rank except the last ones, which may have fewer."""
         return -(-self.config.vocab_size // self.size)
 
     @property
     def q_rows(self) -> slice:
-        """Rows of the query projection, and columns of the output projection."""
+        """The rows of the query projection, and the columns of the output projection."""
         return self._even(self.num_heads * self.config.head_dim)
 
     @property
     def kv_rows(self) -> slice:
-        """Rows of the key and of the value projection."""
+        """The rows of the key and of the value projection."""
         return self._even(self.num_kv_heads * self.config.head_dim)
 
     @property
     def mlp_rows(self) -> slice:
-        """Rows of the gate and of the up projection, and columns of the down projection."""
+        """The rows of the gate and of the up projection, and the columns of the down projection."""
         width = self.config.intermediate_size
         return slice(width * self.rank // self.size, width * (self.rank + 1) // self.size)
 
     @property
     def vocab_rows(self) -> slice:
-        """Rows of the output embedding."""
+        """The rows of the output embedding."""
         rows = self._even(self.padded_vocab_size)
         return slice(min(rows.start, self.config.vocab_size), min(rows.stop, self.config.vocab_size))
 

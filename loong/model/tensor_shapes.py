@@ -1,4 +1,4 @@
-"""The names and shapes of a model's tensors, for processes that start without torch, too."""
+"""The names and shapes of a model's tensors, without torch."""
 
 from loong.model.config import ModelConfig
 

@@ -1,4 +1,4 @@
-"""Which tiles of attention cuDNN computes sooner than Triton, found out on the GPU at hand."""
+"""Measures on the present GPU which tiles of attention cuDNN computes faster than Triton."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,14 +17,14 @@ from loong.model.tiles import TileSizes
 SQUARES = (4096, 8192, 16384)
 QUERIES = (256, 512, 1024, 2048)
 KEYS = (1024, 2048, 4096)
-_LONG = 8192  # the side of a rectangle whose other side is sought
-_NUM_PROMPTS = 4  # Triton's kernel attends several at once, and then leaves no multiprocessor idle
+_LONG = 8192  # one side of a rectangle, while the other is searched
+_NUM_PROMPTS = 4  # which Triton's kernel attends at once, so that no multiprocessor is idle
 
 Call = Callable[[], object]
 
 
 class TileMeasurer:
-    """Times both kernels on tensors like those of a model's shard on one GPU."""
+    """Measures both kernels on tensors like those of a model's shard on one GPU."""
 
     def __init__(self, config: ModelConfig, tp_size: int, device: torch.device) -> None:
         shard = Shard(config, 0, tp_size)
@@ -32,7 +32,7 @@ class TileMeasurer:
         self._head_dim, self._dtype, self._device = config.head_dim, config.torch_dtype, device
 
     def sizes(self) -> TileSizes:
-        """The usual sizes, but for the least ones: those from which on cuDNN is the quicker."""
+        """Return the usual sizes, with the measured least ones from which on cuDNN is faster."""
         return TileSizes.usual()._replace(
             square=self._least(SQUARES, self.square),
             least_queries=self._least(QUERIES, lambda size: self.rectangle(size, _LONG)),
@@ -40,7 +40,7 @@ class TileMeasurer:
         )
 
     def square(self, size: int) -> tuple[float, float]:
-        """Seconds of a causal square by Triton, where there are several, and by cuDNN."""
+        """Return the seconds of a causal square, by Triton on several at once and by cuDNN."""
         q, kv = self._random(_NUM_PROMPTS * size, self._num_heads), self._random_kv(_NUM_PROMPTS * size)
         starts = range(0, _NUM_PROMPTS * size, size)
         tasks = self._table([AttendTask.causal(start, range(size), start, range(size)) for start in starts])
@@ -52,7 +52,7 @@ class TileMeasurer:
         )
 
     def rectangle(self, num_queries: int, num_keys: int) -> tuple[float, float]:
-        """Seconds of a chunk's attention of its history, by Triton and by cuDNN."""
+        """Return the seconds of a chunk's attention to its history, by Triton and by cuDNN."""
         q, kv = self._random(num_queries, self._num_heads), self._random_kv(num_keys)
         tasks = self._table([AttendTask.full(0, num_queries, 0, num_keys)])
         total = Partial(torch.zeros_like(q, dtype=torch.float32), self._unseen(num_queries))
@@ -64,7 +64,7 @@ class TileMeasurer:
 
     @staticmethod
     def _least(sizes: Sequence[int], measure: Callable[[int], tuple[float, float]]) -> int:
-        """The first of growing sizes from which on cuDNN is the quicker; the last, if it never is."""
+        """Return the first of growing sizes from which on cuDNN is faster, or the last if it never is."""
         least = sizes[-1]
         for size in reversed(sizes):
             by_triton, by_cudnn = measure(size)
@@ -87,7 +87,9 @@ class TileMeasurer:
 
 
 def measured_tile_sizes(config: ModelConfig, tp_size: int, index: int) -> TileSizes | None:
-    """What is best for a model on GPU `index`, which must be idle; None if its dtype has no tiles."""
+    """Return the best sizes for a model on GPU `index`, which must be idle; None if its dtype has no
+    tiles.
+    """
     if config.torch_dtype == torch.float32:
         return None
     torch.cuda.set_device(index)

@@ -1,7 +1,7 @@
-"""Tiles of attention: what a library's kernels, which know only some shapes, can compute of a table.
+"""Tiles of attention: the parts of a table that a library's kernels, with few shapes, can compute.
 
-Their shapes are few, because each takes the library long to plan, once: causal squares whose sizes are
-multiples of one size, and full rectangles. What is left has shapes of all kinds.
+The shapes are few, because a library takes long to plan each one: causal squares whose sizes are multiples of
+one size, and full rectangles. The rest of a table has any shape.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from loong.kernels.attend_task import AttendTask
 
-_MOST_LEFT = 1 / 4  # of a square's queries, behind it
+_MOST_LEFT = 1 / 4  # of a square's queries, left after it
 _BLOCK = 128  # queries of a head that a multiprocessor attends at a time
 _PIECES = 2, 4, 8
 _LEAST_PIECE = 2048  # keys
@@ -18,9 +18,10 @@ _MERGING = 0.01  # of the time, for each piece
 
 
 class Tile(NamedTuple):
-    """Some rows of queries and of keys: every query sees every key, or (causal) query i sees keys 0 to i.
+    """Rows of queries and of keys. Every query sees every key, or (causal) query i sees keys 0 to i.
 
-    What comes of the first `num_extra` queries is dropped: they are in another tile, and here for the shape.
+    The results of the first `num_extra` queries are dropped. They belong to another tile, and only fill the
+    shape.
     """
 
     query_row: int
@@ -32,17 +33,17 @@ class Tile(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """The queries of which something comes."""
+        """The queries whose results are used."""
         return slice(self.query_row + self.num_extra, self.query_row + self.num_queries)
 
 
 class TileSizes(NamedTuple):
-    """Which tiles there are: squares of multiples of `square`, which is one of `many_queries` and of `keys`.
+    """The possible tiles. Squares have multiples of `square`, which is one of `many_queries` and of `keys`.
 
-    Rectangles are cut from `least_queries` on. They have multiples of `many_queries`, or fewer, which are
-    multiples of `few_queries`, where there are `wide_keys` or more. They have `keys` times a power of two, as
-    `most_keys` is one, so many that all queries meet them in `least_pairs`: of less a host takes longer for
-    another tile than a GPU saves by it.
+    Rectangles have `least_queries` or more. Their queries are multiples of `many_queries`, or of
+    `few_queries` if there are fewer queries, or `wide_keys` keys or more. Their keys are `keys` times a power
+    of two, as `most_keys` is. They cover at least `least_pairs` pairs, because the host needs longer for a
+    smaller tile than a GPU saves by it.
     """
 
     square: int
@@ -58,10 +59,10 @@ class TileSizes(NamedTuple):
 
     @classmethod
     def usual(cls) -> "TileSizes":
-        """Those of which a library is quicker on an H200, with 8 KV heads or 32."""
+        """Return the sizes at which a library is faster on an H200, with 8 or 32 KV heads."""
         return cls(
             square=8192,
-            largest_square=65536,  # cuDNN is 8 % slower at twice that: a head's KV is then beyond the cache
+            largest_square=65536,  # cuDNN is slower beyond: a head's KV does not fit the cache
             least_queries=256,
             few_queries=128,
             many_queries=512,
@@ -73,7 +74,7 @@ class TileSizes(NamedTuple):
         )
 
     def shapes(self) -> Iterator[Tile]:
-        """A tile of every shape."""
+        """Yield a tile of every shape."""
         for size in range(self.square, self.largest_square + 1, self.square):
             yield Tile(0, size, 0, size, is_causal=True)
         few = range(self.few_queries, self.many_queries, self.few_queries)
@@ -85,14 +86,16 @@ class TileSizes(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Tiles, which are done one after the other, and the rest, in which no query comes twice."""
+    """Tiles to compute one after the other, and the rest of the tasks, in which no query occurs twice."""
 
     tiles: tuple[Tile, ...]
     rest: tuple[AttendTask, ...]
 
     @property
     def is_merged(self) -> bool:
-        """Whether some query is in several of all these, or in a rectangle, whose keys may come in pieces."""
+        """Return whether some query is in several tiles or tasks, or in a rectangle, whose keys may be
+        cut.
+        """
         if not all(tile.is_causal for tile in self.tiles):
             return True
         rows = [(tile.rows.start, tile.rows.stop) for tile in self.tiles]
@@ -101,7 +104,7 @@ class Cut(NamedTuple):
 
 
 def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
-    """Cut from tasks, in which no query comes twice, all tiles that fit."""
+    """Return all tiles that fit into tasks, in which no query occurs twice, and the rest."""
     tiles: list[Tile] = []
     rest: list[AttendTask] = []
     uncut = list(reversed(tasks))
@@ -121,7 +124,7 @@ def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
 
 
 def _num_keys_of_rectangle(task: AttendTask, sizes: TileSizes) -> int:
-    """How many of the first keys, which every query sees, make rectangles with all of the queries."""
+    """Return how many of the first keys, which every query sees, make rectangles with all queries."""
     if task.num_queries < sizes.least_queries:
         return 0
     num_keys = sizes.keys
@@ -136,15 +139,16 @@ def _num_seen_by_first(task: AttendTask) -> int:
 
 
 def _largest_square(task: AttendTask, step: int) -> Tile | None:
-    """Queries and keys of a stripe each: the first query sees one key, or none if its stripe is behind.
+    """Return queries and keys of a causal square, or None if too much of the task would be left.
 
-    None if much would be left: to attend all of it at once is quicker than what a square leaves.
+    The first query sees one key, or none if its stripe is behind. Attending a whole task is faster than a
+    square with a large rest.
     """
     num_blind = 1 - _num_seen_by_first(task)
     if task.query_step != task.key_step or num_blind not in (0, 1):
         return None
     if num_blind and task.first_query + task.query_step < task.first_key:
-        return None  # the second sees none either
+        return None  # the second query sees none, too
     size = min(task.num_queries - num_blind, task.num_keys) // step * step
     if task.num_queries - num_blind - size > size * _MOST_LEFT:
         return None
@@ -152,7 +156,7 @@ def _largest_square(task: AttendTask, step: int) -> Tile | None:
 
 
 def _squares(square: Tile, sizes: TileSizes) -> Iterator[Tile]:
-    """A square in squares along its diagonal, and what is before each."""
+    """Yield a square as squares along its diagonal, and the rectangles before each."""
     for start in range(0, square.num_queries, sizes.largest_square):
         size = min(sizes.largest_square, square.num_queries - start)
         row, keys = square.query_row + start, range(square.key_row, square.key_row + start)
@@ -161,9 +165,9 @@ def _squares(square: Tile, sizes: TileSizes) -> Iterator[Tile]:
 
 
 def _rectangles(query_row: int, num_queries: int, keys: range, sizes: TileSizes) -> Iterator[Tile]:
-    """All of a rectangle of enough queries, and keys a multiple of the least; same keys follow each other.
+    """Yield a rectangle of enough queries, whose keys are a multiple of the least. Equal keys are adjacent.
 
-    The last of its parts repeats some queries where the parts have more than there are.
+    The last part repeats some queries if the parts have more queries than the rectangle.
     """
     width = sizes.most_keys
     while keys:
@@ -177,7 +181,10 @@ def _rectangles(query_row: int, num_queries: int, keys: range, sizes: TileSizes)
 
 
 def _parts(num_queries: int, num_keys: int, sizes: TileSizes) -> list[int]:
-    """How many queries each of a rectangle's tiles has, none more than there are: as few in all as can be."""
+    """Return the number of queries of each of a rectangle's tiles, as few in total as possible.
+
+    No tile has more queries than the rectangle.
+    """
     is_fine = num_keys >= sizes.wide_keys or num_queries < sizes.many_queries
     many, few = sizes.many_queries, sizes.few_queries if is_fine else sizes.many_queries
     needed = -(-num_queries // few) * few
@@ -190,7 +197,7 @@ def _parts(num_queries: int, num_keys: int, sizes: TileSizes) -> list[int]:
 
 
 def _even_parts(total: int, unit: int, num_parts: int) -> list[int]:
-    """So many parts of `total`, all multiples of `unit`; none of nothing."""
+    """Return `num_parts` parts of `total`, all multiples of `unit`; none for a total of 0."""
     if not total:
         return []
     least, num_larger = divmod(total // unit, num_parts)
@@ -198,7 +205,7 @@ def _even_parts(total: int, unit: int, num_parts: int) -> list[int]:
 
 
 def _after_queries(task: AttendTask, num_done: int) -> AttendTask:
-    """What is left of a task once its first queries are done."""
+    """Return the rest of a task after its first queries."""
     return task._replace(
         query_row=task.query_row + num_done,
         num_queries=task.num_queries - num_done,
@@ -207,7 +214,7 @@ def _after_queries(task: AttendTask, num_done: int) -> AttendTask:
 
 
 def _after_keys(task: AttendTask, num_done: int) -> AttendTask:
-    """What is left of a task once its first keys are done."""
+    """Return the rest of a task after its first keys."""
     return task._replace(
         key_row=task.key_row + num_done,
         num_keys=task.num_keys - num_done,
@@ -216,9 +223,9 @@ def _after_keys(task: AttendTask, num_done: int) -> AttendTask:
 
 
 def best_num_pieces(num_queries: int, num_heads: int, num_keys: int, num_processors: int) -> int:
-    """Into how many pieces keys are to be cut, so that the last blocks of queries occupy all of a GPU.
+    """Return into how many pieces to cut keys, so that the last blocks of queries fill a GPU.
 
-    A multiprocessor takes as long for a block, over all keys, whether the others have one or not.
+    A multiprocessor takes equally long for a block over all keys, even if the others are idle.
     """
     num_blocks = -(-num_queries // _BLOCK) * num_heads
 

@@ -1,4 +1,4 @@
-"""A tiny random model in Hugging Face's format, made on first use: no download, no GPU."""
+"""A tiny random model in Hugging Face's format, made at the first use, without a download or a GPU."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ SPECIAL_TOKENS = (
     "<|bos|>", "<|eos|>", "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>",
 )  # fmt: skip
 _NUM_BYTES = 256
-_NAME = "loong-tiny-v1"  # a change of anything below needs a new name: the folder is never made twice
+_NAME = "loong-tiny-v1"  # change it with anything below, because the folder is never made twice
 _SEED = 1
-_ATTENTION_GAIN = 3.0  # sharp attention: what comes next depends on all that came before
-_LOGIT_GAIN = 4.0  # clear winners: rounding seldom changes the likeliest token
+_ATTENTION_GAIN = 3.0  # sharp attention, so that outputs depend on the whole prompt
+_LOGIT_GAIN = 4.0  # large differences, so that rounding seldom changes the likeliest token
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -43,7 +43,7 @@ _CHAT_TEMPLATE = (
 
 
 def tiny_model(cache_folder: Path) -> Path:
-    """Return the folder of the tiny model under `cache_folder`, making it as `made_once` does."""
+    """Return the folder of the tiny model under `cache_folder`, made by `made_once`."""
     return made_once(cache_folder / _NAME, _write)
 
 
@@ -79,7 +79,7 @@ def _write_config(folder: Path) -> None:
 
 
 def _write_weights(folder: Path) -> None:
-    import torch  # not at the top: processes that only name the model start without it
+    import torch  # not at the top: processes that only name the model do not need it
     from safetensors.torch import save_file
 
     from loong.model.weights import RandomTensors
@@ -89,7 +89,7 @@ def _write_weights(folder: Path) -> None:
     for name, tensor in tensors.items():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             tensor.mul_(_ATTENTION_GAIN)
-    # Printable text is likely, anything else is not: a terminal shows what the model says without harm.
+    # Printable text is likely and control characters are not, so the output is safe in a terminal.
     tensors[LM_HEAD].mul_(_LOGIT_GAIN)
     tensors[LM_HEAD][[byte for byte in range(CONFIG.vocab_size) if not 32 <= byte < 127]] *= 0.25
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -122,7 +122,7 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _byte_characters() -> list[str]:
-    """Return the character by which byte-level tokenizers write each byte: itself if it is visible."""
+    """Return the character of each byte in byte-level tokenizers: the byte itself if it is visible."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = iter(range(0x100, 0x200))
     return [chr(byte if byte in visible else next(substitutes)) for byte in range(_NUM_BYTES)]

@@ -1,4 +1,4 @@
-"""The decoder: one forward pass that serves every family in `ModelConfig`."""
+"""The decoder: one forward pass for every family in `ModelConfig`."""
 
 from typing import Protocol
 
@@ -15,17 +15,22 @@ _CPU = CpuDevice()
 
 
 class Attention(Protocol):
-    """What the decoder leaves to others: which KV a token attends to, where it is, and where it goes."""
+    """The attention of a step, which the decoder calls in each layer. It knows the place of all KV."""
 
     def new_kv(self, layer_index: int, /) -> tuple[Tensor, Tensor]:
-        """Where the keys and values of the step's tokens go: kv [S, 2, K, D], and their rows [T] int64."""
+        """Return the tensor for new keys and values, kv [S, 2, K, D], and the rows [T] int64 of the
+        step's tokens.
+        """
 
     def __call__(self, layer_index: int, q: Tensor, /) -> Tensor:
-        """Attention [T, H, D] of q, rotated, in its dtype; by now the new KV is where `new_kv` said."""
+        """Return attention [T, H, D] of the rotated q, in its dtype.
+
+        The new KV is in the rows of `new_kv` by now.
+        """
 
 
 class Decoder:
-    """A decoder-only transformer; inference only, and without any state between calls."""
+    """A decoder-only transformer for inference, without state between calls."""
 
     def __init__(
         self,
@@ -44,10 +49,10 @@ class Decoder:
     def forward(
         self, input_ids: Tensor, positions: Tensor, sequence_lengths: Tensor, attention: Attention
     ) -> Tensor:
-        """Return hidden states [T, E] after the final norm, the same on every rank.
+        """Return hidden states [T, E] after the final norm, equal on every rank.
 
-        input_ids, positions and sequence_lengths are [T] int64; for the last see `Rotary`. T may be 0, and
-        `attention` is called all the same.
+        input_ids, positions and sequence_lengths are [T] int64; for the last see `Rotary`. T may be 0;
+        `attention` is called even then.
         """
         device, eps = self._device, self.shard.config.rms_norm_eps
         hidden = F.embedding(input_ids, self.parameters.embedding)
@@ -66,7 +71,9 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return logits [N, vocab] float32 of hidden states [N, E], the same on every rank; or fill `out`."""
+        """Return logits [N, vocab] float32 of hidden states [N, E], equal on every rank; or write them to
+        `out`.
+        """
         part = self._device.linear(hidden, self.parameters.lm_head, None)
         if part.shape[-1] < self.shard.padded_vocab_size:
             part = F.pad(part, (0, self.shard.padded_vocab_size - part.shape[-1]))

@@ -1,4 +1,4 @@
-"""Where weights come from: a folder of safetensors files, or a seed."""
+"""Weights from a folder of safetensors files, or from a seed."""
 
 import hashlib
 import math
@@ -23,24 +23,24 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 def load_weights(folder: Path, shard: Shard, device: torch.device) -> Parameters:
     """Load one rank's weights from `model.safetensors`, or the files of `model.safetensors.index.json`.
 
-    Reads only what the rank holds. Raises ConfigError naming the file or the tensor at fault.
+    It reads only this rank's parts. Raises ConfigError naming the file or the tensor at fault.
     """
     with ExitStack() as open_files:
         return assemble(shard, _open_checkpoint(folder, open_files), device)
 
 
 def dummy_weights(shard: Shard, device: torch.device, *, seed: int = 0) -> Parameters:
-    """Make one rank's weights up from a seed; for every number of ranks they are parts of the same model."""
+    """Make one rank's weights from a seed. The whole model is the same for any number of ranks."""
     shapes = expected_shapes(shard.config)
     return assemble(shard, RandomTensors(shapes, seed, shard.config.torch_dtype, device), device)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomTensors:
-    """Tensors drawn on demand, each whole and from its own seed, so that no part depends on the others.
+    """Tensors made on demand, each whole and from its own seed, so that parts are independent.
 
-    Norms are ones; everything else is uniform with variance 1 / columns. Drawn from [0, 1) and then moved,
-    they are the same bits on every CPU, which normal draws are not; a GPU draws others.
+    Norms are ones. All others are uniform with variance 1 / columns, sampled in [0, 1) and then shifted. So
+    every CPU gets the same bits, unlike with normal samples; a GPU gets others.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -108,7 +108,7 @@ def _checkpoint_paths(folder: Path) -> list[Path]:
     path = folder / "model.safetensors"
     if not path.exists():
         raise ConfigError(
-            f"{folder} must hold model.safetensors or {index_path.name}: no other format is read"
+            f"{folder} must contain model.safetensors or {index_path.name}: no other format is supported"
         )
     return [path]
 

@@ -58,7 +58,7 @@ class WorkerTraces:
         async with self._one_at_a_time:
             if self._is_started:
                 raise InvalidRequestError("a trace is running; POST /stop_profile ends it")
-            await self._executor.start_traces()
+            await self._executor.calls.start_traces()
             self._is_started = True
 
     async def _write(self) -> Path:
@@ -75,7 +75,7 @@ class WorkerTraces:
         self._folder.mkdir(parents=True, exist_ok=True)
         target = self._folder / f"{strftime('trace-%Y%m%d-%H%M%S')}-{next(self._numbers)}.json"
         with TemporaryDirectory(dir=self._folder) as folder:
-            files = await self._executor.write_traces(Path(folder))
+            files = await self._executor.calls.write_traces(Path(folder))
             await asyncio.to_thread(join_traces, files, target)
         return target
 

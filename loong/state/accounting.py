@@ -116,7 +116,7 @@ class Accounting:
         """Add a batch in flight, with room for the KV that it will make."""
         batch_id, plan = batch.running.batch_id, batch.plan
         self.batches[batch_id] = batch
-        self.reserve(plan.num_stored_tokens)
+        self.reserve(plan.num_reserved_tokens)
         for instance_id in plan.group.instance_ids:
             self.instances[instance_id] = self.instances[instance_id].running(batch_id)
         self._count_batch(plan)
@@ -145,7 +145,7 @@ class Accounting:
             live.batch_id, live.placement = None, live.placement.adding(stored)
             all_stored += stored
             lives.append(live)
-        self.release(Counter(batch.plan.num_stored_tokens) - tokens_by_instance(all_stored))
+        self.release(Counter(batch.plan.num_reserved_tokens) - tokens_by_instance(all_stored))
         for live in tuple(lives):
             if live.siblings and live.request.request_id in batch.sampled:
                 lives += self._start_siblings(live)
@@ -200,10 +200,10 @@ class Accounting:
     def has_predictable_end(self, batch: InFlightBatch) -> bool:
         """Return whether everything about a batch's end is known, except the tokens it samples.
 
-        It is not for a lease, whose number of steps is open; for KV that several requests share, that moves
-        or is lost; and for a batch that waits for another to end.
+        It is not for a lease, whose number of steps is open; for KV that several requests share, that is
+        pushed, that moves or is lost; and for a batch that waits for another to end.
         """
-        if batch.is_lease or self.ending_on(batch.plan):
+        if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         lives = map(self.requests.__getitem__, batch.plan.request_ids)
         return not any(

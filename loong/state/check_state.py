@@ -96,7 +96,7 @@ def _check_holders(accounting: Accounting) -> None:
     """KV that a running batch reads is where it was at its beginning, on instances that are live."""
     for batch_id, batch in accounting.batches.items():
         placements = [accounting.requests[request_id].placement for request_id in batch.plan.request_ids]
-        holder_ids = batch.plan.group.holder_ids(placements)
+        holder_ids = batch.plan.holder_ids(placements)
         if holder_ids != batch.running.holder_ids:
             raise InvalidEventError(
                 f"batch {batch_id} reads KV on instances {holder_ids}, "
@@ -119,8 +119,8 @@ def _check_room(accounting: Accounting) -> None:
     used: Counter[InstanceId] = Counter()
     for live in accounting.requests.values():
         used.update(live.placement.tokens_by_instance())
-    for segment in (s for batch in accounting.batches.values() for s in batch.plan.writes):
-        used[segment.instance_id] += len(segment.positions)
+    for batch in accounting.batches.values():
+        used.update(batch.plan.num_reserved_tokens)
     for migration in accounting.migrations.values():
         used[migration.destination_id] += len(migration.segment.positions)
     for shared in _shared_kv(accounting):

@@ -295,7 +295,7 @@ class ClusterState:
         sampling = [live for i, live in given if i.sampling_params is not None]
         sampled = {r.request.request_id: r for live in sampling for r in (live, *live.siblings)}
         start = max([now, *self._accounting.ending_on(plan).values()])
-        holder_ids = plan.group.holder_ids([live.placement for live in lives])
+        holder_ids = plan.holder_ids([live.placement for live in lives])
         running = RunningBatch(
             batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start, holder_ids=holder_ids
         )

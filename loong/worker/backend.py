@@ -1,4 +1,4 @@
-"""What a worker does differently on each kind of device; chosen once, at start."""
+"""The parts of a worker that differ by the kind of device; chosen once, at start."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -24,26 +24,26 @@ class Reading(Protocol):
     """Tensors on their way to the host."""
 
     def is_done(self) -> bool:
-        """Whether they have arrived, and all is done that the device was asked for before."""
+        """Return whether they have arrived, and all earlier work of the device is done."""
 
     def wait(self) -> Sequence[Tensor]:
-        """Copies on the host of what the tensors were when they were asked for."""
+        """Return copies on the host of the tensors' values at the time of the request."""
 
 
 class Backend(Protocol):
-    """A device, and what runs on it beside a model."""
+    """A device, and its operations outside the model."""
 
     @property
     def device(self) -> Device:
-        """Where models compute."""
+        """Return the device on which models compute."""
 
     @property
     def sampler(self) -> Sampler:
-        """How tokens are chosen of logits that lie there."""
+        """Return the sampler for logits on the device."""
 
     @property
     def takes_leases(self) -> bool:
-        """Whether steps are captured, and those of decode leases follow each other without the host."""
+        """Return whether steps are captured, so that a decode lease runs without the host."""
 
     @property
     def graph_limits(self) -> CudaGraphLimits:
@@ -51,34 +51,34 @@ class Backend(Protocol):
 
     @property
     def warm_up_lengths(self) -> tuple[int, ...]:
-        """Prompts of these lengths, prefilled once, let everything be compiled that prefill needs."""
+        """Return prompt lengths whose prefill compiles everything that prefill needs."""
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:
-        """A fabric for the tensors of the device, of a model of which this process holds `shard`."""
+        """Return a fabric for tensors of the device, for a model of which this process holds `shard`."""
 
     def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:
         """Return how this device serves batches of other groups; None if it cannot."""
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
-        """How steps that the host launches exchange queries, over a fabric that `connect` gave."""
+        """Return the query exchange of steps that the host launches, over a fabric of `connect`."""
 
     def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> KVExchange | None:
-        """How captured steps of groups exchange queries or KV, over a fabric that `connect` gave.
+        """Return the exchange of queries or KV in captured steps of groups, over a fabric of `connect`.
 
-        None if they cannot, so that groups take steps which the host launches.
+        None if there is none, so that the host launches all steps of groups.
         """
 
     def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
         """Write the token [N] int64 and the largest logit [N] float32 of each row of logits [N, V]."""
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Something that does what `call` does, which may have to be quicker, on the same memory."""
+        """Return a function that does the same as `call` on the same memory, possibly faster."""
 
     def read(self, *tensors: Tensor) -> Reading:
         """Begin to copy tensors to the host."""
 
     def end_warm_up(self) -> None:
-        """Log from now on what has to be compiled, for requests wait for it."""
+        """Log from now on every compilation, since requests wait for it."""
 
 
 class _Copies:

@@ -1,9 +1,10 @@
-"""Batches in the order in which they are submitted: while the device works on one, the next is laid out."""
+"""Runs batches in the order of submission: while the device computes one, the next is prepared."""
 
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
+from typing import Protocol
 
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
@@ -13,7 +14,14 @@ from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.batches.started_batch import StartedBatch
 from loong.worker.runner import BatchRunner
 
-_LOOK_SECONDS = 100e-6  # between looks at whether the device is done
+_LOOK_SECONDS = 100e-6  # between checks whether the device is done
+
+
+class SendReports(Protocol):
+    """Sends reports to the engine, which gets them together."""
+
+    def __call__(self, *reports: BatchBegun | StepDone | PromptScored | BatchDone) -> None:
+        """Send them in this order."""
 
 
 class BatchLoop:
@@ -25,20 +33,20 @@ class BatchLoop:
         tp_rank: int,
         runner: BatchRunner,
         lease_ends: LeaseEnds,
-        send: Callable[[BatchBegun | StepDone | PromptScored | BatchDone], None],
+        send: SendReports,
         trace: Callable[[], None],
     ) -> None:
-        """Take where to send reports, and what to do at each step boundary."""
+        """Take the report function, and the function that runs at each step boundary."""
         self._instance_id, self._tp_rank = instance_id, tp_rank
         self._runner, self._lease_ends = runner, lease_ends
         self._send, self._trace = send, trace
         self._started: StartedBatch | None = None
-        self._began_at = 0.0  # when the device came to the batch that it works on
+        self._began_at = 0.0  # when the device started its present batch
 
     def turn(self, commands: "SimpleQueue[RunBatch | None]") -> None:
         """Wait for the next command or for the device: begin a batch, and finish the one before.
 
-        None in the queue is no batch, but asks for what is done at a step boundary.
+        None in the queue is no batch, but requests the actions of a step boundary.
         """
         command = self._wait(commands)
         before = self._started
@@ -47,7 +55,7 @@ class BatchLoop:
         self._started = None if command is None else self._runner.begin(command)
         if before is not None:
             self._finish(before)
-            if command is not None:  # laid out before, but the device has come to it only now
+            if command is not None:  # prepared before, but the device has come to it only now
                 self._report_begin(command)
         self._trace()
 
@@ -57,7 +65,7 @@ class BatchLoop:
             self._send(BatchBegun(command.batch_id, self._instance_id, self._tp_rank))
 
     def _wait(self, commands: "SimpleQueue[RunBatch | None]") -> RunBatch | None:
-        """The next command; None if before that the batch that has begun is to be finished."""
+        """Return the next command; None if the started batch is to be finished first."""
         if self._started is None:
             return commands.get()
         while not self._started.needs_host():
@@ -71,16 +79,16 @@ class BatchLoop:
 
     def _finish(self, started: StartedBatch) -> None:
         batch_id = started.command.batch_id
-        last_tokens: tuple[ProducedToken, ...] = ()
+        last: list[StepDone] = []  # leaves with the end of the batch
 
         def report_step(step: int, tokens: tuple[ProducedToken, ...], is_last: bool) -> None:
-            nonlocal last_tokens
             if tokens and self._tp_rank == 0:  # all ranks sample the same
+                done = StepDone(batch_id, step, tokens, is_last)
                 if is_last:
-                    last_tokens = tokens
+                    last.append(done)
                 else:
-                    self._send(StepDone(batch_id, step, tokens))
-            self._trace()  # a lease that goes on and on has no batch end to wait for
+                    self._send(done)
+            self._trace()  # a long lease has no batch end to wait for
 
         num_steps = started.finish(self._lease_ends.of(started.command), report_step)
         self._lease_ends.forget_up_to(batch_id)
@@ -88,4 +96,4 @@ class BatchLoop:
             for found in started.prompt_logprobs():
                 self._send(PromptScored(batch_id, self._instance_id, self._tp_rank, found))
         worked = self._began_at, monotonic()
-        self._send(BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, last_tokens, *worked))
+        self._send(*last, BatchDone(batch_id, self._instance_id, self._tp_rank, num_steps, *worked))

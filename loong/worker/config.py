@@ -1,4 +1,4 @@
-"""What one worker process is told at its start."""
+"""The configuration of one worker process."""
 
 from dataclasses import dataclass
 
@@ -7,20 +7,20 @@ from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
 from loong.wire import HEARTBEAT_SECONDS
 
-# A driver that loads a kernel where it is first used lets the device finish what it does. There a kernel may
-# wait for another process, which does the same: so all that torch brings is loaded at the start.
+# A driver that loads a kernel lazily, at its first use, first waits for the device. A kernel on the device
+# may itself wait for another process that does the same. So all kernels of torch are loaded at the start.
 ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER"}
 FABRICS = ("auto", "symmetric", "nccl", "staged")  # auto: symmetric where GPUs reach each other, else staged
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One rank of one instance, and where it finds the others.
+    """One rank of one instance, and the addresses of the others.
 
     Capacities are in tokens, deadlines and the time between heartbeats in seconds. The host tier of
     instance i is instance `num_instances + i`, kept by the same processes. `model` is a folder, or with
     `load_format` "dummy" also the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device`
-    is cpu, or cuda for the host's GPUs by turns, among which `fabric` (one of FABRICS) moves tensors.
+    is cpu, or cuda for the host's GPUs in turn, among which `fabric` (one of FABRICS) moves tensors.
     `attention_tiles` are TileSizes that were measured (None: the usual ones). On a GPU, `graph_limits` say
     which steps are captured.
     """
@@ -50,9 +50,9 @@ class WorkerConfig:
 
     @property
     def host_id(self) -> InstanceId:
-        """The id of this instance's host tier."""
+        """Return the id of this instance's host tier."""
         return host_tier_id(self.instance_id, self.num_instances)
 
     def home_of(self, instance_id: InstanceId) -> InstanceId:
-        """The instance whose processes keep the pool of `instance_id`, itself or its host tier."""
+        """Return the instance whose processes keep the pool of `instance_id`, which may be a host tier."""
         return home_instance_id(instance_id, self.num_instances)

@@ -23,7 +23,7 @@ from loong.worker.sampling.cuda_sampler import CudaSampler
 from loong.worker.steps.group_exchange import KVExchange
 from loong.worker.steps.mailbox_exchange import MailboxExchange, num_mailbox_bytes
 
-_WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN have a way of their own for each
+_WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN choose an algorithm for each
 
 
 class _PinnedCopies:
@@ -35,7 +35,7 @@ class _PinnedCopies:
         self._event.record()
 
     def is_done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]  # likewise
+        return bool(self._event.query())  # type: ignore[no-untyped-call]  # torch's own
 
     def wait(self) -> Sequence[Tensor]:
         self._event.synchronize()
@@ -101,7 +101,10 @@ class CudaBackend:
         gpu.draw(logits, params, workspace=self.sampler.workspace(logits), tokens=tokens, largest=largest)
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
-        """See Backend. `call` is run once before, so that all it needs is compiled and there."""
+        """See Backend.
+
+        `call` is run once before, so that its kernels are compiled and its memory is allocated.
+        """
         with self.device.capturing():
             call()
             self.device.wait()

@@ -1,8 +1,8 @@
-"""The worker process: takes commands, runs batches in one thread, migrations in another, and serves in more.
+"""The worker process: takes commands, runs batches and migrations in a thread each, and serves in more.
 
-Batches run in the order in which they are told, and so do migrations: every worker is told in the engine's
-order, so no two of them wait for each other in a circle. An error in either thread is reported, and ends
-the process: the engine decides what becomes of its work.
+Batches run in the order of submission, and so do migrations. All workers receive them in the engine's order,
+so no two wait for each other in a circle. An error in either thread is reported, and ends the process: the
+engine then decides about its work.
 """
 
 import gc
@@ -69,16 +69,16 @@ logger = logging.getLogger(__name__)
 
 
 class Reports:
-    """The way to the engine. Sockets belong to one thread each, so every thread makes its own."""
+    """The reports to the engine. Sockets belong to one thread each, so every thread makes its own."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._socket.connect(address(endpoint))
 
-    def send(self, report: Report) -> None:
-        """Queue one report; it leaves in order."""
-        self._socket.send(encode(report))
+    def send(self, *reports: Report) -> None:
+        """Queue reports, which leave in order and reach the engine together."""
+        self._socket.send_multipart([encode(report) for report in reports])
 
     def close(self) -> None:
         """Send what is queued, for at most a second."""
@@ -116,13 +116,13 @@ class Worker:
             self._service = AttentionService(config.instance_id, shard, pool, serving_fabric, self._device)
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
-        self._batches: SimpleQueue[RunBatch | None] = SimpleQueue()  # None: look for what to trace
+        self._batches: SimpleQueue[RunBatch | None] = SimpleQueue()  # None: check for traces
         self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._lease_ends = LeaseEnds(config.deadline)
 
     def serve(self) -> None:
-        """Take commands until told to shut down, once all workers are there."""
+        """Take commands until the shutdown command, once all workers are there."""
         self._fabric.wait_for_peers()
         commands = self._context.socket(zmq.PULL)
         commands.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
@@ -180,7 +180,7 @@ class Worker:
 
     def _prepare(self, command: PrepareGrammar) -> None:
         def on_prepared(prepared: "Future[CompiledGrammar]") -> None:
-            reports = self._reports()  # in whatever thread this is
+            reports = self._reports()  # of the present thread
             failure = "" if (error := prepared.exception()) is None else f"{type(error).__name__}: {error}"
             config = self._config
             reports.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
@@ -189,7 +189,7 @@ class Worker:
         self._constraints.prepare(command.grammar).add_done_callback(on_prepared)
 
     def _release(self, command: ReleaseKV) -> None:
-        if command.positions is None:  # it has ended, or will be computed again
+        if command.positions is None:  # the request has ended, or will be computed again
             self._constraints.forget(command.owner_id)
         for instance_id in command.instance_ids:
             pool = self._pools.get(instance_id)
@@ -221,7 +221,7 @@ class Worker:
             loop.turn(self._batches)
 
     def _trace(self, tracer: Tracer, reports: Reports) -> None:
-        """Begin and end traces as commanded meanwhile."""
+        """Begin and end traces by the commands that have arrived."""
         while not self._tracing.empty():
             failure, command = "", self._tracing.get()
             try:
@@ -274,7 +274,7 @@ def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:
 
 
 def main() -> None:
-    """Be the worker whose config is the first line of standard input; end when that is closed."""
+    """Run the worker whose config is the first line of standard input; end when the input is closed."""
     leave_signals_to_parent()
     stdin = FileIO(sys.stdin.fileno(), closefd=False)  # a buffer has a lock, which a reading thread holds
     config = config_of(stdin.readline(), WorkerConfig)
@@ -289,25 +289,25 @@ def main() -> None:
     fabric = SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)
     with stacks_on_request(f"the worker of instance {config.instance_id}, rank {config.tp_rank}"):
         Worker(config, fabric, context).serve()
-        os._exit(0)  # threads may be in the middle of their work, and have nobody to tell
+        os._exit(0)  # threads may be in the middle of their work, which no one needs
 
 
 def _die_with_parent(stdin: FileIO) -> None:
-    """The engine holds the other end of standard input, so its death, however sudden, ends this process."""
+    """End this process when standard input closes, which the death of the engine does."""
     while stdin.read(1):
         pass
     os._exit(1)
 
 
 def _fail(config: WorkerConfig, error: BaseException | None) -> None:
-    """Report an error that nobody here can act on, and end at once: other threads may hang in it."""
+    """Report an error that this process cannot handle, and end at once: other threads may hang in it."""
     if error is not None and not isinstance(error, LoongError):
         logger.error("instance %d, rank %d cannot go on", config.instance_id, config.tp_rank, exc_info=error)
     message = str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
     blamed = (error.instance_id, error.tp_rank) if isinstance(error, PeerError) else None
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its own: others' sockets are in use
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # a separate one: other threads use theirs
     reports = Reports(context, config.reports_endpoint)
     reports.send(WorkerFailed(config.instance_id, config.tp_rank, message, blamed))
     reports.close()
-    context.term()  # once that has left
+    context.term()  # returns once the report has left
     os._exit(1)

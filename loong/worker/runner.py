@@ -26,7 +26,7 @@ from loong.worker.tracer import Span
 
 _SHORT_PROMPT = 17  # tokens
 _PLAIN = SamplingParams()
-_ASKING = SamplingParams(  # for all that is done to logits
+_ASKING = SamplingParams(  # that use every operation on logits
     max_tokens=2,
     min_tokens=1,
     stop_token_ids=(0,),
@@ -49,7 +49,7 @@ class BatchRunner:
         backend: Backend,
         constraints: Constraints | None = None,
     ) -> None:
-        """Take an instance's parts; without `constraints`, requests with a schema fail."""
+        """Take an instance's parts; without `constraints`, requests with a grammar fail."""
         self._constraints = constraints or Constraints(None, model.shard.config.vocab_size)
         self._instance_id = instance_id
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
@@ -58,7 +58,7 @@ class BatchRunner:
         self._pending_tokens = PendingTokens(_WARM_UP_BATCH_ID)
 
     def warm_up(self) -> None:
-        """Do once, before there are requests, what compiles, captures or plans.
+        """Compile kernels, capture graphs and plan, before there are requests.
 
         Ranks of one instance do so together, in a batch that comes before all others.
         """
@@ -95,7 +95,7 @@ class BatchRunner:
         return self.begin(command).finish(lease_end, report)
 
     def begin(self, command: RunBatch) -> StartedBatch:
-        """Begin the next batch, as far as the device can take it behind the one before."""
+        """Begin the next batch, as far as the device can run it after the previous one."""
         placeholders, pending_tokens = (
             TokenPlaceholders(command, self._instance_id, self._pending_tokens),
             PendingTokens(command.batch_id),
@@ -110,7 +110,7 @@ class BatchRunner:
         )
 
     def spans(self) -> Iterator[Span]:
-        """What of this is worth to be told apart in a trace."""
+        """Yield the spans of a trace: an object, its method and its name."""
         yield from self._step_runner.spans()
         yield self._fabric, "ring_step", "ring step"
         yield self._fabric, "exchange", "exchange"
@@ -128,9 +128,9 @@ class BatchRunner:
         num_chunks: int = 1,
         params: SamplingParams = _PLAIN,
     ) -> None:
-        """Steps of chunks of these lengths, each behind those before, as far as there is room for them.
+        """Run steps of chunks of these lengths, each continuing the ones before, as far as there is room.
 
-        A prompt of one token is as a decode.
+        A prompt of one token counts as a decode.
         """
         prompts = {f"warm-up-{number}": length for number, length in enumerate(lengths)}
         placements = dict.fromkeys(prompts, Placement())

@@ -9,6 +9,7 @@ import torch
 
 from loong.attention.attention_step import AttentionStep
 from loong.attention.exchange import MessageExchange
+from loong.attention.push import IncomingPushes
 from loong.attention.remote import query_attention, query_layout
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId, Placement
@@ -25,9 +26,9 @@ from loong.worker.kv.pool import KVPool
 class AttentionService:
     """Serves batches, each on a thread of its own, while this instance runs its own batches.
 
-    A holder is a member without rows: it derives the queries that come from the plan, and answers them by the
-    exchange that members use. It reads the KV that was there before the batch. That stays until the batch has
-    ended: a member ends only when its last queries are answered, and the engine releases KV after that.
+    A holder is a member without rows: it derives the queries from the plan, and answers them by the members'
+    exchange. It reads the KV that was there before the batch. This KV stays until the batch has ended: a
+    member ends only when its last queries are answered, and the engine releases KV after that.
     """
 
     def __init__(
@@ -38,41 +39,53 @@ class AttentionService:
         self._no_queries = torch.empty(rows, dtype=shard.config.torch_dtype, device=device.torch_device)
 
     def begin(self, command: RunBatch) -> None:
-        """Begin to serve a batch; call it in the order of the engine's instructions."""
+        """Begin to serve a batch, before the next instruction of the engine is carried out."""
         served = self._fabric.serve(command.batch_id, command.plan.group.instance_ids)
+        self._allocate(command)
         self._fork(command)
         name = f"serve-batch-{command.batch_id}"
         Thread(target=self._serve, args=(command, served), name=name, daemon=True).start()
 
     def answer(
-        self, batch: BatchPlan, placements: Mapping[RequestId, Placement], exchange: MessageExchange
+        self, batch: BatchPlan, placements: Mapping[RequestId, Placement], members: Exchanging
     ) -> None:
-        """Answer the queries of one step of a batch, layer by layer."""
-        layout = query_layout(AttentionStep(self._instance_id, batch, placements, self._pool), self._device)
-        if layout.routing.is_empty:
+        """Store what is pushed in one step of a batch, and answer its queries, layer by layer."""
+        step = AttentionStep(self._instance_id, batch, placements, self._pool)
+        layout, pushes = query_layout(step, self._device), IncomingPushes(step, members, self._device)
+        if layout.routing.is_empty and pushes.is_empty:
             return
-        step_exchange, none = exchange.begin(layout.routing), self._no_queries
+        exchange = MessageExchange(members, self._device).begin(layout.routing)
         for layer in range(self._pool.num_layers):
-            total = Partial.unseen(none, is_merged=True)
-            query_attention(layout, self._pool.layer(layer), step_exchange, none, total, self._device)
+            pool, total = self._pool.layer(layer), Partial.unseen(self._no_queries, is_merged=True)
+            if not pushes.is_empty:
+                pushes.store(pool)
+            query_attention(layout, pool, exchange, self._no_queries, total, self._device)
+        if not pushes.is_empty:
+            pushes.confirm()
 
     def _serve(self, command: RunBatch, served: AbstractContextManager[Exchanging]) -> None:
         plan, live = command.plan, set(command.plan.request_ids)
         placements = {given.request_id: given.placement for given in command.inputs}
         self._device.use()
         with served as members, torch.inference_mode():
-            exchange = MessageExchange(members, self._device)
             for step in count():
                 if plan.num_steps == 1:
-                    self.answer(plan, placements, exchange)
+                    self.answer(plan, placements, members)
                     return
-                self.answer(plan.at_step(step, live), placements, exchange)
+                self.answer(plan.at_step(step, live), placements, members)
                 if step + 1 >= hear_step(members, plan, live) or not live:
                     return
 
+    def _allocate(self, command: RunBatch) -> None:
+        """Take slots for what is pushed here."""
+        for segment in command.plan.writes:
+            if segment.instance_id == self._instance_id:
+                self._pool.allocate(segment.owner_id, segment.positions)
+
     def _fork(self, command: RunBatch) -> None:
-        """Let siblings begin with what is here of their primary, before the engine may release that."""
+        """Share the primary's KV on this instance with its siblings, before the engine may release it."""
         for given in command.inputs:
             for sibling in given.siblings:
-                for positions in given.placement.on(self._instance_id):
+                placement = given.placement.adding(command.plan.writes_of(given.request_id))
+                for positions in placement.on(self._instance_id):
                     self._pool.share(given.request_id, sibling.request_id, positions)

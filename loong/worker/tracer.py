@@ -1,4 +1,4 @@
-"""Traces of a worker: what its batches ask for and its device does, with the design's words beside it."""
+"""Traces of a worker: its thread and its device, with named ranges for the steps of the design."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -11,11 +11,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Span: TypeAlias = tuple[object, str, str]  # an object, its method, and what to call that in a trace
+Span: TypeAlias = tuple[object, str, str]  # an object, its method, and its name in a trace
 
 
 class Tracer:
-    """Traces the thread that starts it, and the device. Until then, and afterwards, it costs nothing.
+    """Traces the thread that starts it, and the device. Before and after a trace it costs nothing.
 
     The methods in `spans` show as ranges of those names, for NVIDIA's tools as well (NVTX).
     """
@@ -25,7 +25,7 @@ class Tracer:
         self._profile: profile | None = None
 
     def start(self) -> None:
-        """Begin; what was traced and not ended is dropped."""
+        """Begin; a trace that was begun and not ended is dropped."""
         self.end(None)
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
@@ -37,7 +37,7 @@ class Tracer:
             setattr(owner, method, _named(getattr(owner, method), name))
 
     def end(self, path: Path | None) -> None:
-        """End, and write a Chrome trace, if a path is given; an empty one if nothing was started."""
+        """End, and write a Chrome trace, if a path is given; an empty one if none was begun."""
         ended, self._profile = self._profile, None
         if ended is not None:
             for owner, method, _ in self._spans:
@@ -61,6 +61,6 @@ def _named(call: Callable[P, T], name: str) -> Callable[P, T]:
                 return call(*args, **kwargs)
         finally:
             if is_on_gpu:
-                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]  # likewise
+                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]  # torch's own
 
     return named

@@ -1,4 +1,4 @@
-"""Migrations: KV at rest goes to another pool, while batches of other requests run."""
+"""Migrations: KV that is not in flight goes to another pool, while batches of other requests run."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class SegmentMover:
     """This worker's part in migrations between its own pools (by instance id) and those of others.
 
     The destination takes slots first and copies into them; neither end frees anything. An end that fails
-    tells the other, so both are soon done. The engine then releases the source's slots, or the
+    notifies the other, so both are soon done. The engine then releases the source's slots, or the
     destination's if either failed.
     """
 
@@ -29,7 +29,10 @@ class SegmentMover:
         self._config, self._pools, self._fabric = config, pools, fabric
 
     def move(self, command: MoveKV) -> bool:
-        """Carry out this worker's part; whether it succeeded: there was room, and the other end was there."""
+        """Carry out this worker's part.
+
+        Returns whether it succeeded: there was room, and the other end was there.
+        """
         migration = command.migration
         source = self._pools.get(migration.segment.instance_id)
         destination = self._pools.get(migration.destination_id)

@@ -1,1 +1,1 @@
-"""Policies to compare with: fixed groups, disaggregation and replicas."""
+"""Baseline policies: fixed groups, disaggregation and replicas."""

@@ -1,8 +1,9 @@
-"""Prefill and decode on instances of their own: the policy `disaggregated`.
+"""Prefill and decode on separate instances: the policy `disaggregated`.
 
-The first instances compute whole prompts, first come, first served, each by itself; the last decode. KV of a
-request stays with the one that computed it until a decode instance has room for all that it will come to,
-oldest first, and moves to the one with least promised. An instance that is left alone does both.
+The first instances compute whole prompts, first come, first served, each instance by itself; the last ones
+decode. KV of a request stays on its prefill instance until a decode instance has room for the request's final
+length. Then it moves, oldest request first, to the instance with the fewest promised slots. If only one
+instance is left, it does both.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from loong.scheduler.config import PolicyConfig
 
 
 def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
-    """Compute what waits, move what is computed, and decode what has been moved."""
+    """Compute waiting prompts, move computed KV, and decode where KV has moved."""
     found = make_planning_view(snapshot)
     groups = groups_of(found, one_per_instance(tuple(found.free)))
     _hold_moving(snapshot, groups)
@@ -63,8 +64,8 @@ def roles(
 ) -> tuple[tuple[InstanceId, ...], tuple[InstanceId, ...]]:
     """Return the instances for prompts and those for decodes, the last `num_decode` or the last half.
 
-    `instance_ids` are ascending. There is one of either kind at least, unless only one is left: it is for
-    prompts, and nothing decodes apart from them.
+    `instance_ids` are ascending. There is at least one of each kind. If only one instance is left, it is for
+    prompts, and decodes there too.
     """
     wished = len(instance_ids) // 2 if num_decode is None else num_decode
     num_prefill = len(instance_ids) - min(max(1, wished), len(instance_ids) - 1)
@@ -72,7 +73,7 @@ def roles(
 
 
 def max_tokens_moved(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
-    """Return the most KV that one request may come to: what a prefill and a decode instance can hold."""
+    """Return the most KV that one request may need: the room of a prefill and a decode instance."""
     parts = roles(tuple(sorted(pools)), config.decode_instances)
     return min(max(pools[i] for i in part) for part in parts if part)
 
@@ -87,7 +88,7 @@ def _hold_moving(snapshot: Snapshot, groups: Iterable[FixedGroup]) -> None:
 
 
 def _moves_to(group: FixedGroup, snapshot: Snapshot) -> Sequence[KVMigration]:
-    """All KV of those that join a decode instance, as far as there is room beside the lease that runs."""
+    """Return the moves of all requests that join a decode instance, within its room after its lease."""
     (destination_id,) = group.instance_ids
     num_free = snapshot.instance[destination_id].kv_free
     migrations: list[KVMigration] = []

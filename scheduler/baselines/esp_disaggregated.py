@@ -1,9 +1,9 @@
 """`esp` with prefill and decode on fixed parts of the cluster: the policy `esp-disaggregated`.
 
-The first instances compute prompts as one fixed group, with the order, the deadlines, the deferral and the
-chunks of `esp`. KV of a computed prompt moves to the last instances (`handoff.py`), where each decodes by
-itself, unless a request is on several; a lease there ends after its present step. An instance that is left
-alone does both.
+The first instances compute prompts as one fixed group, with the order, deadlines, deferral and chunks of
+`esp`. KV of a computed prompt moves to the last instances (`handoff.py`), where each decodes by itself,
+unless a request is on several. Arriving KV ends the lease there after its present step. If only one instance
+is left, it does both.
 """
 
 from collections.abc import Mapping
@@ -57,13 +57,13 @@ def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Po
 
 
 def max_tokens_of_parts(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
-    """Return the most KV that one request may come to: the smaller of all pools of both parts."""
+    """Return the most KV that one request may need: the smaller of the two parts' total pools."""
     parts = roles(tuple(sorted(pools)), config.decode_instances)
     return min(sum(pools[i] for i in part) for part in parts if part)
 
 
 def _ends_for_arrived(found: PlanningView) -> dict[int, LeaseEnd]:
-    """Return ends, by batch, of the leases on instances where KV has arrived meanwhile."""
+    """Return ends, by batch, of the leases on instances where KV has arrived."""
     late = (
         batch for instance_set in found.occupied if instance_set.decodes for batch in instance_set.batches
     )

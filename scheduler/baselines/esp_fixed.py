@@ -1,7 +1,7 @@
 """`esp` on groups that never change: the policies `esp-fixed-N`.
 
-They keep the order, the deadlines, the deferral and the chunks of `esp`, so what `esp` does better is what
-elasticity is worth. Nothing grows, shrinks, moves or is retained. A request goes to one group, and stays.
+They keep the order, deadlines, deferral and chunks of `esp`, so the difference to `esp` is the value of
+elasticity. Groups do not grow or shrink, and KV is not moved or retained. A request stays in its group.
 """
 
 from collections.abc import Iterable, Set
@@ -28,13 +28,16 @@ from loong.scheduler.esp.step_builder import StepBuilder
 
 @dataclass(frozen=True)
 class GroupView(PlanningView):
-    """A fixed group: one instance set of all its instances, unless nothing waits and all is in flight."""
+    """A fixed group: one instance set of all its instances, unless nothing waits and all are in flight."""
 
     num_cluster_instances: int = 0
 
     @property
     def cluster_size(self) -> int:
-        """Full instances of the whole cluster, whose fastest prefill default targets are multiples of."""
+        """Return the full instances of the whole cluster.
+
+        Default targets are multiples of its fastest prefill.
+        """
         return self.num_cluster_instances
 
     def pausing(self, paused_ids: Set[RequestId]) -> "GroupView":
@@ -56,7 +59,7 @@ def make_group_view(
 class _WholeGroupStep(InPlaceStep):
     @property
     def group(self) -> ESPGroup:
-        """The whole group, with or without work for each instance."""
+        """Return the whole group, with or without work for each instance."""
         return self.ring
 
 
@@ -65,7 +68,7 @@ class _WholeGroup(BatchBuilder):
 
 
 class NoConsolidation(KVConsolidation):
-    """No migrations."""
+    """A consolidation without migrations."""
 
     def migrations(self, instance_set: InstanceSet) -> tuple[KVMigration, ...]:  # noqa: ARG002
         """Return no moves."""
@@ -119,7 +122,7 @@ def plan_group(
 
 
 def joined_plan(plans: Iterable[IterationPlan]) -> IterationPlan:
-    """Return one plan of those of several parts."""
+    """Merge the plans of several parts into one."""
     each = tuple(plans)
     return IterationPlan(
         batches=tuple(batch for plan in each for batch in plan.batches),

@@ -1,4 +1,4 @@
-"""Groups that never change, and which of them takes a request that waits."""
+"""Groups that never change, and the assignment of waiting requests to them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ Partition: TypeAlias = Callable[[Sequence[InstanceId]], list[tuple[InstanceId, .
 
 
 def one_group(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
-    """All instances in one group."""
+    """Return all instances in one group."""
     return [tuple(instance_ids)] if instance_ids else []
 
 
 def one_per_instance(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceId, ...]]:
-    """A group for every instance."""
+    """Return a group for every instance."""
     return [(instance_id,) for instance_id in instance_ids]
 
 
@@ -28,10 +28,10 @@ def one_per_instance(instance_ids: Sequence[InstanceId]) -> list[tuple[InstanceI
 class FixedGroup:
     """Instances that run as one, and the requests on them. All sizes are tokens of KV.
 
-    `decodes` and `prefills` are not in flight, `joining` (with `num_joining_tokens` to compute) waits and is
-    taken now, `batches` are in flight. `decoding` are those that decode together, in flight or not. When each
-    ends, all requests will have come to `num_promised`; those not in `decoding` to `num_reserved` of it. What
-    is leaving counts as both.
+    `decodes` and `prefills` are not in flight, `joining` requests (with `num_joining_tokens` to compute)
+    start now, and `batches` are in flight. `decoding` are all that decode together, in flight or not.
+    `num_promised` is the slots of all requests at their declared ends. `num_reserved` is the part of it for
+    requests that are not in `decoding`. KV of requests that are leaving counts in both.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -48,11 +48,11 @@ class FixedGroup:
 
     @property
     def num_free(self) -> int:
-        """Free slots of all its instances."""
+        """Return the free slots of all its instances."""
         return sum(self.free.values())
 
     def hold(self, view: RequestView, is_in_step: bool) -> None:
-        """Count what a request here, or on its way, will come to; `is_in_step` if it decodes with others."""
+        """Count the final KV of a request here or on its way; `is_in_step` if it decodes with others."""
         self.num_promised += view.num_final_tokens
         if is_in_step:
             self.decoding.append(view)
@@ -60,17 +60,17 @@ class FixedGroup:
             self.num_reserved += view.num_final_tokens
 
     def join(self, view: RequestView) -> None:
-        """Take a request that begins here."""
+        """Add a request that begins here."""
         self.joining.append(view)
         self.num_joining_tokens += view.num_uncomputed_tokens
         self.num_promised += view.num_final_tokens
         self.num_reserved += view.num_final_tokens
 
     def has_room_for(self, view: RequestView) -> bool:
-        """Whether nobody will have to be evicted for it.
+        """Return whether the request fits without any later eviction.
 
-        Those that decode do so a step at a time together, so they never use more than the peak of their
-        future KV. When the others will begin is open, so they count with all that they will ever have.
+        Requests in `decoding` advance one step at a time together, so they never use more than the peak of
+        their future KV. The start of the others is open, so they count with all their final KV.
         """
         num_more = view.num_final_tokens
         if self.num_promised + num_more <= self.capacity:
@@ -80,21 +80,21 @@ class FixedGroup:
 
 
 Load: TypeAlias = Callable[[FixedGroup], int]
-"""By which a new request chooses a group: the one with least."""
+"""The measure by which a new request chooses a group: the least."""
 
 
 def promised(group: FixedGroup) -> int:
-    """Return the slots that its requests will have come to."""
+    """Return the slots that its requests will need at their ends."""
     return group.num_promised
 
 
 def memory_in_use(group: FixedGroup) -> int:
-    """Return the slots in use once those that join it now are computed."""
+    """Return the slots in use once the requests that join now are computed."""
     return group.capacity - group.num_free + group.num_joining_tokens
 
 
 def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> list[FixedGroup]:
-    """A group for each of `parts`, with what it holds and runs."""
+    """Return a group for each of `parts`, with its requests and batches."""
     groups, group_of = [], {}
     for part in parts:
         capacity = sum(found.snapshot.instance[i].kv_capacity for i in part)
@@ -123,11 +123,11 @@ def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> l
 def take(
     views: Iterable[RequestView], groups: Sequence[FixedGroup], max_tokens: float, load: Load = promised
 ) -> None:
-    """Let `views` join groups in their order: each the one with least `load` that could ever hold it.
+    """Assign `views` to groups in their order: each to the group with least `load` that could ever hold it.
 
-    Where that has no room yet, nobody after it joins that group either, so that it finds room at last. A
-    group takes no more once those that join it have `max_tokens` an instance to compute: that is its next
-    step, and who waits may still go elsewhere.
+    If that group has no room yet, no later request joins it either, so that the request finds room at last. A
+    group takes no more once its joining requests have `max_tokens` an instance to compute. That is its next
+    step, and later requests may still go to other groups.
     """
     open_groups = list(groups)
     for view in views:

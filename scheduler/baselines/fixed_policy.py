@@ -1,8 +1,8 @@
 """Baselines with groups that never change: a partition of the instances, and a way to fill a step.
 
 Requests begin first come, first served, on the group with fewest tokens held and promised, once their future
-KV fits, and stay there. A group whose prompts are all computed decodes in leases; a prompt that can begin
-ends the lease after the step that runs.
+KV fits, and stay there. A group whose prompts are all computed decodes in leases. A prompt that can begin
+ends the lease after its present step.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from loong.scheduler.common.leases import (
     latest_in_the_way,
     lease_ends,
     plan_lease,
-    spread_masters,
     timed_batch,
 )
+from loong.scheduler.common.masters import choose_masters, no_instances
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.common.striping import RequestPart, decode_part, retained_part, striped_part, whole_part
 from loong.scheduler.config import PolicyConfig
@@ -28,7 +28,7 @@ from loong.scheduler.config import PolicyConfig
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """How prompts are put into steps: `max_tokens` of a step an instance, and the step of a group."""
+    """The way to put prompts into steps: `max_tokens` of a step an instance, and a group's step."""
 
     max_tokens: Callable[[PolicyConfig], int]
     step: Callable[[FixedGroup, CostModel, int], BatchPlan]
@@ -57,7 +57,7 @@ def plan_fixed_groups(
         if group.batches:
             ends += lease_ends(group.batches) if has_prompts else ()
         elif leaving := latest_in_the_way(group.decodes, group.num_free):
-            victims += leaving  # the next plan, which is made at once, has their slots
+            victims += leaving  # the next plan, which follows at once, can use their slots
         elif has_prompts:
             batches.append(filling.step(group, cost_model, max_tokens))
         elif group.decodes:
@@ -70,7 +70,7 @@ def plan_fixed_groups(
 
 
 def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:
-    """Whole prompts and nothing else, as many as fit `max_tokens` an instance, or else the first alone."""
+    """Return whole prompts without decodes: those that fit `max_tokens` an instance, or the first."""
     views: list[RequestView] = []
     parts: list[RequestPart] = []
     num_left = max_tokens * len(group.instance_ids)
@@ -88,7 +88,7 @@ def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) ->
 
 
 def _prompt_part(view: RequestView, num_tokens: int, group: FixedGroup) -> RequestPart:
-    """A prompt striped over the group; its KV stays where it is made, or else where it fits."""
+    """Return a prompt striped over the group; its KV stays where it is made, or where it fits."""
     if len(group.instance_ids) == 1:
         return whole_part(view, num_tokens, group.instance_ids[0])
     ring = ESPGroup(group.instance_ids)
@@ -99,11 +99,14 @@ def _prompt_part(view: RequestView, num_tokens: int, group: FixedGroup) -> Reque
 
 
 def _prompts_in_chunks(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:
-    """A token of each decode, and chunks of prompts in order: `max_tokens`, but at least one of a prompt."""
-    masters = spread_masters(group.free, group.decodes, 1)
+    """Return a step with a token of each decode and chunks of prompts in order.
+
+    It has `max_tokens` tokens, but at least one of a prompt.
+    """
+    masters = choose_masters(group.decodes, group.free, 1, no_instances)
     assert masters is not None, "those without a slot were preempted"
     views = list(group.decodes)
-    parts = [decode_part(view, master_id) for view, master_id in zip(views, masters, strict=True)]
+    parts = [decode_part(view, master_id) for view, master_id in masters]
     num_left = max(1, max_tokens - len(views))
     for view in group.prefills + group.joining:
         num_tokens = min(num_left, view.num_uncomputed_tokens)

@@ -33,12 +33,12 @@ class Handoff:
 
     @property
     def preemptions(self) -> tuple[Preemption, ...]:
-        """Preemptions of the prompts that must be computed again."""
+        """Return preemptions of the prompts that must be computed again."""
         return tuple(Preemption(view.request_id) for view in self.on_both)
 
     @property
     def decisions(self) -> Iterator[Decision]:
-        """The reasons of migrations, waits and preemptions."""
+        """Yield the reasons of migrations, waits and preemptions."""
         for kind, views, why in (
             (DecisionKind.MIGRATE, self.moved, HANDED_OFF),
             (DecisionKind.WAIT, self.blocked, NO_ROOM),
@@ -48,7 +48,7 @@ class Handoff:
                 yield Decision(kind, tuple(view.request_id for view in views), why)
 
     def left_by(self, sources: Snapshot) -> Snapshot:
-        """Return the prefill part, in which no plan may name these requests."""
+        """Return the prefill part, without the requests that no plan there may name."""
         return replace(
             sources,
             running=tuple(self._not_planned(sources.running)),
@@ -56,7 +56,7 @@ class Handoff:
         )
 
     def come_to(self, destinations: Snapshot) -> Snapshot:
-        """Return the decode part with slots reserved for `moved`, which no plan may name yet."""
+        """Return the decode part with slots reserved for `moved`, which no plan there may name yet."""
         arriving = tokens_by_instance(migration.arriving for migration in self.migrations)
         there_ids = {view.request_id for view in self.there}
         coming = [view for view in self.moved if view.request_id not in there_ids]
@@ -78,8 +78,8 @@ class Handoff:
 def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> Handoff:
     """Move requests with computed prompts, oldest first, until one lacks room for its declared end.
 
-    A request moves to the decode instance with the most slots that no other needs, or to several instances if
-    no single one could ever hold it.
+    A request moves to the decode instance with the most slots that no other needs. It moves to several
+    instances if no single one can ever hold it.
     """
     source_ids, decode_ids = frozenset(sources.pools), frozenset(destinations.pools)
     occupied = [v for v in snapshot.running if v.is_plannable and _is_on(v, source_ids)]
@@ -118,7 +118,7 @@ def _is_on(view: RequestView, instance_ids: Set[InstanceId]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Rooms:
-    """Slots of each decode instance: all, those that are free, and those that no request there needs."""
+    """Slots of each decode instance: all, the free ones, and those that no request there needs."""
 
     capacity: dict[InstanceId, int]
     free: dict[InstanceId, int]
@@ -131,7 +131,7 @@ class _Rooms:
         movable_ids: Set[RequestId],
         destination_of: Mapping[RequestId, InstanceId],
     ) -> "_Rooms":
-        """Return those of `part`, whose requests grow where their newest KV is or moves to."""
+        """Return the slots of `part`, whose requests grow where their newest KV is or moves to."""
         spare = part.free.copy()
         for view in part.running:
             if view.request_id in movable_ids:

@@ -1,4 +1,4 @@
-"""Assignment of waiting prompts to fixed groups: to the roomiest of those with least work."""
+"""Assignment of waiting prompts to fixed groups: to the group with least work, and among equals most room."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,16 +33,16 @@ class Load:
 
     @property
     def room(self) -> int:
-        """Slots that nobody was promised."""
+        """Return the slots that are not promised to any request."""
         return self.capacity - self.num_promised
 
     @property
     def key(self) -> _Key:
-        """The sort key of groups."""
+        """Return the sort key of groups."""
         return self.work, -self.room, self.place
 
     def take(self, work: float, num_tokens: int) -> None:
-        """Count a prompt of `work` seconds of one instance, and what it comes to."""
+        """Count a prompt of `work` seconds of one instance, and its final KV."""
         self.work += work / self.size
         self.num_promised += num_tokens
 
@@ -50,10 +50,10 @@ class Load:
 def assigned_places(
     found: PlanningView, parts: Parts, cost_model: CostModel, config: PolicyConfig, order: Order
 ) -> tuple[dict[RequestId, int], Sequence[RequestView]]:
-    """Return the place of the part that each prompt goes to, and the prompts that go to none now.
+    """Return the place of the part that each prompt goes to, and the prompts without a part for now.
 
-    Prompts choose in the order of their deadlines, deferred ones last. Of a crowd only those that admission
-    considers have a place. Where no group has room, a prompt waits for the roomiest one.
+    Prompts choose in the order of their deadlines, deferred ones last. If many wait, only those that
+    admission considers get a place. Where no group has room, a prompt waits for the group with most room.
     """
     snapshot = found.snapshot
     live = [view for view in snapshot.running if not view.has_ended]
@@ -83,7 +83,7 @@ def assigned_places(
 
 
 def _loads(snapshot: Snapshot, parts: Parts, place_by_id: Mapping[RequestId, int]) -> list[Load]:
-    """Return the groups without work, with what their requests come to."""
+    """Return the groups without work, with the final KV of their requests."""
     loads = [
         Load(number, len(part), sum(snapshot.pools[i] for i in part)) for number, part in enumerate(parts)
     ]
@@ -95,7 +95,9 @@ def _loads(snapshot: Snapshot, parts: Parts, place_by_id: Mapping[RequestId, int
 
 
 def _chosen(loads: Sequence[Load], queue: list[_Key], num_tokens: int) -> Load | None:
-    """Return the group with least work that has room, or else the roomiest; None if none is large enough.
+    """Return the group with least work that has room, or the one with most room.
+
+    None if none is large enough.
 
     Outdated keys of the queue are dropped: each change of a group has added a new one.
     """

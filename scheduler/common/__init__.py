@@ -1,1 +1,1 @@
-"""What several policies use: the planning view, striping, leases, forecasts and the batching program."""
+"""The common parts of policies: the planning view, striping, leases, forecasts and the batching program."""

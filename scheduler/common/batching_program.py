@@ -1,20 +1,22 @@
-"""Which prefills run together, and on which instances: the exact program of LoongServe's batching.
+"""The exact dynamic program of LoongServe's batching: prefills that run together, and their instances.
 
-LoongServe (SOSP'24), equation (5), for n prefills and m instance sets (instances that may not be parted) in
-the order given, with C(j, i, h, k) the cost of prefills j+1 to i as one batch on instance sets h+1 to k:
+LoongServe (SOSP'24), equation (5), for n prefills and m instance sets (instances that must stay together) in
+the order given.
 
-    f[0][k] = 0;  f[i][k] = min(f[i][k-1], min over j < i, h < k of f[j][h] + C(j, i, h, k));  answer f[n][m]
+C(j, i, h, k) is the cost of prefills j+1 to i as one batch on instance sets h+1 to k:
 
-The first term leaves instance set k unused, wherever it stands. C is the predicted seconds of the batch times
-the weight of all that waits for it, infinite where slots lack.
+f[0][k] = 0; f[i][k] = min(f[i][k-1], min over j < i, h < k of f[j][h] + C(j, i, h, k)); answer f[n][m]
 
-As it stands, that is O(n^2 m^2) steps. But nothing is negative, so what a prefill adds to a batch only grows
-with what is in the batch already: C(j, i) + C(j', i') <= C(j, i') + C(j', i) for j < j' < i < i', the
-quadrangle inequality. Hence on given instance sets the best j never goes back as i grows. Found for every
-second i first, it bounds the search for those between: the same optimum in O(m^2 n log n) steps.
+The first term leaves instance set k unused, at any place. C is the predicted seconds of the batch times the
+weight of all that waits for it, infinite where slots lack.
 
-Equal prefills need no case of their own, and one that cuts only between groups of them would not be exact:
-ten equal prompts on ten instances may be best as ten batches.
+Computed directly, this takes O(n^2 m^2) steps. But nothing is negative, so the cost that a prefill adds to a
+batch only grows with the batch: C(j, i) + C(j', i') <= C(j, i') + C(j', i) for j < j' < i < i', the
+quadrangle inequality. Hence on given instance sets the best j never decreases as i grows. Found for every
+second i first, it bounds the search for those between. That gives the same optimum in O(m^2 n log n) steps.
+
+Equal prefills need no special case. A program that cuts only between groups of them would not be exact: ten
+equal prompts on ten instances may be best as ten batches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,9 +37,9 @@ Indices: TypeAlias = NDArray[np.int64]
 
 
 class Demand(NamedTuple):
-    """What a prefill of n tokens brings to a batch.
+    """The demand of a prefill of n tokens.
 
-    `num_slots` is the KV room it needs, `num_new_pairs` n^2. `weight` is what a second of its time costs.
+    `num_slots` is the KV room it needs, `num_new_pairs` n^2. `weight` is the cost of a second of its time.
     """
 
     num_slots: int
@@ -47,9 +49,10 @@ class Demand(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What an instance set brings to a batch: instances, free slots, and what using it adds.
+    """The offer of an instance set to a batch: instances, free slots, and the cost of using it.
 
-    `delayed_weight` is what a second costs those who wait for the instance set, as decodes that it stops.
+    `delayed_weight` is the cost of a second for requests that wait for the instance set, such as its stopped
+    decodes.
     """
 
     num_instances: int
@@ -58,7 +61,7 @@ class Offer(NamedTuple):
 
 
 class SolvedBatch(NamedTuple):
-    """Which demands are met together, by which offers."""
+    """The demands that run together, and the offers that they use."""
 
     demands: slice
     offers: slice
@@ -80,9 +83,9 @@ def solve(
     A batch takes `terms[dop - 1].time` of its sums, and costs that times the weights of its demands and
     offers. There is no DoP above `len(terms)`. None if the demands cannot all be met.
 
-    Of equal costs, the last batch ends at the first offer that will do, then has the fewest offers, then the
-    most demands; then the batch before it likewise. Raises `ValueError` for a number that is negative, or not
-    finite.
+    Of solutions with equal cost, the last batch ends at the first possible offer, then has the fewest offers,
+    then the most demands. The same holds for the batches before it. Raises `ValueError` for a number that is
+    negative, or not finite.
     """
     demand_sums = _prefix_sums(_table("demands", demands, Demand._fields))
     offer_sums = _prefix_sums(_table("offers", offers, Offer._fields))
@@ -98,7 +101,7 @@ def solve(
 
 
 def warm_up() -> None:
-    """Compile, or load what was compiled before, so that the first real call need not."""
+    """Compile the program, or load it from the cache, before the first real call."""
     solve([Demand(1, 1, 1, 1.0)], [Offer(1, 1)], [PrefillTerms(0.0, 0.0, 0.0, 0.0, 0.0)])
 
 
@@ -122,7 +125,7 @@ def _table(name: str, rows: Iterable[Iterable[float]], fields: Sequence[str]) ->
 
 
 def _prefix_sums(table: Table) -> Table:
-    """Row i is the sum of the first i rows of `table`."""
+    """Return a table whose row i is the sum of the first i rows of `table`."""
     sums = np.zeros((len(table) + 1, table.shape[1]))
     np.cumsum(table, axis=0, out=sums[1:])
     return sums
@@ -137,7 +140,7 @@ def _fill(
     offers: Table,  # [m + 1, 3], prefix sums
     terms: Table,  # [largest DoP, 6]
 ) -> None:
-    """Compute f. Loops over single numbers alone, as those over arrays take seconds to compile."""
+    """Compute f. It loops over single numbers alone, as loops over arrays take seconds to compile."""
     for k in range(1, costs.shape[0]):
         for i in range(costs.shape[1]):
             costs[k, i] = costs[k - 1, i]
@@ -155,7 +158,7 @@ def _relax(
     last = num_demands
     while costs[h, last] == inf:
         last -= 1
-    # The best j of each i. At an i without any, what separates the j of smaller i from those of larger i.
+    # The best j of each i. Where i has none, the boundary between the j of smaller i and those of larger i.
     for i in range(len(cuts)):
         cuts[i] = min(i, last)
     step = 1
@@ -191,7 +194,7 @@ def _batch_cost(demands: Table, offers: Table, terms: Table, j: int, i: int, h: 
 
 
 def _batches(costs: Table, starts: Indices) -> tuple[SolvedBatch, ...]:
-    """The cheapest batches, found from the last to the first."""
+    """Return the cheapest batches, found from the last to the first."""
     k, i = costs.shape[0] - 1, costs.shape[1] - 1
     batches = []
     while i:

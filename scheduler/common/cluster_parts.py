@@ -1,4 +1,4 @@
-"""A snapshot in parts: what a policy sees of each of some sets of instances that share nothing."""
+"""A snapshot in parts: the views of sets of instances that share nothing."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -26,14 +26,14 @@ def groups_of(instance_ids: tuple[InstanceId, ...], size: int) -> Parts:
 
 @cache
 def place_of(parts: Parts) -> Mapping[InstanceId, int]:
-    """Return the place of each instance's part among `parts`."""
+    """Return the index of each instance's part among `parts`."""
     return {instance_id: place for place, part in enumerate(parts) for instance_id in part}
 
 
 def home_of(view: RequestView, snapshot: Snapshot, parts: Parts) -> int | None:
-    """Return the place of the part with the oldest KV of a request that any has, or else of its batch.
+    """Return the index of the part with the oldest KV of a request, or else of its batch.
 
-    None for one without either.
+    None for a request without either.
     """
     place = place_of(parts)
     for segment in view.placement.segments:
@@ -48,9 +48,9 @@ def home_of(view: RequestView, snapshot: Snapshot, parts: Parts) -> int | None:
 def split(snapshot: Snapshot, parts: Parts, assigned: Mapping[RequestId, int]) -> list[Snapshot]:
     """Return a snapshot of each part, in one pass over requests.
 
-    A running request is of the part where its KV begins, as far as that is in any. One without such KV is of
-    the part at the place that it is `assigned`, or of none. A batch or a migration is of all parts that it
-    touches.
+    A running request belongs to the part where its KV begins, if that is in any part. A request without such
+    KV belongs to the part that it is `assigned`, or to none. A batch or a migration belongs to all parts that
+    it touches.
     """
     place = place_of(parts)
 

@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, compiled by numba at its first call, never at import.
+    """Compile `function` with numba at its first call, never at import.
 
-    The code is kept beside the source file, else in the user's cache folder, or where numba is told to, and
-    loaded from there by later processes. Where none can be written, each process compiles anew. While it
-    runs, other threads may.
+    The machine code is cached in the folder of the source file, else in the user's cache folder, or where
+    numba is configured to. Later processes load it from there. Without a writable folder, each process
+    compiles again. It releases the GIL while it runs.
     """
     try:
         return njit(cache=True, nogil=True)(function)

@@ -1,7 +1,7 @@
 """The published policy's equations: LoongServe (SOSP'24), by their numbers there.
 
-What a request waits counts as seconds for each of its tokens, so short requests count most. The seconds
-are for the caller to predict.
+The waiting time of a request counts in seconds for each of its tokens, so short requests count most. The
+caller predicts the seconds.
 """
 
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ from loong.scheduler.common.shared_prompts import shared_by_last
 
 
 def paper_weight(num_input_tokens: int) -> float:
-    """What a second of a prefill counts for one of its prompts: its share in (2), (3), (4) and (5)."""
+    """Return the weight of a second of a prefill for one of its prompts, in (2), (3), (4) and (5)."""
     return 1 / num_input_tokens
 
 
 def dispatch_cost(prefill_time: float, num_output_tokens: Iterable[int]) -> float:
-    """(1): what a prefill on the instances of a decode batch costs that batch, which waits for it.
+    """Return (1): the cost of a prefill on a decode batch's instances for that batch, which waits.
 
     `prefill_time` is T(R_p + R'_i, E_p + G_i), in seconds: all prompts chosen, on all idle instances and the
     batch's; `num_output_tokens` is that of each request in the batch.
@@ -35,17 +35,17 @@ def dispatch_cost(prefill_time: float, num_output_tokens: Iterable[int]) -> floa
 def dispatch_gain(
     avg_decode_time: float, decode_times: Iterable[float], num_input_tokens: Iterable[int]
 ) -> float:
-    """(2): what prompts R'_i gain that need not wait for a decode batch to end. Do so if above (1).
+    """Return (2): the gain of prompts R'_i that need not wait for a decode batch. Stop it if above (1).
 
-    In seconds, `avg_decode_time` is how long a request decodes, and `decode_times` for how long those in the
-    batch, at least one, have; `num_input_tokens` is that of each prompt.
+    In seconds, `avg_decode_time` is the decode time of a request, and `decode_times` the times for which
+    those in the batch, at least one, have decoded. `num_input_tokens` is that of each prompt.
     """
     wait = max(0.0, avg_decode_time - min(decode_times))
     return sum(wait * paper_weight(num_tokens) for num_tokens in num_input_tokens)
 
 
 def allocation_gain(prefill_time: float, wider_prefill_time: float, num_input_tokens: Iterable[int]) -> float:
-    """(3): what prompts R_p gain if e_min, the decode instance with least KV, joins their prefill.
+    """Return (3): the gain of prompts R_p if e_min, the decode instance with least KV, joins them.
 
     The times are T(R_p, E_p) and T(R_p, E_p + e_min), in seconds.
     """
@@ -54,9 +54,9 @@ def allocation_gain(prefill_time: float, wider_prefill_time: float, num_input_to
 
 
 def allocation_cost(migration_time: float, num_input_tokens: Iterable[int]) -> float:
-    """(4): what it costs prompts R_p to wait until e_min is free. Join it unless above (3).
+    """Return (4): the cost of prompts R_p that wait until e_min is free. Join it unless above (3).
 
-    `migration_time` is seconds to move its KV away, V(e_min) over the bandwidth.
+    `migration_time` is the seconds to move its KV away, V(e_min) over the bandwidth.
     """
     return sum(migration_time * paper_weight(num_tokens) for num_tokens in num_input_tokens)
 
@@ -66,8 +66,9 @@ class FutureKV:
     """The slots that requests will use if each goes on to its declared end and then frees its own.
 
     A request with c tokens in slots and l to come has c + t after t steps and is gone after step l. With the
-    longest-lived first, the most ever in use is max over k of l_k k + sum of c_i for i <= k: the k-th ends,
-    and no one before it has. Admission admits while that is within capacity, so nobody is ever evicted.
+    longest-lived first, the most ever in use is the maximum over k of l_k k + sum of c_i for i <= k. That is
+    when the k-th ends and none before it has. Admission keeps this within capacity, so no request is ever
+    evicted.
     """
 
     remaining: NDArray[np.int64]  # [n], l, ascending: the first to end is first
@@ -75,9 +76,9 @@ class FutureKV:
 
     @classmethod
     def of(cls, lengths: Lengths) -> "FutureKV":
-        """Of requests and their siblings: c is all of the known tokens that need KV, computed or not.
+        """Return the future of requests and their siblings; c counts all known tokens that need KV.
 
-        KV that several hold is that of the last of them to end.
+        KV that several hold belongs to the last of them to end.
         """
         remaining, current = lengths.remaining, lengths.known - 1
         shared = shared_by_last(lengths.kin.values(), attrgetter("num_remaining_tokens"))
@@ -93,30 +94,30 @@ class FutureKV:
 
     @property
     def peak(self) -> int:
-        """The most slots ever in use at once."""
+        """Return the most slots ever in use at once."""
         return self._busiest[1]
 
     @cached_property
     def _busiest(self) -> tuple[int, int]:
-        """After how many steps the most slots are in use, and how many."""
+        """Return after how many steps the most slots are in use, and their number."""
         if not len(self.usage):
             return 0, 0
         place = int(self.usage.argmax())
         return int(self.remaining[place]), int(self.usage[place])
 
     def adding(self, view: RequestView) -> "FutureKV":
-        """With one more request, which shares nothing yet, and its siblings."""
+        """Return the future with one more request, which shares nothing yet, and its siblings."""
         future = self._adding(view.num_remaining_tokens, view.num_known_tokens - 1)
         for _ in range(view.num_siblings):
             future = future._adding(view.num_remaining_tokens, 0)
         return future
 
     def peak_with(self, view: RequestView, limit: float = inf) -> int:
-        """The peak if one more request were added, or if that is above `limit`, something above it."""
+        """Return the peak with one more request, or something above `limit` if the peak exceeds that."""
         future, num_remaining, num_current = self, view.num_remaining_tokens, view.num_known_tokens - 1
         step, peak = self._busiest
         if num_remaining >= step and (at_peak := peak + num_current + step) > limit:
-            return at_peak  # it is there then: no need to look at other steps
+            return at_peak  # the new request is there at the peak: no need to look at other steps
         for _ in range(view.num_siblings):
             future = future._adding(num_remaining, 0)
         index, own = future._usage_at_end_of(num_remaining, num_current)
@@ -133,7 +134,7 @@ class FutureKV:
         return FutureKV(remaining, usage)
 
     def _usage_at_end_of(self, num_remaining: int, num_current: int) -> tuple[int, int]:
-        """Before how many others one more does not end, and the slots in use when it ends."""
+        """Return how many others end before one more request, and the slots in use at its end."""
         index = int(self.remaining.searchsorted(num_remaining))
         num_after = len(self.remaining) - index
         held = int(self.usage[index] - self.remaining[index] * num_after) if num_after else 0

@@ -1,6 +1,6 @@
-"""Leases that go on where nothing else is to be done, so that no device waits for a new one.
+"""Extensions of leases where nothing else is to be done, so that no device waits for a new one.
 
-What is extended is what a plan at the lease's end would do again: the same requests, masters and instances.
+An extension does what a plan at the lease's end would do again: the same requests, masters and instances.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,10 @@ from loong.scheduler.tuning import (
 
 
 def extending(plan: IterationPlan, snapshot: Snapshot, lease_steps: int) -> IterationPlan:
-    """The plan, and leases that are ending and may go on, by `lease_steps`, or more where one is alone."""
+    """Return the plan with extensions of ending leases that may go on.
+
+    They get `lease_steps` more steps, or more where a lease is alone.
+    """
     ending = [batch for batch in snapshot.batches if batch.is_ending]
     if not ending or _is_anything_else_planned(plan, snapshot):
         return plan
@@ -28,7 +31,7 @@ def extending(plan: IterationPlan, snapshot: Snapshot, lease_steps: int) -> Iter
 
 
 def _is_anything_else_planned(plan: IterationPlan, snapshot: Snapshot) -> bool:
-    """Whether some request waits, also for others to end or to move."""
+    """Return whether a request waits, also for others to end or to move."""
     if snapshot.waiting or snapshot.migrations:
         return True
     if plan.migrations or plan.preemptions or plan.lease_ends or plan.failures:
@@ -54,8 +57,8 @@ def _extensions(
             if num_more:
                 extension = LeaseExtension(running.batch_id, running.plan.num_steps + num_more)
                 candidates.append((extension, num_more * len(live)))
-    # Whoever is first to end must find room, and so do the others then: see `kv_safety.py`.
-    num_spared = sum(free.values()) - snapshot.most_tokens  # or more, if who came to most has ended
+    # The first request to end must find room, and so will the others then: see `kv_safety.py`.
+    num_spared = sum(free.values()) - snapshot.most_tokens  # or more, if the longest request has ended
     if sum(num_slots for _, num_slots in candidates) > num_spared:
         num_spared = sum(free.values()) - max(view.num_final_tokens for view in snapshot.running)
     for extension, num_slots in candidates:
@@ -67,7 +70,7 @@ def _extensions(
 def _num_more(
     plan: BatchPlan, live: Sequence[RequestView], free: Mapping[InstanceId, int], lease_steps: int
 ) -> int:
-    """By how many steps a lease is extended; 0 if all end before, or there is room for few."""
+    """Return the steps by which a lease is extended; 0 if all end before, or there is room for few."""
     master_ids = [plan.blocks_of(view.request_id)[0].master_id for view in live]
     num_spared = min(int(LONG_LEASE_KV_SHARE * free[i]) // master_ids.count(i) for i in set(master_ids))
     num_left = max(view.num_final_tokens - view.num_computed_tokens for view in live) - plan.num_steps
@@ -79,7 +82,7 @@ def _num_more(
 
 
 def _belong_together(plan: BatchPlan, live: Sequence[RequestView]) -> bool:
-    """Whether requests that share instances still tie the whole group together."""
+    """Return whether requests that share instances still tie the whole group together."""
     if plan.group.dop == 1:
         return True
     apart = [{*view.placement.instance_ids, plan.blocks_of(view.request_id)[0].master_id} for view in live]

@@ -1,4 +1,4 @@
-"""Decode batches of groups that run as they are: leases, masters, and who gives way where slots lack."""
+"""Decode batches of existing groups: leases, masters, and preemption where slots lack."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -10,11 +10,12 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
+from loong.scheduler.common.masters import choose_lease, no_instances
 from loong.scheduler.common.striping import RequestPart, batch_of, decode_part
 
 
 def arrival_order(view: RequestView) -> tuple[float, str]:
-    """First come, first served; names break ties."""
+    """Return the sort key of first come, first served; ids break ties."""
     return view.arrival_time, view.request_id
 
 
@@ -25,7 +26,7 @@ def timed_batch(
     cost_model: CostModel,
     num_steps: int = 1,
 ) -> BatchPlan:
-    """The batch in which all these instances carry out the `parts` of `views`, with its predicted time."""
+    """Return the batch of these instances for the `parts` of `views`, with its predicted time."""
     group = ESPGroup(instance_ids)
     batch = batch_of(group, parts, num_steps)
     work = step_work(batch, {view.request_id: view.placement for view in views}, is_first=num_steps == 1)
@@ -35,21 +36,20 @@ def timed_batch(
 def plan_lease(
     free: Mapping[InstanceId, int], views: Sequence[RequestView], cost_model: CostModel, lease_steps: int
 ) -> BatchPlan | None:
-    """A lease of all `views` on all instances of `free`, their free slots.
+    """Return a lease of all `views` on all instances of `free`, their free slots.
 
-    It has up to `lease_steps` steps, fewer where slots are few. None if there is not one for each request.
+    It has up to `lease_steps` steps, fewer where slots are few. None if there is not a slot for each request.
     """
-    num_steps = min(lease_steps, max(view.num_remaining_tokens for view in views))
-    while (masters := spread_masters(free, views, num_steps)) is None:
-        num_steps //= 2
-        if not num_steps:
-            return None
-    parts = [decode_part(view, master_id, num_steps) for view, master_id in zip(views, masters, strict=True)]
+    found = choose_lease(views, free, lease_steps, no_instances)
+    if found is None:
+        return None
+    num_steps, masters = found
+    parts = [decode_part(view, master_id, num_steps) for view, master_id in masters]
     return timed_batch(tuple(sorted(free)), views, parts, cost_model, num_steps)
 
 
 def lease_start_time(instance_ids: tuple[InstanceId, ...], num_decodes: int, cost_model: CostModel) -> float:
-    """Seconds that it takes to send so many decodes to a group, whatever steps they take then."""
+    """Return the seconds to send `num_decodes` decodes to a group, for any number of steps."""
     work = InstanceWork(num_requests=num_decodes, num_tokens=num_decodes, num_decode_keys=num_decodes)
     first = StepWork(
         ESPGroup(instance_ids), dict.fromkeys(instance_ids, work), has_ring=False, has_exchange=False
@@ -57,39 +57,15 @@ def lease_start_time(instance_ids: tuple[InstanceId, ...], num_decodes: int, cos
     return cost_model.step_time(first) - cost_model.step_time(replace(first, is_first=False))
 
 
-def spread_masters(
-    free: Mapping[InstanceId, int], views: Sequence[RequestView], num_steps: int
-) -> list[InstanceId] | None:
-    """A master for each request, spread as evenly as room for `num_steps` tokens allows; None if it lacks.
-
-    A request keeps the instance of its newest KV while that is one of these and has no more than its share,
-    so that its KV stays in few pieces.
-    """
-    room, num_requests = dict(free), dict.fromkeys(free, 0)
-    fair_share = -(-len(views) // len(free))
-    masters = []
-    for view in views:
-        num_tokens = min(num_steps, view.num_remaining_tokens)
-        master_id = view.placement.segments[-1].instance_id
-        if num_requests.get(master_id, fair_share) >= fair_share or room[master_id] < num_tokens:
-            master_id = min(room, key=lambda i: (room[i] < num_tokens, num_requests[i], -room[i], i))
-            if room[master_id] < num_tokens:
-                return None
-        masters.append(master_id)
-        room[master_id] -= num_tokens
-        num_requests[master_id] += 1
-    return masters
-
-
 def lease_ends(batches: Iterable[RunningBatch]) -> tuple[LeaseEnd, ...]:
-    """Those of `batches` that can end early end after the step that runs now."""
+    """Return ends for those of `batches` that can end early, after their present step."""
     return tuple(
         LeaseEnd(batch.batch_id, batch.num_steps_taken + 1) for batch in batches if batch.can_end_early
     )
 
 
 def latest_in_the_way(views: Iterable[RequestView], num_free: int) -> list[RequestView]:
-    """The latest arrivals, never the first, whose KV must go for the others to have a slot each."""
+    """Return the latest arrivals, never the first, whose KV must go so that each other one has a slot."""
     staying, leaving = sorted(views, key=arrival_order), []
     while len(staying) > 1 and num_free < len(staying):
         latest = staying.pop()

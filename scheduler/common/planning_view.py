@@ -1,9 +1,9 @@
-"""What a policy can plan with: instance sets that must go together, and the requests that hold KV on them.
+"""A snapshot sorted for planning: instance sets that must be planned together, and their requests.
 
-A batch must hold all KV of its requests, so instances that share a request not in flight are one instance
-set; so are the instances of a batch in flight, which come free together. Instance sets that nobody shares
-anything with are single instances. An instance set is planned whole or not at all, so that no request ever
-waits for two of its instances in turn.
+Instances that share a request not in flight are one instance set, since a batch must hold all KV of its
+requests. So are the instances of a batch in flight, which become free together. All others are single
+instances. An instance set is planned whole or not at all, so that no request waits for two of its instances
+in turn.
 """
 
 from collections import Counter
@@ -19,10 +19,10 @@ from loong.scheduler.common.request_lengths import Lengths
 
 @dataclass(slots=True)
 class InstanceSet:
-    """Instances that go together, when they come free, and what holds KV there.
+    """Instances that are planned together, when they become free, and the requests with KV there.
 
     `available_in` is in seconds from now: 0 if nothing runs; for a lease, the end of its present step.
-    `batches` are those in flight on it, but for one that is ending. `num_decodes` counts those in flight too.
+    `batches` are those in flight on it, except one that is ending. `num_decodes` counts those in flight too.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -34,13 +34,13 @@ class InstanceSet:
 
     @classmethod
     def of_idle(cls, instance_id: InstanceId, snapshot: Snapshot) -> "InstanceSet":
-        """An instance that a plan can use, at once or when its batch has ended as predicted."""
+        """Return an instance that a plan can use, at once or when its batch has ended as predicted."""
         ends_at = snapshot.predicted_ends.get(instance_id, snapshot.now)
         return cls((instance_id,), available_in=max(0.0, ends_at - snapshot.now))
 
     @classmethod
     def of_batch(cls, batch: RunningBatch, now: float, full: Container[InstanceId]) -> "InstanceSet":
-        """The `full` instances on which a batch runs."""
+        """Return the `full` instances on which a batch runs."""
         instance_ids = batch.plan.group.instance_ids
         if len(instance_ids) > 1 or instance_ids[0] not in full:
             instance_ids = tuple(sorted(filter(full.__contains__, instance_ids)))
@@ -49,12 +49,12 @@ class InstanceSet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a plan can use it now."""
+        """Return whether a plan can use it now."""
         return not self.batches
 
     @property
     def is_in_lease(self) -> bool:
-        """Whether all that it waits for can end at a step boundary."""
+        """Return whether all batches that it waits for can end at a step boundary."""
         return bool(self.batches) and all(batch.plan.num_steps > 1 for batch in self.batches)
 
 
@@ -64,11 +64,11 @@ class PlanningView:
 
     `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
     ended leave their batches. `occupied` are the instance sets that hold KV of requests not in flight. Most
-    plans need none but these, so the others are found when they are asked for: those `running` a batch, and
-    `idle` instances, the roomiest first.
+    plans need only these, so the others are computed on demand: sets `running` a batch, and `idle` instances,
+    those with most room first.
 
-    Who needs more KV than all instances have is not among those `waiting`, so that it holds up nobody: it has
-    failed, or waits for a first instance.
+    A request that needs more KV than all instances have is not in `waiting`, so that it delays no other: it
+    has failed, or waits for a first instance.
     """
 
     snapshot: Snapshot
@@ -79,12 +79,12 @@ class PlanningView:
 
     @property
     def num_instances(self) -> int:
-        """Full instances, idle or not."""
+        """Return the number of full instances, idle or not."""
         return len(self.free)
 
     @property
     def cluster_size(self) -> int:
-        """Full instances of the whole cluster, of which this may be a part."""
+        """Return the number of full instances of the whole cluster, of which this may be a part."""
         return self.num_instances
 
     def pausing(self, paused_ids: Set[RequestId]) -> "PlanningView":
@@ -93,31 +93,31 @@ class PlanningView:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no prompt waits, begun or not, but those in a step."""
+        """Return whether no prompt waits, begun or not, except those in a step."""
         return not self.waiting and not any(instance_set.prefills for instance_set in self.occupied)
 
     @property
     def instance_sets(self) -> tuple[InstanceSet, ...]:
-        """All instance sets: every full instance is in one."""
+        """Return all instance sets: every full instance is in one."""
         return (*self.occupied, *self.running, *(InstanceSet.of_idle(i, self.snapshot) for i in self.idle))
 
     @property
     def is_any_usable(self) -> bool:
-        """Whether an instance set is ready, or can be at a step boundary."""
+        """Return whether an instance set is ready, or can be at a step boundary."""
         if any(instance_set.is_ready for instance_set in self.occupied):
-            return True  # as mostly: no need to look at the others
+            return True  # the usual case: no need to look at the others
         return bool(self.idle) or any(
             instance_set.is_in_lease for instance_set in (*self.occupied, *self.running)
         )
 
     @cached_property
     def lengths(self) -> Lengths:
-        """Of the requests that have slots, or are to have some, and have not ended."""
+        """Return the lengths of the requests that hold slots, or may get some, and have not ended."""
         return Lengths.of([view for view in self.snapshot.running if not view.has_ended])
 
     @cached_property
     def running(self) -> tuple[InstanceSet, ...]:
-        """The instance sets of batches in flight that hold no such KV."""
+        """Return the instance sets of batches in flight without KV of other requests."""
         instance_sets = (
             InstanceSet.of_batch(batch, self.snapshot.now, self.free) for batch in self.snapshot.batches
         )
@@ -127,7 +127,7 @@ class PlanningView:
 
     @cached_property
     def idle(self) -> tuple[InstanceId, ...]:
-        """The idle instances that hold no such KV."""
+        """Return the idle instances without KV of requests."""
         idle = [i.instance_id for i in self.snapshot.instances if i.batch_id is None]
         idle = [i for i in idle if i in self.free and i not in self._joined_ids]
         return tuple(sorted(idle, key=self.free.__getitem__, reverse=True))
@@ -138,9 +138,9 @@ class PlanningView:
 
 
 def make_planning_view(snapshot: Snapshot, paused_ids: Set[RequestId] = frozenset()) -> PlanningView:
-    """Sort what is not in flight by instance set, and predict when the rest comes free.
+    """Sort requests not in flight by instance set, and predict when other instances become free.
 
-    Requests with KV on anything but full instances, in a host tier, are left alone, as are those paused.
+    Requests with KV on anything but full instances, such as a host tier, are left out, as are paused ones.
     """
     free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
     occupied = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
@@ -157,7 +157,7 @@ def make_planning_view(snapshot: Snapshot, paused_ids: Set[RequestId] = frozense
 
 
 def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
-    """Count as free what a request that has ended holds until its batch ends."""
+    """Count the KV of a request that has ended, but waits for its batch to end, as free."""
     assert view.batch_id is not None, "it is in a batch"
     plan = snapshot.batch[view.batch_id].plan
     freed = Counter(view.own_tokens_by_instance()) + tokens_by_instance(plan.writes_of(view.request_id))
@@ -190,7 +190,7 @@ def _occupied_sets(
 
 
 def _set_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[InstanceId]) -> InstanceSet:
-    """An instance, with those on which its batch runs."""
+    """Return an instance, with those on which its batch runs."""
     batch_id = snapshot.instance[instance_id].batch_id
     if batch_id is None:
         return InstanceSet.of_idle(instance_id, snapshot)
@@ -198,7 +198,7 @@ def _set_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[Instanc
 
 
 def joined(parts: Collection[InstanceSet]) -> InstanceSet:
-    """One instance set of several."""
+    """Merge instance sets into one."""
     return InstanceSet(
         tuple(sorted(i for part in parts for i in part.instance_ids)),
         tuple(batch for part in parts for batch in part.batches),

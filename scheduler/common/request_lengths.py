@@ -1,4 +1,4 @@
-"""How long requests are, in columns, so that what is asked of all of them is asked at once."""
+"""The lengths of requests in columns, for vectorized computations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from loong.core.request import RequestView
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lengths:
-    """Tokens of each of `views`: those known, those it may still produce, and those it ends with.
+    """Tokens of each of `views`: the known ones, those it may still produce, and those at its end.
 
-    `kin` are, by their places, those that share KV or have siblings; most requests are alone.
+    `kin` are, by index, the requests that share KV or have siblings; most requests have none.
     """
 
     views: Sequence[RequestView]
@@ -24,7 +24,7 @@ class Lengths:
 
     @classmethod
     def of(cls, views: Sequence[RequestView]) -> "Lengths":
-        """Of these requests."""
+        """Return the lengths of these requests."""
         prompt = np.array([view.num_prompt_tokens for view in views], np.int64)
         output = np.array([view.num_output_tokens for view in views], np.int64)
         most = np.array([view.max_tokens for view in views], np.int64)
@@ -35,7 +35,7 @@ class Lengths:
         return cls(views, prompt + output, most - output, final, kin)
 
     def adding(self, views: Sequence[RequestView]) -> "Lengths":
-        """Of these too, after the others."""
+        """Return the lengths with these requests added after the others."""
         if not views:
             return self
         more, num_before = Lengths.of(views), len(self.views)

@@ -1,4 +1,4 @@
-"""Requests that share the KV of their prompt, counted so that it counts once."""
+"""Requests that share the KV of their prompt, which must count once."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,7 +8,7 @@ from loong.core.request import RequestId, RequestView
 def shared_by_last(
     views: Iterable[RequestView], num_to_come: Callable[[RequestView], int]
 ) -> dict[RequestId, int]:
-    """What the choices of each prompt share, by the one with most to come, which is the last to hold it."""
+    """Return the shared tokens of each prompt, by its choice with most to come, which holds them last."""
     last: dict[RequestId, RequestView] = {}
     for view in views:
         if view.primary_id is not None:

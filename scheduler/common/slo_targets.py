@@ -1,4 +1,4 @@
-"""When tokens are due: a request's own targets, or else the config's."""
+"""Times at which tokens are due: by a request's own targets, or else the config's."""
 
 from math import inf
 
@@ -8,7 +8,7 @@ from loong.scheduler.config import PolicyConfig
 
 
 class FirstTokenTargets:
-    """Seconds to first tokens, where the quickest prefill is that of `widest`."""
+    """Seconds to first tokens, where the fastest prefill is that of `widest`."""
 
     def __init__(self, widest: PrefillTerms, config: PolicyConfig) -> None:
         self._config = config
@@ -17,9 +17,9 @@ class FirstTokenTargets:
         self._num_usual = widest.max_tokens(seconds, 0) if seconds < inf else inf
 
     def of(self, view: RequestView) -> float:
-        """Its own target, or else the default. Each step of priority doubles it, or halves it."""
+        """Return its own target, or else the default. Each step of priority doubles it, or halves it."""
         ttft = None if view.slo is None else view.slo.ttft
-        if ttft is None and view.num_prompt_tokens <= self._num_usual:  # as most are: no need to update_costs
+        if ttft is None and view.num_prompt_tokens <= self._num_usual:  # most prompts: no need to compute
             ttft = self._config.target_ttft
         elif ttft is None:
             ttft = self._default(view.num_prompt_tokens)
@@ -32,14 +32,14 @@ class FirstTokenTargets:
 
 
 def default_ttft(num_tokens: int, widest: PrefillTerms, config: PolicyConfig) -> float:
-    """The target of a prompt of so many tokens that has none of its own.
+    """Return the target of a prompt of `num_tokens` tokens without its own.
 
-    Some times the quickest prefill, and never under a least one.
+    It is a multiple of the fastest prefill, and at least `target_ttft`.
     """
     return max(config.target_ttft, config.ttft_factor * widest.time(num_tokens, 0, num_tokens * num_tokens))
 
 
 def target_tpot(view: RequestView, config: PolicyConfig) -> float:
-    """Its own target, or else the config's."""
+    """Return its own target, or else the config's."""
     tpot = None if view.slo is None else view.slo.tpot
     return config.target_tpot if tpot is None else tpot

@@ -1,4 +1,4 @@
-"""What one request does in a batch: which master computes which positions, and where the KV stays."""
+"""The part of one request in a batch: masters, positions, and where the new KV stays."""
 
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
@@ -20,14 +20,14 @@ class RequestPart:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are computed."""
+        """Return the number of tokens that are computed."""
         return sum(len(block.positions) for block in self.queries)
 
 
 def batch_of(
     group: ESPGroup, parts: Iterable[RequestPart], num_steps: int = 1, predicted_time: float | None = None
 ) -> BatchPlan:
-    """The batch in which `group` carries out `parts`, a step in `predicted_time`."""
+    """Return the batch in which `group` carries out `parts`, a step in `predicted_time`."""
     parts = tuple(parts)
     queries = tuple([block for part in parts for block in part.queries])
     writes = tuple([segment for part in parts for segment in part.writes])
@@ -35,13 +35,13 @@ def batch_of(
 
 
 def next_positions(view: RequestView, num_tokens: int) -> range:
-    """The next `num_tokens` positions to compute."""
+    """Return the next `num_tokens` positions to compute."""
     first = view.num_computed_tokens
     return range(first, first + num_tokens)
 
 
 def decode_part(view: RequestView, master_id: InstanceId, num_steps: int = 1) -> RequestPart:
-    """One token a step, for a lease of `num_steps` or until the request must end."""
+    """Return one token a step, for a lease of `num_steps` or until the request must end."""
     request_id, first = view.request_id, view.num_computed_tokens
     query = stored = range(first, first + 1)
     if num_steps > 1:
@@ -51,14 +51,14 @@ def decode_part(view: RequestView, master_id: InstanceId, num_steps: int = 1) ->
 
 
 def whole_part(view: RequestView, num_tokens: int, master_id: InstanceId) -> RequestPart:
-    """A chunk that one master computes and stores; its queries travel to KV held elsewhere."""
+    """Return a chunk that one master computes and stores; its queries travel to KV on other instances."""
     positions = next_positions(view, num_tokens)
     block = QueryBlock(view.request_id, positions, master_id, Transfer.QUERY)
     return RequestPart((block,), (KVSegment(view.request_id, positions, master_id),))
 
 
 def striped_part(view: RequestView, num_tokens: int, group: ESPGroup, transfer: Transfer) -> RequestPart:
-    """A chunk in stripes of size 1 over the ring, every stripe stored where it is made."""
+    """Return a chunk in stripes of size 1 over the ring, every stripe stored where it is made."""
     positions = next_positions(view, num_tokens)
     stripes = ((stripe(positions, i, group.dop), master) for i, master in enumerate(group.instance_ids))
     blocks = tuple(QueryBlock(view.request_id, p, master, transfer) for p, master in stripes if p)
@@ -68,10 +68,11 @@ def striped_part(view: RequestView, num_tokens: int, group: ESPGroup, transfer: 
 def retained_part(
     view: RequestView, num_tokens: int, group: ESPGroup, free: Mapping[InstanceId, int]
 ) -> RequestPart:
-    """A striped chunk whose circulating KV is kept by the instances of `free` alone.
+    """Return a striped chunk whose circulating KV is kept only by the instances of `free`.
 
-    `free` maps instances of the group to free slots, at least `num_tokens` in all. Each keeps a stripe if all
-    have room for one, so that chunks in a row make long ranges; else a run of neighbors in proportion to it.
+    `free` maps instances of the group to free slots, at least `num_tokens` in total. Each keeps a stripe if
+    all have room for one, so that consecutive chunks make long ranges. Otherwise each keeps a run of
+    neighbors in proportion to its room.
     """
     striped = striped_part(view, num_tokens, group, Transfer.KV)
     positions, total = next_positions(view, num_tokens), sum(free.values())

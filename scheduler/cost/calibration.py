@@ -1,4 +1,4 @@
-"""Corrections of a cost model from what its predictions turned out to be."""
+"""Corrections of a cost model, learned from the errors of its predictions."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 
 WINDOW = 51  # batches of a kind that count
-NUM_BELIEVED = 9  # predictions taken to have come true before the first batch, while the window has room
-LARGEST_FACTOR = 16.0  # either way; in errors, a batch that was further off counts as if by this much
+NUM_BELIEVED = 9  # correct predictions assumed before the first batch, while the window has room
+LARGEST_FACTOR = 16.0  # either way; an error counts as at most this factor
 _FARTHEST = log(LARGEST_FACTOR)
-DELAY_MARGIN = 0.9  # a delay is believed if its errors are less than this part of a factor's
+DELAY_MARGIN = 0.9  # a delay is used if its errors are less than this share of a factor's
 
 
 class Kind(NamedTuple):
-    """Batches that are corrected together: what they compute, and what of it travels among instances."""
+    """Batches that are corrected together: by their phase, and by the kind of transfer."""
 
     phase: Phase
-    transfer: Transfer | None = None  # queries where both do
+    transfer: Transfer | None = None  # queries if both travel
 
 
 class Timed(NamedTuple):
@@ -35,14 +35,14 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What predictions of one kind are multiplied by, or what is added to each of their steps.
+    """A factor for predictions of one kind, or a delay that is added to each of their steps.
 
-    As many of the last batches were slower as quicker. So while most of the batches in the window are alike,
-    it is as for one of theirs, whatever the others were; and a change is learned as soon as most of the
-    window has seen it, at first after ten batches.
+    Both are medians: as many of the last batches were slower as faster. So outliers do not change them while
+    most batches of the window are alike. A change is learned as soon as most of the window has it, at first
+    after ten batches.
 
-    A delay is what a step takes whatever is in it. Were it learned as a factor, steps would be planned
-    smaller, which would make the factor larger, and the steps smaller yet.
+    A delay does not depend on the content of a step. If it were learned as a factor, steps would be planned
+    smaller, which would increase the factor, and make steps smaller still.
     """
 
     batches: tuple[Timed, ...] = ()  # the last
@@ -51,11 +51,11 @@ class Correction:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the window is full."""
+        """Return whether the window is full."""
         return len(self.batches) == WINDOW
 
     def observe(self, predicted: float, measured: float, *, may_delay: bool) -> "Correction":
-        """Take in a batch of one step; of more only if it `may_delay` not."""
+        """Record a batch of one step; of more steps only if `may_delay` is false."""
         batches = (*self.batches[1 - WINDOW :], Timed(predicted, measured))
         num_believed = min(NUM_BELIEVED, WINDOW - len(batches))
         ratios = [measured / predicted for predicted, measured in batches]
@@ -68,11 +68,11 @@ class Correction:
         return by_delay if is_better else by_factor
 
     def seconds(self, predicted: float) -> float:
-        """The corrected prediction of a step."""
+        """Return the corrected prediction of a step."""
         return self.factor * predicted + self.delay
 
     def distances(self, *, is_applied: bool = True) -> list[float]:
-        """How far the window's batches are from what was predicted, corrected or not: |log| of the ratio."""
+        """Return the errors of the window's batches, corrected or not: |log| of the ratio."""
         factor, delay = (self.factor, self.delay) if is_applied else (1.0, 0.0)
         distances = [
             abs(log(measured / (factor * predicted + delay))) for predicted, measured in self.batches
@@ -81,7 +81,7 @@ class Correction:
 
 
 def mean_error(distances: Iterable[float]) -> float:
-    """Of at least one batch, the geometric mean: 1 is twice or half as long."""
+    """Return the geometric mean of at least one error: 1 is twice or half as long."""
     return exp(fmean(distances)) - 1
 
 
@@ -100,7 +100,9 @@ class Calibration:
     corrections: Mapping[Kind, Correction] = field(default_factory=_uncorrected)
 
     def observe(self, kind: Kind, predicted: float, measured: float) -> "Calibration":
-        """Take in a batch, given what the uncorrected model predicted; one of no time is ignored.
+        """Return the calibration after a batch, with the uncorrected prediction.
+
+        A batch of no time is ignored.
 
         Batches of decodes have many steps, the others one.
         """
@@ -111,11 +113,11 @@ class Calibration:
         return Calibration({**self.corrections, kind: correction})
 
     def of(self, work: StepWork) -> Correction:
-        """For such a step."""
+        """Return the correction of such a step."""
         return self.corrections[kind_of(work)]
 
     def errors(self, *, is_applied: bool) -> Mapping[str, float]:
-        """How far off predictions are, corrected or not, by phase, of those that ran."""
+        """Return the mean errors of predictions, corrected or not, by phase, of those that ran."""
         by_phase: dict[str, list[float]] = {}
         for kind, correction in self.corrections.items():
             by_phase.setdefault(kind.phase.value, []).extend(correction.distances(is_applied=is_applied))
@@ -129,20 +131,20 @@ def _transfer(has_exchange: bool, has_ring: bool) -> Transfer | None:
 
 
 def kind_of(work: StepWork) -> Kind:
-    """Of the batch of such a step."""
+    """Return the kind of a batch with such a step."""
     return Kind(work.phase, _transfer(work.has_exchange, work.has_ring))
 
 
 @dataclass(frozen=True, slots=True)
 class CalibratedCostModel:
-    """A cost model with every prediction of a step corrected. What is served and moved is as it was."""
+    """A cost model with every prediction of a step corrected. Serving and migration are unchanged."""
 
     base: CostModel
     calibration: Calibration
     _factors: Mapping[tuple[bool, bool, bool, bool], float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Find the factor of what an instance may do, which is asked for hundreds of times a plan."""
+        """Compute the factors of all kinds of an instance's work, which plans read often."""
         factors = {}
         for does in product((False, True), repeat=4):
             has_prefill, has_decode, has_exchange, has_ring = does
@@ -156,24 +158,24 @@ class CalibratedCostModel:
         return self.base.host
 
     def step_time(self, work: StepWork, /) -> float:
-        """One step of a batch."""
+        """Return the seconds of one step of a batch."""
         return self.calibration.of(work).seconds(self.base.step_time(work))
 
     def served_time(self, work: InstanceWork, seconds: float, /) -> float:
-        """What an instance's own batch loses to a step of others, as it was."""
+        """Return the uncorrected seconds that an instance's own batch loses to a step of others."""
         return self.base.served_time(work, seconds)
 
     def instance_time(self, work: InstanceWork, /) -> float:
-        """The part of a step that one instance computes by itself, as if the others did the same kind.
+        """Return the seconds of one instance's part of a step, as if the others did the same kind.
 
-        Delays are the group's, and no part of it.
+        Delays belong to the group, and are not in it.
         """
         has_prefill, has_decode = work.num_keys > 0, work.num_decode_keys > 0
         does = has_prefill, has_decode, work.num_sent_queries > 0, work.num_hops > 0
         return self._factors[does] * self.base.instance_time(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
-        """Chunks striped over `dop` instances."""
+        """Return the terms of chunks striped over `dop` instances."""
         terms = self.base.prefill_terms(dop)
         correction = self.calibration.corrections[Kind(Phase.PREFILL, _transfer(dop > 1, False))]
         factor = correction.factor
@@ -188,5 +190,5 @@ class CalibratedCostModel:
         )
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
-        """Moving KV."""
+        """Return the seconds to move KV."""
         return self.base.migration_time(num_tokens, source_id, destination_id)

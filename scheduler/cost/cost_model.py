@@ -1,5 +1,6 @@
 """The cost model: seconds from counts of work, with one coefficient a kind of work."""
 
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from math import hypot
 
@@ -13,36 +14,36 @@ from loong.core.placement import InstanceId
 class Coefficients:
     """Seconds of each kind of work (see `InstanceWork`), all layers of the model together.
 
-    The defaults are round numbers to try things with; `roofline` knows models and devices.
+    The defaults are round numbers for tests; `roofline` computes those of models and devices.
     """
 
-    batch: float = 0.0  # a batch, whatever is in it: to send it to its group, and to report it
+    batch: float = 0.0  # each batch: to send it to its group, and to report it
     sent_request: float = 0.0  # each of its requests, to send it to the group
     idle_start: float = 0.0  # a batch before which instances of its group were idle
-    step: float = 4e-3  # a step, whatever is in it
+    step: float = 4e-3  # each step
     member: float = 1e-3  # each instance of the group but one
-    settle: float = 0.0  # each instance of the group but one, where a lease settles whether it goes on
+    settle: float = 0.0  # each instance of the group but one, where a lease agrees on going on
     exchange: float = 0.0  # a step in which queries travel
     ring: float = 0.0  # each hop of a step in which KV travels
     segment: float = 0.0  # each segment of its requests' KV, on every instance
     weights: float = 0.0  # reading the weights: a step with any token takes no less
     beside: float = 0.0  # a step with prompts and decodes
     launch: float = 0.0  # a step with a prompt, if its kernels are started one by one
-    mixed: float = 0.0  # and in addition if there are decodes beside it
-    exchange_launch: float = 0.0  # likewise if queries travel
-    ring_launch: float = 0.0  # likewise if keys and values travel
-    hop_launch: float = 0.0  # and for each of their hops
-    beside_ring: float = 0.0  # and if there are queries to which none travel
+    mixed: float = 0.0  # added if there are decodes in the step
+    exchange_launch: float = 0.0  # added to `launch` if queries travel
+    ring_launch: float = 0.0  # added to `launch` if keys and values travel
+    hop_launch: float = 0.0  # added for each of their hops
+    beside_ring: float = 0.0  # added if some queries have no KV that travels
     token: float = 20e-6  # computing a token
     attend: float = 0.0  # an attention call a layer
     decode_key: float = 50e-9  # a key and value that single queries meet
     key: float = 0.0  # a key and value that longer blocks read, unless the step is captured
     pair: float = 10e-9  # a query that meets a key
-    part_pair: float = 0.0  # and in addition, in groups and captured steps, if that is not computed beside it
+    part_pair: float = 0.0  # added in groups and captured steps, for keys not computed with the queries
     ring_key: float = 1e-6  # a key and value that comes round the ring
     sent_query: float = 2e-6  # a query that goes to an instance and comes back
     kept_key: float = 0.0  # a key and value kept from the ring
-    message: float = 1e-3  # a migration, whatever is in it
+    message: float = 1e-3  # each migration
     moved_key: float = 1e-6  # a key and value moved between instances
     offloaded_key: float = 1e-6  # a key and value moved to or from a host tier
 
@@ -53,9 +54,9 @@ DEFAULT_HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lo
 
 @dataclass(frozen=True, slots=True)
 class ServiceLane:
-    """What of an instance attends for the batches of others: shares of its compute and of its bandwidth.
+    """The part of an instance that attends for other groups' batches: shares of its compute and bandwidth.
 
-    While it is kept, the instance's own batch is slower by `reserved_share` of its time.
+    While the lane is reserved, the instance's own batch is slower by `reserved_share` of its time.
     """
 
     compute_share: float = 1.0
@@ -63,7 +64,7 @@ class ServiceLane:
     reserved_share: float = 0.0
 
     def slowed(self, work: InstanceWork) -> InstanceWork:
-        """As much work of a whole instance as takes the same time."""
+        """Return the work of a whole instance that takes the same time."""
         return replace(
             work,
             num_decode_keys=round(work.num_decode_keys / self.bandwidth_share),
@@ -78,15 +79,15 @@ WHOLE_INSTANCE = ServiceLane()
 
 @dataclass(frozen=True, slots=True)
 class WorkCostModel:
-    """A step takes what binds its group and then as long as its busiest instance.
+    """The time of a step is a fixed part of its group, plus the time of its busiest instance.
 
-    An instance outside the group serves in its `lane`. Its attention goes on while members attend, and while
-    they do nothing else: a layer needs the answers of all holders before its products.
+    An instance outside the group serves in its `lane`, or as a whole while it runs no batch of its own. Its
+    attention overlaps that of members but not their products, which need the answers of all holders.
 
-    `overlap` is the part of attention under which ring transfers hide, and the part of starting kernels that
-    goes on while they compute: 0 on CPUs, 1 with copy engines and streams. Steps that are `graph_limits`
-    start none one by one, and all their KV travels before it is attended. Instances from `first_host_tier_id`
-    on are host tiers. `host` has the times of engine and workers.
+    `overlap` is the part of attention that hides ring transfers, and the part of launches that overlaps with
+    computing: 0 on CPUs, 1 with copy engines and streams. Steps within `graph_limits` launch no kernel one by
+    one, and all their KV travels before it is attended. Instances from `first_host_tier_id` on are host
+    tiers. `host` has the times of engine and workers.
     """
 
     coefficients: Coefficients = Coefficients()
@@ -102,24 +103,29 @@ class WorkCostModel:
         return replace(self, coefficients=coefficients)
 
     def step_time(self, work: StepWork, /) -> float:
-        """One step of a batch."""
+        """Return the seconds of one step of a batch."""
         seconds = self.coefficients
         is_mixed = seconds.beside > 0 and not work.is_lease and work.phase is Phase.MIXED
         overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
         if not work.holders:
             return overhead + max(map(self.instance_time, work.instances.values()))
-        served = max(self.instance_time(self.lane.slowed(part)) for part in work.holders.values())
+        served = max(map(self.instance_time, self.served_works(work)))
         return overhead + max(
             self.instance_time(part) + max(0.0, served - attention_seconds(seconds, part))
             for part in work.instances.values()
         )
 
+    def served_works(self, work: StepWork) -> Iterator[InstanceWork]:
+        """Yield, for each holder, the work of a whole instance that takes as long."""
+        for instance_id, part in work.holders.items():
+            yield part if instance_id in work.idle_holder_ids else self.lane.slowed(part)
+
     def served_time(self, work: InstanceWork, seconds: float, /) -> float:
-        """What an instance's own batch loses: the keys that are read, the pairs, and the lane."""
+        """Return the seconds that an instance's own batch loses: keys read, pairs computed, and the lane."""
         return attention_seconds(self.coefficients, work) + self.lane.reserved_share * seconds
 
     def instance_time(self, work: InstanceWork, /) -> float:
-        """The part of a step that one instance computes by itself."""
+        """Return the seconds of the part of a step that one instance computes by itself."""
         return instance_seconds(self.coefficients, work, self.overlap, self.has_captured(work))
 
     def has_captured(self, work: InstanceWork) -> bool:
@@ -127,10 +133,10 @@ class WorkCostModel:
         return work.num_tokens > 0 and work.num_keys > 0 and self.graph_limits.has(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
-        """Chunks striped over `dop` instances, as is their history, with queries that travel.
+        """Return the terms of chunks and their history, striped over `dop` instances; queries travel.
 
-        But they launch what is launched where KV travels, as it does in the last chunk, if that is more. What
-        can be captured is taken to be, as longer steps hide most of their launches.
+        Launches are those of KV that travels, as in the last chunk, if they are more. Steps that can be
+        captured are taken as captured, as longer steps hide most of their launches.
         """
         seconds, graph_limits = self.coefficients, self.graph_limits
         launch = 0.0 if graph_limits.most_rows else seconds.launch
@@ -150,7 +156,7 @@ class WorkCostModel:
         )
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
-        """One message, and the KV of `num_tokens` tokens over the link between the two."""
+        """Return the seconds of one message, and of the KV of `num_tokens` tokens over the link."""
         seconds = self.coefficients
         first = self.first_host_tier_id
         is_host = first is not None and max(source_id, destination_id) >= first
@@ -158,9 +164,10 @@ class WorkCostModel:
 
 
 def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mixed: bool) -> float:
-    """Return what a step takes beside what its instances compute: `num_others` are all instances but one.
+    """Return the seconds of a step in addition to its instances' work.
 
-    `loong.scheduler.cost.prediction` compiles this function and the next two for tables with these fields.
+    `num_others` are all instances but one. `loong.scheduler.cost.prediction` compiles this function and the
+    next two for tables with these fields.
     """
     binding = seconds.step + seconds.member * num_others
     if work.is_first:
@@ -179,7 +186,7 @@ def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mix
 
 
 def attention_seconds(seconds: Coefficients, work: InstanceWork) -> float:
-    """Return what the attention of an instance takes of its bandwidth and its compute."""
+    """Return the seconds of an instance's attention, by bandwidth and compute."""
     return (
         seconds.decode_key * work.num_decode_keys
         + seconds.key * work.num_keys
@@ -188,8 +195,8 @@ def attention_seconds(seconds: Coefficients, work: InstanceWork) -> float:
 
 
 def instance_seconds(seconds: Coefficients, work: InstanceWork, overlap: float, is_captured: bool) -> float:
-    """Return what an instance takes for its part of a step, with the terms of `WorkCostModel`."""
-    # Who computes no tokens attends for others.
+    """Return the seconds of an instance's part of a step, with the terms of `WorkCostModel`."""
+    # An instance that computes no tokens attends for others.
     is_in_group = work.num_hops > 0 or work.num_sent_queries > 0 or work.num_tokens == 0
     attention = seconds.pair * work.num_pairs
     if not is_captured:

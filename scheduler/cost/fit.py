@@ -1,8 +1,8 @@
-"""Coefficients from measurements: weighted least squares on the relative error, which stalls do not sway.
+"""Coefficients from measurements: weighted least squares on the relative error, robust to stalls.
 
 Every time is homogeneous of degree 1 in the coefficients, so it is their sum, each times its own derivative.
 With the derivatives at the present coefficients the fit is linear, and is repeated until nothing changes
-(Gauss-Newton). What the samples do not determine stays as it was before.
+(Gauss-Newton). Coefficients that the samples do not determine keep their prior values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,16 @@ MAX_ROUNDS = 30
 TOLERANCE = 1e-3  # of predicted times, relative
 CAUTION = 0.1  # in the first round; halved in each that follows
 STEP = 1e-6  # of a coefficient, relative, for its derivative
-FLOOR = 1e-3  # of what a coefficient was before, for derivatives
+FLOOR = 1e-3  # of a coefficient's prior value, for derivatives
 MOST_OFF = 3.0  # errors are relative to predictions, unless these are off by more than this factor
-TINY = 1e-12  # seconds: as large is at least a coefficient's step, and its size
-LEAST_NOISE = 0.01  # no time is known better, relative
+TINY = 1e-12  # seconds: the least step and size of a coefficient
+LEAST_NOISE = 0.01  # relative: the least assumed error of a measured time
 HUBER = 1.5  # standard deviations beyond which an error counts by its size, not its square
 VAGUE = 0.5  # a coefficient with a greater standard error, relative, is not determined by the samples
 
 NAMES = tuple(field.name for field in fields(Coefficients))
-# Seconds to search from where the prior has none: from 0, a delay is not found beside larger times.
-# A search may end where `launch` hides under all that is computed, and is not determined; the next begins
-# elsewhere.
+# Seconds to start a search from where the prior has none: a search from 0 does not find a delay next to large
+# terms. A search may end where `launch` is hidden by computation and is not determined; then the next begins.
 LEAST_STARTS = tuple(
     {
         "batch": 1e-3,
@@ -49,19 +48,19 @@ LEAST_STARTS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class BatchSample:
-    """A batch that ran with nothing beside it: its steps, with how many are like each, and its seconds."""
+    """A batch that ran alone: its steps, with the number of equal ones, and its seconds."""
 
     steps: tuple[tuple[StepWork, int], ...]
     seconds: float
 
     def predicted(self, model: CostModel) -> float:
-        """Seconds that `model` expects."""
+        """Return the seconds that `model` predicts."""
         return sum(count * model.step_time(work) for work, count in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationSample:
-    """A migration that ran with nothing beside it, and its seconds."""
+    """A migration that ran alone, and its seconds."""
 
     num_tokens: int
     source_id: InstanceId
@@ -69,7 +68,7 @@ class MigrationSample:
     seconds: float
 
     def predicted(self, model: CostModel) -> float:
-        """Seconds that `model` expects."""
+        """Return the seconds that `model` predicts."""
         return model.migration_time(self.num_tokens, self.source_id, self.destination_id)
 
 
@@ -78,16 +77,16 @@ Sample: TypeAlias = BatchSample | MigrationSample
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted model, and the names of the coefficients that the samples left as they were."""
+    """A fitted model, and the names of the coefficients that the samples did not determine."""
 
     model: WorkCostModel
     undetermined: tuple[str, ...]
 
 
 def fit(prior: WorkCostModel, samples: Sequence[Sample]) -> Fit:
-    """The model nearest to at least one sample; `prior` gives what they do not determine.
+    """Return the model nearest to at least one sample; `prior` gives the undetermined coefficients.
 
-    That stays, coefficient by coefficient, the vaguest first, until the samples determine all others.
+    Coefficients are fixed one by one, the least determined first, until the samples determine all others.
     """
     predictions = _Predictions(prior, samples)
     for least in LEAST_STARTS:
@@ -98,7 +97,7 @@ def fit(prior: WorkCostModel, samples: Sequence[Sample]) -> Fit:
 
 
 def _fit_from(least: Mapping[str, float], prior: WorkCostModel, predictions: "_Predictions") -> Fit:
-    """The model that a search finds which begins at `prior`, and at no `least` coefficient below."""
+    """Return the model that a search from `prior` finds, with starting values of at least `least`."""
     known = np.array(astuple(prior.coefficients))
     start = np.maximum(known, [least.get(name, 0.0) for name in NAMES])
     values, held = start, np.zeros(len(start), dtype=bool)
@@ -113,23 +112,23 @@ def _fit_from(least: Mapping[str, float], prior: WorkCostModel, predictions: "_P
 
 
 def relative_errors(model: CostModel, samples: Sequence[Sample]) -> Array:
-    """Predicted over measured seconds, less 1, of each sample."""
+    """Return predicted over measured seconds, less 1, of each sample."""
     return np.array([sample.predicted(model) / sample.seconds - 1 for sample in samples])
 
 
 def contributions(model: WorkCostModel, samples: Sequence[Sample]) -> Array:
-    """The seconds [samples, coefficients] that each coefficient has in each prediction."""
+    """Return the seconds [samples, coefficients] of each coefficient in each prediction."""
     values = np.array(astuple(model.coefficients))
     seconds: Array = _Predictions(model, samples).jacobian(values) * values
     return seconds
 
 
 def _descend(start: Array, predictions: "_Predictions", values: Array, held: Mask) -> tuple[Array, Array]:
-    """The best coefficients if those `held` stay, and the relative standard error of each of the others."""
+    """Return the best coefficients with those `held` fixed, and relative standard errors of the others."""
     seconds = predictions.measured
     scale, weights = seconds, np.ones(len(seconds))
     for number in range(MAX_ROUNDS):
-        # The floor lets what was found to be 0 return, where its derivative there is 0 too.
+        # The floor lets a coefficient that became 0 return where its derivative at 0 is 0 too.
         values = np.maximum(values, FLOOR * start)
         shares = predictions.jacobian(values) / scale[:, None]
         step = _Step(shares, seconds / scale, weights, caution=CAUTION / 2**number)
@@ -149,7 +148,7 @@ def _with(model: WorkCostModel, values: Array) -> WorkCostModel:
 
 
 class _Predictions:
-    """Samples laid out for a model, whose coefficients vary."""
+    """Samples as tables, for predictions with varying coefficients."""
 
     def __init__(self, model: WorkCostModel, samples: Sequence[Sample]) -> None:
         self.measured = np.array([sample.seconds for sample in samples])
@@ -197,9 +196,9 @@ class _Step:
     caution: float
 
     def solve(self, values: Array, size: Array, held: Mask) -> tuple[Array, Array]:
-        """The best values >= 0, given those before and how large they are; and their standard errors.
+        """Return the best values >= 0, given the previous values and their sizes, with standard errors.
 
-        Those `held` stay and have no error; those that no sample depends on stay, with an infinite error.
+        Those `held` stay and have no error. Those that no sample depends on stay, with an infinite error.
         """
         is_determined = np.logical_and(~held, self.shares.any(axis=0))
         result, errors = values.copy(), np.where(held, 0.0, np.inf)
@@ -217,10 +216,10 @@ class _Step:
 
 
 def _huber(errors: Array) -> Array:
-    """Weights: 1 for an error as large as most, less for one that is much larger."""
+    """Return weights: 1 for an error of the usual size, less for a much larger one."""
     return np.minimum(1.0, HUBER * _deviation(errors) / np.maximum(np.abs(errors), LEAST_NOISE))
 
 
 def _deviation(errors: Array) -> float:
-    """The standard deviation, from the median: stalls do not make it larger."""
+    """Return the standard deviation, estimated from the median: stalls do not increase it."""
     return max(LEAST_NOISE, 1.48 * float(np.median(np.abs(errors))))

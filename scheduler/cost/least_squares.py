@@ -1,4 +1,4 @@
-"""Linear least squares with no negative unknown, and how well the solution is known."""
+"""Linear least squares with nonnegative unknowns, and standard errors of the solution."""
 
 from typing import TypeAlias
 
@@ -9,11 +9,11 @@ Array: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 SMALLEST_SLOPE = 1e-10  # relative, below which the active set is done
-TINY = 1e-12  # what else could divide by 0
+TINY = 1e-12  # avoids division by 0
 
 
 def standard_errors(rows: Array) -> Array:
-    """Of a least-squares solution whose errors have deviation 1; huge where it is not unique."""
+    """Return standard errors of a solution whose errors have deviation 1; huge where it is not unique."""
     norm = np.linalg.norm(rows, axis=0)
     tiny = np.finfo(float).eps * rows.shape[1]
     gram = (rows / norm).T @ (rows / norm) + tiny * np.eye(rows.shape[1])
@@ -22,7 +22,7 @@ def standard_errors(rows: Array) -> Array:
 
 
 def nonnegative_least_squares(rows: Array, target: Array) -> Array:
-    """The x >= 0 that brings `rows @ x` nearest to `target` (Lawson and Hanson's active set)."""
+    """Return the x >= 0 that brings `rows @ x` nearest to `target` (Lawson and Hanson's active set)."""
     norm = np.linalg.norm(rows, axis=0)
     gram, aim = (rows / norm).T @ (rows / norm), (rows / norm).T @ target
     x, is_free = np.zeros(len(aim)), np.zeros(len(aim), dtype=bool)
@@ -43,7 +43,7 @@ def nonnegative_least_squares(rows: Array, target: Array) -> Array:
 
 
 def _solution(gram: Array, aim: Array, is_free: Mask) -> Array:
-    """The solution in which those that are not free are 0."""
+    """Return the solution in which those that are not free are 0."""
     x = np.zeros(len(aim))
     x[is_free] = np.linalg.lstsq(gram[np.ix_(is_free, is_free)], aim[is_free], rcond=None)[0]
     return x

@@ -31,7 +31,7 @@ _STEP = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Steps as tables of counts, which each set of coefficients can be applied to at once."""
+    """Steps as tables of counts, for many sets of coefficients at once."""
 
     steps: NDArray[np.void]
     parts: NDArray[np.void]  # of each step, one of each instance
@@ -39,14 +39,10 @@ class StepTable:
 
     @classmethod
     def of(cls, model: WorkCostModel, steps: Sequence[StepWork]) -> "StepTable":
-        """Lay out the counts of `steps`; what is captured and overlaps is as in `model`."""
+        """Lay out the counts of `steps`; captured steps and overlaps are as in `model`."""
         ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
-        works = (
-            part
-            for step in steps
-            for part in (*map(model.lane.slowed, step.holders.values()), *step.instances.values())
-        )
+        works = (part for step in steps for part in (*model.served_works(step), *step.instances.values()))
         parts = [(*astuple(part), model.has_captured(part)) for part in works]
         return cls(_table(rows, _STEP), _table(parts, _PART), model.overlap)
 

@@ -1,6 +1,6 @@
-"""Watches the loop, and learns from the batches that it timed how to correct a cost model.
+"""Watches the loop, and learns corrections of a cost model from the times of batches.
 
-What is learned follows from the events and the plans alone, so whoever replays these learns the same.
+They follow from events and plans alone, so a replay of these learns the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from loong.scheduler.cost.idle_tracker import IdleTracker
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A batch, and since when it has run, or since when it was submitted if it has not begun."""
+    """A batch, with the time of its start, or of its submission if it has not started."""
 
     batch: RunBatch
     started_at: float
 
 
 class Recalibration:
-    """An observer of the loop. What it learns `is_applied`, or plans are made with the `base` as it is."""
+    """An observer of the loop. Corrections apply if `is_applied`; otherwise plans use `base` unchanged."""
 
     def __init__(self, base: CostModel, *, is_applied: bool = True) -> None:
         self.base, self.is_applied = base, is_applied
@@ -36,16 +36,16 @@ class Recalibration:
 
     @property
     def errors(self) -> Mapping[str, float]:
-        """How far off the model is that plans are made with, by phase, of those that ran."""
+        """Return the mean errors of the predictions that plans use, by phase, of those that ran."""
         return self.calibration.errors(is_applied=self.is_applied)
 
     @property
     def calibration(self) -> Calibration:
-        """What was learned."""
+        """Return the corrections learned so far."""
         return self.corrected.calibration
 
     def on_event(self, event: Event, /) -> None:
-        """Compare what has finished with what was predicted."""
+        """Compare a finished batch with its prediction."""
         match event:
             case BatchStarted():
                 if (running := self._running.get(event.batch_id)) is not None:
@@ -71,7 +71,7 @@ class Recalibration:
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Keep what starts, or goes on."""
+        """Record batches that start or are extended."""
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 self._running[instruction.batch_id] = _Running(instruction, snapshot.now)
@@ -93,7 +93,7 @@ class Recalibration:
 
 
 class RecalibratedCostModel:
-    """A cost model as corrected by what is known at the time it is asked."""
+    """A cost model with the corrections known at the time of each call."""
 
     def __init__(self, recalibration: Recalibration) -> None:
         self._recalibration = recalibration
@@ -104,21 +104,21 @@ class RecalibratedCostModel:
         return self._recalibration.base.host
 
     def step_time(self, work: StepWork, /) -> float:
-        """One step of a batch."""
+        """Return the seconds of one step of a batch."""
         return self._recalibration.corrected.step_time(work)
 
     def served_time(self, work: InstanceWork, seconds: float, /) -> float:
-        """What an instance's own batch loses to a step of others."""
+        """Return the seconds that an instance's own batch loses to a step of others."""
         return self._recalibration.corrected.served_time(work, seconds)
 
     def instance_time(self, work: InstanceWork, /) -> float:
-        """The part of a step that one instance computes by itself."""
+        """Return the seconds of the part of a step that one instance computes by itself."""
         return self._recalibration.corrected.instance_time(work)
 
     def prefill_terms(self, dop: int, /) -> PrefillTerms:
-        """Chunks striped over `dop` instances."""
+        """Return the terms of chunks striped over `dop` instances."""
         return self._recalibration.corrected.prefill_terms(dop)
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
-        """Moving KV."""
+        """Return the seconds to move KV."""
         return self._recalibration.corrected.migration_time(num_tokens, source_id, destination_id)

@@ -24,11 +24,11 @@ class ModelShape:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of one token's keys and values."""
+        """Return the bytes of one token's keys and values."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
 
     def check_cut(self, tp_size: int) -> None:
-        """Raise `ConfigError` unless each of `tp_size` devices gets as many whole KV heads."""
+        """Raise `ConfigError` unless each of `tp_size` devices gets the same number of whole KV heads."""
         if self.num_kv_heads % tp_size:
             raise ConfigError(
                 f"a --tensor-parallel-size of {tp_size} does not divide {self.num_kv_heads} KV heads"
@@ -41,8 +41,8 @@ class DeviceRates:
 
     linear_flops: float
     attention_flops: float  # of whole prompts
-    part_flops: float  # where the keys are of several devices, and where a captured step meets history
-    lone_part_flops: float  # likewise if each head has keys of its own, which are more to read and to copy
+    part_flops: float  # where keys are on several devices, and where a captured step attends history
+    lone_part_flops: float  # the same if each head has keys of its own, which are more to read and to copy
     memory_bandwidth: float
     memory_bytes: float
     link_bandwidth: float  # to one other device, one way
@@ -53,27 +53,30 @@ class DeviceRates:
     step_delay: float  # between two steps
     host: HostTimes
     message_delay: float
-    batch_delay: float  # what a batch takes beside its steps
-    beside_delay: float = 0.0  # what a step with prompts and decodes takes more
-    settle_delay: float = 0.0  # where a lease settles whether it goes on, an instance but one
+    batch_delay: float  # each batch, in addition to its steps
+    beside_delay: float = 0.0  # added to a step with prompts and decodes
+    settle_delay: float = 0.0  # each instance of a group but one, where a lease agrees on going on
     request_delay: float = 0.0  # to send one to an instance
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
     segment_delay: float = 0.0  # to find one segment of KV
     block: int = 0  # queries of a head that are attended at once
     graph_limits: CudaGraphLimits = NO_GRAPHS
-    launch: float = 0.0  # a layer: to start the kernels of a prompt
-    mixed_launch: float = 0.0  # and of decodes beside it
-    reduce_launch: float = 0.0  # and of each sum over the devices of an instance
-    exchange_launch: float = 0.0  # and of queries that travel
-    ring_launch: float = 0.0  # and of KV that travels
-    hop_launch: float = 0.0  # and of each of its hops
-    beside_ring_launch: float = 0.0  # and of queries to which none travels
+    launch: float = 0.0  # each layer: to launch the kernels of a prompt
+    mixed_launch: float = 0.0  # added for decodes in the same step
+    reduce_launch: float = 0.0  # added for each sum over the devices of an instance
+    exchange_launch: float = 0.0  # added for queries that travel
+    ring_launch: float = 0.0  # added for KV that travels
+    hop_launch: float = 0.0  # added for each of its hops
+    beside_ring_launch: float = 0.0  # added for queries without KV that travels
     overlap: float = 1.0
     lane: ServiceLane = WHOLE_INSTANCE  # that serves the batches of others
 
 
 def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCostModel:
-    """The cost model of `shape` on instances of `tp_size` devices. Raises `ConfigError` by `check_cut`."""
+    """Return the cost model of `shape` on instances of `tp_size` devices.
+
+    Raises `ConfigError` by `check_cut`.
+    """
     shape.check_cut(tp_size)
     kv_bytes = shape.kv_bytes / tp_size  # a device
     query_bytes = shape.num_layers * shape.num_heads * shape.head_dim * shape.element_bytes / tp_size
@@ -106,7 +109,7 @@ def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCo
             + summed_bytes / device.link_bandwidth,
             attend=shape.num_layers * device.attend_delay,
             decode_key=kv_bytes / device.memory_bandwidth,
-            key=device.block / 2 * pair,  # the last block of queries that meets them is half empty
+            key=device.block / 2 * pair,  # the last block of queries that reads them is half empty on average
             pair=pair,
             part_pair=part_pair - pair,
             ring_key=kv_bytes / device.link_bandwidth,
@@ -138,9 +141,9 @@ def cuda_graph_limits(shape: ModelShape, limits: CudaGraphLimits) -> CudaGraphLi
 def kv_capacity(
     shape: ModelShape, device: DeviceRates, tp_size: int = 1, memory_utilization: float = 0.9
 ) -> int:
-    """Tokens of KV that an instance holds beside its weights (input embeddings as large as the output).
+    """Return the tokens of KV that an instance holds next to its weights.
 
-    Raises `ConfigError` by `check_cut`.
+    Input embeddings count as large as the output. Raises `ConfigError` by `check_cut`.
     """
     shape.check_cut(tp_size)
     num_parameters = shape.num_layer_parameters + 2 * shape.num_output_parameters

@@ -1,4 +1,4 @@
-"""`esp` with one of its parts replaced, to show what that part is worth."""
+"""Variants of `esp` with one part replaced, to measure the value of that part."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -29,7 +29,10 @@ class _Narrow(Allocation):
 
 
 class NoScaleUp(ElasticPlanner):
-    """A prompt keeps the DoP that it began with; groups grow only where room lacks, or nothing would end."""
+    """A prompt keeps the DoP that it began with.
+
+    Groups grow only where room lacks, or where otherwise nothing would end.
+    """
 
     allocation: ClassVar[type[Allocation]] = _Narrow
 
@@ -41,7 +44,7 @@ class _InPlaceSizer(ChunkSizer):
 
 
 class InPlaceStep(StepBuilder):
-    """KV of a chunk stays with the instances that compute it."""
+    """A step whose KV stays with the instances that compute it."""
 
     sizer: ClassVar[type[ChunkSizer]] = _InPlaceSizer
 
@@ -58,7 +61,7 @@ class NoRetention(ElasticPlanner):
 
 class _Whole(BatchBuilder):
     def budget(self, decodes: Iterable[RequestView]) -> float:  # noqa: ARG002 - they wait
-        """More than any prompt takes."""
+        """Return more seconds than any prompt takes."""
         return NO_LIMIT
 
 
@@ -68,14 +71,14 @@ class NoChunks(ElasticPlanner):
     batch_builder: ClassVar[type[BatchBuilder]] = _Whole
 
     def plan(self) -> IterationPlan:
-        """The whole plan, without a limit of tokens."""
+        """Return the whole plan, without a limit of tokens."""
         self.config = replace(self.config, max_num_batched_tokens=NO_LIMIT)
         return ElasticPlanner.plan(self)
 
 
 class _AllTogether(Allocation):
     def allocate(self, order: Sequence[PrefillCandidate]) -> list[Group]:
-        """All groups that only decode as one."""
+        """Return all groups that only decode as one."""
         groups = Allocation.allocate(self, order)
         decoding = [g for g in groups if g.is_ready and not g.prefills]
         if len(decoding) < 2:

@@ -1,9 +1,9 @@
-"""In which order prompts are computed, and which of them may enter the cluster.
+"""The order in which prompts are computed, and the admission of prompts into the cluster.
 
-The order keeps as many deadlines as can be kept. Prompts are taken by deadline; when those taken so far
-cannot all be in time, the longest of them is deferred (Moore and Hodgson 1968: that makes the fewest late on
-one machine, and the cluster is nearly one, since a prompt can be cut over its instances). Those deferred come
-after the others, oldest first, but for a share of every step that is the oldest one's.
+The order meets as many deadlines as possible. Prompts are taken by deadline. When those taken so far cannot
+all be in time, the longest of them is deferred (Moore and Hodgson 1968). That makes the fewest late on one
+machine, and the cluster is nearly one, since a prompt can be split over its instances. Deferred prompts come
+after the others, oldest first, except that the oldest one gets a share of every step.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ from loong.scheduler.tuning import (
 
 @dataclass(slots=True, eq=False)
 class PrefillCandidate:
-    """A prompt to be computed: `num_tokens` new ones on `num_cached`.
+    """A prompt to be computed: `num_tokens` new tokens on `num_cached` cached ones.
 
     `work` is seconds of one instance and `ttft` the target. `deadline` is when its first token is due, or
     (`missed_deadline`) its second chance. `is_deferred` if it was deferred. `rank` is its place in the order.
@@ -53,31 +53,31 @@ class PrefillCandidate:
 
     @property
     def is_begun(self) -> bool:
-        """Whether some of its KV exists, so that it is bound to instances."""
+        """Return whether some of its KV exists, so that it is bound to instances."""
         return self.num_cached > 0
 
     @property
     def cost(self) -> float:
-        """Of the prompts that cannot all be in time, the one that costs most is deferred."""
+        """Return its cost. Of prompts that cannot all be in time, the costliest is deferred."""
         return self.work * (MISSED_DEADLINE_WEIGHT if self.missed_deadline else 1)
 
     def is_starved(self, now: float) -> bool:
-        """Whether it has waited for so long that none that came after it begins before it does."""
+        """Return whether it has waited so long that no later prompt may begin before it."""
         return now - self.view.arrival_time > STARVATION_FACTOR * self.ttft and not self.is_begun
 
 
 Order: TypeAlias = Callable[[Iterable[PrefillCandidate], float, float], list[PrefillCandidate]]
-"""Most urgent first, given the time and the seconds of work that the cluster does in a second."""
+"""Sorts prompts by urgency, given the time and the cluster's speed in seconds of work a second."""
 
 
 class Refusal(StrEnum):
-    """Why a prompt may not begin."""
+    """The reason why a prompt may not begin."""
 
     NO_ROOM = "there would be too little KV for all that run, and it, to reach their last tokens"
     OVERTAKING = "an older request has waited long for room, and goes first"
     ONE_DEFERRED_AT_A_TIME = "it is deferred, and so is another, which has begun and goes first"
     NOT_TRIED = "several before it wait for room"
-    NOT_CONSIDERED = "so many prompts wait that only the oldest and the newest are considered"
+    NOT_CONSIDERED = "too many prompts wait: only the oldest and the newest are considered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class AdmissionDecision:
     refused: dict[Refusal, list[RequestView]]
 
     def pause(self, request_ids: Set[RequestId]) -> None:
-        """Leave these out after all."""
+        """Remove these requests."""
         self.prefills[:] = [p for p in self.prefills if p.view.request_id not in request_ids]
 
 
@@ -102,7 +102,7 @@ class PrefillAdmission:
     order: Order
 
     def admit(self) -> AdmissionDecision:
-        """All prompts not in flight."""
+        """Order and admit all prompts not in flight."""
         considered, others = self.considered()
         begun = (view for instance_set in self.planning_view.occupied for view in instance_set.prefills)
         admission = self._admitted(self.ordered((*considered, *begun)))
@@ -111,10 +111,11 @@ class PrefillAdmission:
         return admission
 
     def considered(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
-        """The waiting prompts that are considered now, and those that are not.
+        """Return the waiting prompts that are considered now, and the others.
 
-        Of a crowd that no plan could begin at once these are the oldest, which are due first, and the newest,
-        which can still be in time. Where users share, each prompt counts, as it may be its user's only one.
+        If more wait than a plan could begin, these are the oldest, which are due first, and the newest, which
+        can still be in time. With fairness among users all are considered, as each may be its user's only
+        one.
         """
         waiting = self.planning_view.waiting
         at_least, an_instance = MAX_CONSIDERED, MAX_CONSIDERED_PER_INSTANCE
@@ -150,10 +151,10 @@ class PrefillAdmission:
         return ordered
 
     def _admitted(self, prefills: Sequence[PrefillCandidate]) -> AdmissionDecision:
-        """All but the prompts that would have to wait for room, now or later.
+        """Admit the prompts that need not wait for room, now or later.
 
-        What is admitted finds room to its declared end, whatever comes. A prompt that was deferred may begin
-        only while no other one holds KV; and if one has found no room for long, none that came after begins.
+        An admitted prompt finds room until its declared end in any case. A deferred prompt may begin only
+        while no other deferred one holds KV. If a prompt has found no room for long, no later one begins.
         """
         now, room = self.planning_view.snapshot.now, KVForecast(self.planning_view)
         admitted, refused = list[PrefillCandidate](), defaultdict[Refusal, list[RequestView]](list)
@@ -181,16 +182,16 @@ class PrefillAdmission:
 
 
 def starved_first(prefills: Sequence[PrefillCandidate], now: float) -> Iterable[PrefillCandidate]:
-    """In the order in which they may begin: those that have waited for long come before all others."""
+    """Yield prompts in the order in which they may begin: starved ones first."""
     starved = [
         p for p in prefills if p.missed_deadline and p.is_starved(now)
-    ]  # the starved have missed theirs
+    ]  # starved prompts have missed their deadlines
     starved.sort(key=lambda p: p.view.arrival_time)
     return dict.fromkeys((*starved, *prefills)) if starved else prefills
 
 
 def prefill_work(num_new: int, num_cached: int, terms: PrefillTerms) -> float:
-    """Seconds of one instance that a prompt takes in full steps."""
+    """Return the seconds of one instance that a prompt takes in full steps."""
     return num_new * (terms.per_token + terms.per_cached_pair * num_cached + terms.per_new_pair * num_new)
 
 
@@ -204,7 +205,7 @@ def is_share_due(
 
 
 def by_deadline(prefills: Iterable[PrefillCandidate], now: float, speed: float) -> list[PrefillCandidate]:
-    """Those that can be in time by deadline, then those deferred by arrival.
+    """Return prompts that can be in time by deadline, then deferred ones by arrival.
 
     `speed` is the seconds of work that the cluster does in a second.
     """
@@ -220,7 +221,7 @@ def by_deadline(prefills: Iterable[PrefillCandidate], now: float, speed: float) 
         for taken in range(counted, index + 1):
             heappush(dearest, (-by_deadline[taken].cost, taken))
         counted = index + 1
-        while dearest and end > prefill.deadline:  # the dearest may be too short
+        while dearest and end > prefill.deadline:  # removing the costliest may not be enough
             _, removed = heappop(dearest)
             deferred.add(removed)
             end -= by_deadline[removed].work / speed
@@ -231,17 +232,18 @@ def by_deadline(prefills: Iterable[PrefillCandidate], now: float, speed: float) 
 
 
 def by_arrival(prefills: Iterable[PrefillCandidate], now: float, speed: float) -> list[PrefillCandidate]:  # noqa: ARG001
-    """First come, first served."""
+    """Return prompts first come, first served."""
     return sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id))
 
 
 def with_fair_deadlines(
     prefills: Iterable[PrefillCandidate], now: float, speed: float, served: Set[str]
 ) -> list[PrefillCandidate]:
-    """No prompt is due before its user's equal share of the cluster would have it done.
+    """Return prompts with later deadlines: not before the user's equal share of the cluster computes them.
 
-    So who sends much is late for much of it, and nobody else is. Those of whom nothing runs, unlike the
-    `served` users, are due as soon as that share has them done, so that what comes later does not go first.
+    So a user who sends much is late for much of it, and other users are not. Prompts of users without running
+    requests, unlike the `served` users, are due as soon as the share has computed them. So later prompts of
+    other users do not pass them.
     """
     by_user: dict[str, list[PrefillCandidate]] = {}
     for prefill in sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id)):
@@ -256,24 +258,27 @@ def with_fair_deadlines(
 
 @dataclass
 class KVForecast:
-    """KV of those admitted, to their declared ends: by a bound, which is quick, and if need be exactly.
+    """The KV of admitted requests until their declared ends: by a fast bound, and exactly if needed.
 
-    That is of running requests, and of those taken. Nothing is computed before it is asked for.
+    It counts running requests, and those taken. It is computed on demand.
     """
 
     planning_view: PlanningView
     refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, siblings
     taken: list[RequestView] = field(default_factory=list)
-    future: FutureKV | None = None  # with as many of `taken`
+    future: FutureKV | None = None  # with `num_counted` of `taken`
     num_counted: int = 0
 
     @cached_property
     def bound(self) -> int:
-        """No less than the slots that will ever be in use at once."""
+        """Return an upper bound on the slots that will ever be in use at once."""
         return int(self.planning_view.lengths.final.sum())
 
     def takes(self, view: RequestView) -> bool:
-        """Admit a request, if it has room to its declared end with all that were taken."""
+        """Admit a request if it has room until its declared end with all that were taken.
+
+        Return whether it has.
+        """
         peak = self.bound + view.num_final_tokens
         if peak > self.planning_view.capacity:
             remaining, known, num_siblings = (
@@ -282,7 +287,7 @@ class KVForecast:
                 view.num_siblings,
             )
             if any(remaining >= r and known >= k and num_siblings >= f for r, k, f in self.refused):
-                return False  # no less than one that did not fit: no need to update_costs
+                return False  # at least as large as one that did not fit: no need to compute
             peak = self._peak_with(view)
             if peak > self.planning_view.capacity:
                 self.refused.append((remaining, known, num_siblings))
@@ -292,7 +297,7 @@ class KVForecast:
         return True
 
     def _peak_with(self, view: RequestView) -> int:
-        """The most slots that those admitted and this one may come to need at once, or a bound that fits."""
+        """Return the most slots that admitted requests and this one need at once, or a bound that fits."""
         future, new = self.future, self.taken[self.num_counted :]
         if future is None or len(new) > BULK_REQUESTS:
             future = FutureKV.of(self.planning_view.lengths.adding(self.taken))
@@ -310,9 +315,9 @@ class KVForecast:
 
 
 def _deadline(arrival_time: float, ttft: float, earliest: float) -> tuple[float, bool]:
-    """When a first token is due, and whether that is a second chance.
+    """Return when a first token is due, and whether that is a second chance.
 
-    Once it cannot be in time any more, its target doubles until it can.
+    If the deadline can no longer be met, the target doubles until it can.
     """
     budget = ttft
     while arrival_time + budget < earliest:

@@ -1,8 +1,8 @@
-"""Which instances compute which prompts: allocation, and batching by the exact program.
+"""Allocation: the instances that compute each prompt, and batching by the exact program.
 
 Every instance set begins as a group of its own that goes on with the prompts begun on it. A long prompt then
-takes the groups that together would finish it first, short ones are batched over what there is by the program
-of `program.py`, and groups that share a prompt become one.
+takes the groups that together would finish it first. Short prompts are batched over the remaining groups by
+the program of `batching_program.py`. Groups that share a prompt become one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -20,18 +20,18 @@ from loong.scheduler.esp.group import Group
 from loong.scheduler.esp.group_queue import GroupQueue
 from loong.scheduler.tuning import LONG_PROMPT_STEPS, USABLE_SPEED_SHARE
 
-MAX_DEMANDS, MAX_OFFERS = 32, 16  # what the program is asked at once; the rest goes in order
+MAX_DEMANDS, MAX_OFFERS = 32, 16  # the most that one call of the program takes; the rest is placed in order
 
 
 @dataclass(slots=True)
 class Allocation:
-    """Groups in the making."""
+    """Builds groups of instances for prompts."""
 
     planning_view: PlanningView
     cost_model: CostModel
     config: PolicyConfig
     groups: list[Group] = field(default_factory=list)
-    least_long: float = field(init=False)  # seconds of work: more keep an instance for many steps
+    least_long: float = field(init=False)  # seconds of work: a longer prompt keeps an instance for many steps
 
     grows: ClassVar[bool] = True  # whether prompts may take more instances at chunk boundaries
 
@@ -39,7 +39,7 @@ class Allocation:
         self.least_long = LONG_PROMPT_STEPS * self.config.max_step_time
 
     def allocate(self, order: Sequence[PrefillCandidate]) -> list[Group]:
-        """A group for every instance set that may be of use, or for several that share a prompt.
+        """Return a group for every instance set that may be of use, or for several that share a prompt.
 
         A prompt that fits nowhere is left out.
         """
@@ -56,14 +56,14 @@ class Allocation:
         return self.groups
 
     def _expects_shorts(self) -> bool:
-        """Whether short prompts came lately, and so may come again."""
+        """Return whether short prompts came lately, and so may come again."""
         terms, lengths = self.cost_model.prefill_terms(1), self.planning_view.snapshot.recent_prompt_lengths
         return any(terms.time(n, 0, n * n) <= self.least_long for n in lengths)
 
     def _useful_sets(
         self, shorts: Sequence[PrefillCandidate], longs: Sequence[PrefillCandidate]
     ) -> Iterable[InstanceSet]:
-        """Where anything rests, and what else these prompts, or decodes that lack room, may want to have.
+        """Return the sets with requests not in flight, and others that prompts or decodes may need.
 
         A short prompt waits for no batch while there is an idle instance for it.
         """
@@ -76,7 +76,7 @@ class Allocation:
         return (*self.planning_view.occupied, *idle)
 
     def _fit_idle(self, shorts: Sequence[PrefillCandidate]) -> bool:
-        """Whether each would have an idle instance for itself, which are the roomiest first."""
+        """Return whether each prompt could have an idle instance, those with most room first."""
         if not shorts:
             return True
         idle = self.planning_view.idle
@@ -105,10 +105,10 @@ class Allocation:
         return groups
 
     def _spread(self, prefill: PrefillCandidate, max_dop: int) -> None:
-        """Give a prompt the groups that together would finish it first, its own among them if it has one.
+        """Give a prompt the groups that together would finish it first, including its own if it has one.
 
-        Together they have at most `max_dop` instances, or while it would be late twice as many, and so on;
-        unless one group alone has more.
+        Together they have at most `max_dop` instances, which doubles while the prompt would be late. A single
+        group may have more.
         """
         waits = {id(group): group.wait_of(prefill) for group in self.groups}
         own = [group for group in self.groups if any(p is prefill for p in group.prefills)]
@@ -135,7 +135,10 @@ class Allocation:
             self._place([prefill], chosen)
 
     def _place_shorts(self, shorts: Sequence[PrefillCandidate]) -> None:
-        """Give each, most urgent first, the one group that would finish it first; without any, several."""
+        """Give each prompt, most urgent first, the group that would finish it first.
+
+        Several if none can alone.
+        """
         full = self.config.max_step_time
         soonest = GroupQueue(self.groups, self.least_long, full)
         least_refused = float("inf")
@@ -151,10 +154,10 @@ class Allocation:
             if len(self.groups) < num_groups:
                 soonest = GroupQueue(self.groups, self.least_long, full)
             else:
-                least_refused = demand  # what is free becomes no more
+                least_refused = demand  # free slots only become fewer
 
     def _batch(self, fresh_ids: Set[RequestId]) -> None:
-        """Batch the short prompts that begin now anew, by the program, over all groups that can begin now."""
+        """Batch the short prompts that begin now by the program, over all groups that can begin now."""
         offered = [
             g for g in self.groups if g.is_ready and all(p.view.request_id in fresh_ids for p in g.prefills)
         ]
@@ -167,7 +170,7 @@ class Allocation:
         if len(offered) < 2 or not 0 < len(prefills) <= MAX_DEMANDS:
             return
         weights = [1 / max(p.deadline - self.planning_view.snapshot.now, 1e-3) for p in prefills]
-        # What an instance costs those who may come next: the more, the more there are now.
+        # The cost of an instance for later prompts, which grows with the number of present ones.
         others = len(self.planning_view.snapshot.request) / self.planning_view.num_instances
         price = min(others, 1.5) * max(weights)
         cleared = [Group(g.instance_sets, [], g.spare + sum(map(self.demand, g.prefills))) for g in offered]
@@ -186,11 +189,11 @@ class Allocation:
             self._place(prefills[batch.demands], cleared[batch.offers])
 
     def demand(self, prefill: PrefillCandidate) -> int:
-        """Slots that a prompt needs to begin: its own, and a first lease's."""
+        """Return the slots that a prompt needs to begin: its own, and those of a first lease."""
         return prefill.num_tokens - 1 + min(self.config.lease_steps, prefill.view.num_remaining_tokens)
 
     def _place(self, prefills: Iterable[PrefillCandidate], chosen: Sequence[Group]) -> None:
-        """Make one group of those chosen, which is to compute these prompts too."""
+        """Merge the chosen groups into one, which is to compute these prompts too."""
         together = [p for group in chosen for p in group.prefills]
         spare = sum(group.spare for group in chosen)
         for prefill in prefills:
@@ -204,7 +207,7 @@ class Allocation:
 
 
 def _doubled(least: int, most: int) -> Iterator[int]:
-    """`least`, twice that, and so on to `most`."""
+    """Yield `least`, twice that, and so on up to `most`."""
     while least < most:
         yield least
         least *= 2

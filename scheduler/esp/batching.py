@@ -1,4 +1,4 @@
-"""What a group runs next: a lease for what decodes, or one step in which prompts and decodes share."""
+"""The next batch of a group: a lease of its decodes, or one step of prompts and decodes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
-from loong.scheduler.common.masters import choose_masters
+from loong.scheduler.common.masters import choose_lease, choose_masters
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.common.striping import RequestPart
@@ -31,7 +31,7 @@ from loong.scheduler.tuning import (
 
 @dataclass(frozen=True, slots=True)
 class BatchBuilder:
-    """Makes batches of groups that are ready. Leases have `long_lease_steps` where room abounds."""
+    """Makes batches of groups that are ready. Leases have `long_lease_steps` where many slots are free."""
 
     planning_view: PlanningView
     cost_model: CostModel
@@ -41,7 +41,7 @@ class BatchBuilder:
     step: ClassVar[type[StepBuilder]] = StepBuilder
 
     def batch(self, group: Group) -> BatchPlan | None:
-        """What a group runs; None if it has no room for a step, or nothing to run."""
+        """Return the group's next batch; None if it has no room for a step, or nothing to run."""
         decodes = [view for instance_set in group.instance_sets for view in instance_set.decodes]
         if group.prefills:
             return self._with_prompts(group.instance_ids, decodes, group.prefills)
@@ -54,41 +54,48 @@ class BatchBuilder:
         seconds: float | None = None,
         most_steps: int | None = None,
     ) -> BatchPlan | None:
-        """Decode steps, as many as there is room for, and as fit into `seconds`.
+        """Return a lease with as many decode steps as there is room for, and as fit into `seconds`.
 
-        At most `most_steps`, or as many as a lease has.
+        It has at most `most_steps`, or as many as a lease has.
         """
         if not decodes:
             return None
         if most_steps is None:
             most_steps = self._most_steps(instance_ids, decodes)
-        num_steps = min(most_steps, max(v.num_remaining_tokens for v in decodes))
-        while (step := self._decode_step(instance_ids, decodes, num_steps)) is None:
-            num_steps //= 2
-            if not num_steps:
-                return None
+        free = self._free(instance_ids)
+        if (found := choose_lease(decodes, free, most_steps)) is None:
+            return None
+        num_steps, masters = found
+        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, num_steps)
+        step.add_decodes(masters)
         if seconds is not None:
             step.shorten(int(seconds / step.seconds))
         return step.plan() if step.num_steps else None
 
     def _most_steps(self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]) -> int:
-        """Steps that a lease may have. Of several instances it is never long, so that they can part soon."""
+        """Return the most steps of a lease.
+
+        A lease on several instances is short, so that they can part soon.
+        """
         if len(instance_ids) > 1:
             return self.config.lease_steps
         num_spared = int(LONG_LEASE_KV_SHARE * self.planning_view.free[instance_ids[0]])
         return max(self.config.lease_steps, min(self.long_lease_steps, num_spared // len(decodes)))
 
     def _decode_step(
-        self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView], num_steps: int
+        self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]
     ) -> StepBuilder | None:
-        """A step of these decodes, with room for `num_steps`; None if that lacks."""
-        free = {i: self.planning_view.free[i] for i in instance_ids}
-        masters = choose_masters(decodes, free, num_steps)
+        """Return a single step of these decodes; None if there is no room for it."""
+        free = self._free(instance_ids)
+        masters = choose_masters(decodes, free, 1)
         if masters is None:
             return None
-        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, num_steps)
+        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, 1)
         step.add_decodes(masters)
         return step
+
+    def _free(self, instance_ids: tuple[InstanceId, ...]) -> dict[InstanceId, int]:
+        return {i: self.planning_view.free[i] for i in instance_ids}
 
     def _with_prompts(
         self,
@@ -96,8 +103,11 @@ class BatchBuilder:
         decodes: Sequence[RequestView],
         prefills: Sequence[PrefillCandidate],
     ) -> BatchPlan | None:
-        """Prompts beside decodes, or if that is much slower and decodes lose nothing, one or the other."""
-        only_decodes = self._decode_step(instance_ids, decodes, 1)
+        """Return a step of prompts and decodes, or only one kind if the mixed step is much slower.
+
+        Decodes must not miss their targets by that.
+        """
+        only_decodes = self._decode_step(instance_ids, decodes)
         if only_decodes is None:
             return None
         if not decodes:
@@ -110,7 +120,7 @@ class BatchBuilder:
             budget = max(budget, 2 * interleaving.decode_seconds)
         mixed = self._filled(only_decodes, prefills, budget)
         budget = min(self.budget(()), interleaving.saved * self.config.lease_steps)
-        only_prompts = self._decode_step(instance_ids, (), 1)
+        only_prompts = self._decode_step(instance_ids, ())
         assert only_prompts is not None, "without decodes it needs no room"
         self._filled(only_prompts, prefills, budget)
         if INTERLEAVING_GAIN * mixed.prompt_speed >= interleaving.prompt_share * only_prompts.prompt_speed:
@@ -125,10 +135,10 @@ class BatchBuilder:
         return None if step.is_empty else step.plan()
 
     def _filled(self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float) -> StepBuilder:
-        """The step, with chunks of prompts in order, as far as they fit into `budget`.
+        """Return the step with chunks of prompts in order, as far as they fit into `budget`.
 
-        Without decodes, they have as much of the step as it takes besides, at least: also where the share of
-        one that is late made it dearer.
+        In a step without decodes, the budget is at least the step's fixed overhead, including what the oldest
+        deferred prompt has added.
         """
         is_alone = not step.decodes and len(prefills) == 1
         if overdue := [p for p in prefills if p.is_deferred or p.missed_deadline]:
@@ -142,7 +152,7 @@ class BatchBuilder:
                 oldest, step.dop, self.planning_view.snapshot.now, self.cost_model, self.config
             )
             share_budget = max(least if has_share else 0.0, spared)
-            min_tokens = MIN_CHUNK_TOKENS if has_share else 0  # else it might never go on
+            min_tokens = MIN_CHUNK_TOKENS if has_share else 0  # otherwise it might never go on
             if self._add(step, oldest, share_budget, is_alone, min_tokens):
                 prefills = [p for p in prefills if p is not oldest]
         num_added = self._fill(step, prefills, budget, is_alone)
@@ -157,7 +167,7 @@ class BatchBuilder:
         """Add chunks of prompts in order, then of those for which only single instances have time left."""
         num_added = 0
         left_out = []
-        too_long: PrefillCandidate | None = None  # one without a history for which there is no time any more
+        too_long: PrefillCandidate | None = None  # one without a history that no longer fits
         for prefill in prefills:
             if not num_added:
                 budget = self._paying(step, prefill, budget)
@@ -190,9 +200,9 @@ class BatchBuilder:
         return num_added
 
     def _paying(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> float:
-        """The budget, or what makes a step of prompts alone worth what it costs besides.
+        """Return the budget, raised in a step without decodes so that useful work outweighs overhead.
 
-        That a chunk reads its history may take it to half the time in which a new prompt is due.
+        Reading a long history may raise it up to half the TTFT target.
         """
         if step.decodes:
             return budget
@@ -203,7 +213,7 @@ class BatchBuilder:
         return max(budget, worth_reading, 2 * least, 2 * spent if spent > budget else 0.0)
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
-        """Seconds that a step may take."""
+        """Return the seconds that a step may take."""
         budget = self.config.max_step_time
         for view in decodes:
             tpot = target_tpot(view, self.config)
@@ -234,10 +244,10 @@ class BatchBuilder:
         return step.add(view, share)
 
     def _add_part(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> int:
-        """Add a chunk on one instance, of a prompt for which not all of the group have time.
+        """Add a chunk on one instance, of a prompt for which not all instances of the group have time.
 
-        But none of one that would be bound to an instance on which it cannot be in time, or all be kept, and
-        for little. Returns the number of its tokens.
+        A prompt is left out if it would be bound to an instance where it is late or does not fit. It is also
+        left out if the chunk would be small. Returns the number of its tokens.
         """
         if len(prefill.view.placement.instance_ids) > 1 or step.count.has_ring:
             return 0
@@ -250,7 +260,7 @@ class BatchBuilder:
         return step.add(prefill.view, share) if is_most or (has_room and self._can_be_slow(prefill)) else 0
 
     def _can_be_slow(self, prefill: PrefillCandidate) -> bool:
-        """Return whether a prompt would be in time on one instance, of whose time it had a part."""
+        """Return whether a prompt would be in time on one instance with a part of the instance's time."""
         if prefill.is_deferred or prefill.missed_deadline:
             return False
         return self.planning_view.snapshot.now + prefill.work / SLOW_INSTANCE_SHARE <= prefill.deadline

@@ -1,7 +1,7 @@
 """The next chunk of a prompt: the largest part of it that a step has time and room for.
 
-The cost model is the only description of what a step takes. The largest chunk within a budget is found by
-asking it for the whole step with chunks of several sizes.
+The cost model is the only description of a step's time. The largest chunk within a budget is found by
+predicting the whole step with chunks of several sizes.
 """
 
 from collections.abc import Callable, Mapping
@@ -110,7 +110,7 @@ class ChunkSizer:
         return min(ringed, exchanged, key=partial(self.seconds_with, view))
 
     def least_seconds(self, view: RequestView) -> float:
-        """Return the predicted time of the step with the smallest chunk of a prompt, by its quickest way.
+        """Return the predicted time of the step with the smallest chunk of a prompt, by its fastest way.
 
         Returns 0 where no way has room.
         """

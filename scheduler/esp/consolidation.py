@@ -1,7 +1,7 @@
-"""Moving KV not in flight, where the cost model says that it pays.
+"""Consolidation of KV that is not in flight, where the cost model predicts a gain.
 
-A request whose KV is on several instances ties them together for every token. Consolidated on one of them, it
-decodes there alone, and the others are free to go their own ways.
+A request whose KV is on several instances ties them together for every token. After consolidation it decodes
+on one of them, and the others are free for other batches.
 """
 
 from collections.abc import Iterator
@@ -27,16 +27,14 @@ class KVConsolidation:
     config: PolicyConfig
 
     def migrations(self, instance_set: InstanceSet) -> tuple[KVMigration, ...]:
-        """What is to move so that one of the requests that tie a ready instance set together does no more."""
+        """Return the moves that consolidate one of the requests that tie a ready instance set together."""
         num_beside = len(instance_set.decodes) * self.config.lease_steps
         if num_beside >= max(self.planning_view.free[i] for i in instance_set.instance_ids):
             return ()
         return next(filter(None, (self._consolidate(view, num_beside) for view in _tying(instance_set))), ())
 
     def is_slow(self, instance_set: InstanceSet) -> bool:
-        """Whether reaching other instances takes most of a step of a decode that ties the instance set
-        together.
-        """
+        """Return whether communication takes most of a step of a decode that ties the set together."""
         if (view := next(_tying(instance_set), None)) is None:
             return False
         work = WorkCount(instance_set.instance_ids)
@@ -47,7 +45,10 @@ class KVConsolidation:
         return self.cost_model.step_time(step) > SLOW_DECODE_FACTOR * alone
 
     def _consolidate(self, view: RequestView, num_beside: int) -> tuple[KVMigration, ...]:
-        """Return the moves of a request to where it holds most, with room for `num_beside` other tokens."""
+        """Return the moves of a request to the instance with most of its KV.
+
+        `num_beside` slots stay free there.
+        """
         held = view.placement.tokens_by_instance()
         destination_id = max(held, key=lambda i: (held[i], -i))
         num_moved = view.num_computed_tokens - held[destination_id]

@@ -1,8 +1,8 @@
-"""Which deferred prompts are paused while others have enough to do, and tie no instances together.
+"""The choice of deferred prompts that are paused while others have enough work.
 
-Instances that share a request not in flight go together, and a long prompt takes several. One that is
-deferred would make one group of all instances for as long as it is paused or waits, in which every decode
-costs every instance. So it is only kept until others leave it something.
+Instances that share a request not in flight are planned together, and a long prompt takes several. A waiting
+deferred prompt would join all its instances into one group, in which every decode costs every instance. So it
+is paused, with its KV, until the other prompts leave time for it.
 """
 
 from loong.core.cost.cost_model import CostModel
@@ -16,10 +16,10 @@ from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
 def deferred_ids_to_pause(
     admission: AdmissionDecision, planning_view: PlanningView, cost_model: CostModel, config: PolicyConfig
 ) -> frozenset[RequestId]:
-    """The prompts that were deferred, or have missed their target, and are on several instances or long.
+    """Return the prompts to pause: deferred or past their target, and long or on several instances.
 
-    But not the oldest deferred one when its share of the time is due, and none if those that can be in time
-    are little work.
+    The oldest one is left out when its share of the time is due. None is paused if the prompts that can be in
+    time are little work.
     """
     not_on_time = [p for p in admission.prefills if p.is_deferred or p.missed_deadline]
     least_long = LONG_PROMPT_STEPS * config.max_step_time

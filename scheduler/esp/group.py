@@ -1,4 +1,4 @@
-"""Instance sets that are to run one batch, and the prompts that they are to compute."""
+"""Groups in the making: instance sets that run one batch, and the prompts that they compute."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ _rank = attrgetter("rank")
 class Group:
     """Instance sets that are to run one batch, and the prompts they compute, most urgent first.
 
-    `spare` is the slots that nobody was promised, `dop` the number of instances, `available_in` the seconds
-    until all are free, `is_ready` whether they are, `num_decodes` the decoding requests on it, those in
-    flight too, and `longest` the work of its longest prompt. `work_to` is, for each of its prompts, the work
-    of all up to it that are not late.
+    `spare` is the slots that no request was promised, and `dop` the number of instances. `available_in` is
+    the seconds until all are free, and `is_ready` is set if they are now. `num_decodes` counts its decoding
+    requests, also in flight, and `longest` is the work of its longest prompt. `work_to` is, for each of its
+    prompts, the work of all up to it that are not late.
     """
 
     instance_sets: list[InstanceSet]
@@ -44,25 +44,25 @@ class Group:
 
     @property
     def instance_ids(self) -> tuple[InstanceId, ...]:
-        """All its instances, ascending."""
+        """Return all its instances, ascending."""
         if len(self.instance_sets) == 1:
             return self.instance_sets[0].instance_ids
         return tuple(sorted(i for instance_set in self.instance_sets for i in instance_set.instance_ids))
 
     def wait_of(self, prefill: PrefillCandidate) -> float:
-        """Seconds until it begins a prompt: what it does now, and what is due before."""
+        """Return the seconds until it begins a prompt: its present work, and prompts that are due before."""
         place = self._place_of(prefill) if self.prefills else 0
         return self.available_in + self.work_to[place - 1] / self.dop if place else self.available_in
 
     def add(self, prefill: PrefillCandidate, demand: int) -> None:
-        """Take in a prompt that is promised so many slots."""
+        """Add a prompt that is promised `demand` slots."""
         place = self._place_of(prefill)
         self.prefills.insert(place, prefill)
         self.spare -= demand
         self._note_from(place)
 
     def _place_of(self, prefill: PrefillCandidate) -> int:
-        """Before how many others it does not come: mostly all, as the most urgent are placed first."""
+        """Return the place of a new prompt: mostly the end, as the most urgent are placed first."""
         if not self.prefills or self.prefills[-1].rank < prefill.rank:
             return len(self.prefills)
         return bisect_left(self.prefills, prefill.rank, key=_rank)

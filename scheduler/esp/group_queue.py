@@ -1,4 +1,4 @@
-"""Where each of many short prompts would be done first: a queue of groups, so that each looks at a few."""
+"""A queue of groups by availability, so that each of many short prompts looks at few groups."""
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush, heapreplace
@@ -8,15 +8,15 @@ from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.group import Group
 
 _Key: TypeAlias = tuple[float, float, int, int]
-"""What counts of a group: its wait, its decodes an instance, minus its spare slots, and its place."""
+"""The sort key of a group: its wait, its decodes an instance, minus its spare slots, and its index."""
 
 
 class GroupQueue:
-    """Groups by when they could begin a prompt. Prompts are asked for in the order of their ranks.
+    """Groups by when they could begin a prompt. Prompts come in the order of their ranks.
 
-    A wait only grows with rank and with what is added. So a group that still is as it was noted, and comes
-    first, is the one; one that is not is noted anew. What is added to a full step waits for its end: groups
-    that have a prompt longer than `least_long` count as busy for `full` seconds more.
+    A wait only grows with rank and with added prompts. So a group at the head whose key is current is the
+    best one; an outdated key is replaced. A prompt added to a full step waits for the step's end: groups with
+    a prompt longer than `least_long` count as busy for `full` more seconds.
     """
 
     def __init__(self, groups: Iterable[Group], least_long: float, full: float) -> None:

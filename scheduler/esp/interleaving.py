@@ -1,8 +1,8 @@
-"""Prompts and decodes in turn, where a step of both would be mostly overhead.
+"""Prompts and decodes in turn, where a mixed step would be mostly overhead.
 
-Beside decodes a chunk has what their TPOT leaves of a step, and that is nothing where what such a step costs
-besides is as much. In turn a chunk has a whole step, and decodes make up for the pause by as many steps as it
-takes: TPOT is a mean.
+In a mixed step, a chunk has the time that the decodes' TPOT leaves, which may be less than the step's
+overhead. In turn, a chunk has a whole step, and decodes make up for the pause with faster steps afterwards,
+since TPOT is a mean.
 """
 
 from collections.abc import Iterable
@@ -22,33 +22,33 @@ class PrefillDecodeInterleaving:
 
     @property
     def pace(self) -> float:
-        """Seconds between two tokens on average, the pauses included."""
+        """Return the mean seconds between two tokens, with pauses."""
         share = HOPELESS_PREFILL_SHARE if self.is_hopeless else MIN_PREFILL_SHARE
         return max(TPOT_MARGIN * self.target, self.decode_seconds / (1 - share))
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether decodes alone take all the time there is: to hold prompts up would not bring them in time.
+        """Return whether decodes alone take all the time: delaying prompts would not bring them in time.
 
-        Prompts then have as much time as they have. Else a machine would do the less the slower it is.
+        Prompts then get their full time. Otherwise a slower machine would compute fewer prompts.
         """
         return self.decode_seconds > TPOT_MARGIN * self.target
 
     @property
     def prompt_share(self) -> float:
-        """Of the time, that prompts have."""
+        """Return the share of the time that prompts have."""
         return 1 - self.decode_seconds / self.pace
 
     @property
     def saved(self) -> float:
-        """Seconds that each decode step makes up for."""
+        """Return the seconds of pause that each decode step makes up for."""
         return self.pace - self.decode_seconds
 
     def num_due(self, decodes: Iterable[RequestView], now: float, seconds: float, most_steps: int) -> int:
-        """Decode steps, at most so many, that are due before a chunk may take `seconds`.
+        """Return the decode steps, at most `most_steps`, that are due before a chunk may take `seconds`.
 
-        What is so far behind that these would not bring it back owes nothing but its last pause, or prompts
-        would never go on.
+        A request too far behind to catch up within these steps only makes up for its last pause. Otherwise
+        prompts would never go on.
         """
         most = self.saved * most_steps
         return ceil(max((self._debt(view, now, seconds, most) for view in decodes), default=0.0) / self.saved)

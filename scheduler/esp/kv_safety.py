@@ -1,8 +1,8 @@
-"""Who may take slots now, so that all who hold any can end in some order: Dijkstra's banker's algorithm.
+"""KV safety: requests may take slots only if all that hold KV can end in some order (banker's algorithm).
 
-Admission predicts that every request goes on at one pace. They do not: a prompt may wait for its instances
-while others decode. So when slots are few, some wait with what they have until others have ended, rather than
-that all are stuck together and one must be computed again.
+Admission assumes that all requests advance together, but a prompt may wait for its instances while others
+decode. When KV is short, some requests pause and keep their KV until others finish. This avoids deadlock and
+preemption.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,21 +30,24 @@ class KVNeeds:
 
 
 class BankersAlgorithm:
-    """Grants free slots so that all can end one after the other: those first who need least.
+    """Grants free slots so that all requests can end one after the other: those that need least first.
 
-    Who holds nothing yet is in nobody's way, and need not be able to end before it begins: it can go last.
+    A request without KV blocks no other, and need not be able to end before it begins: it can be last.
     """
 
     def __init__(self, needs: KVNeeds, num_free: int) -> None:
         order = needs.num_needed.argsort(kind="stable")
         self._place = {needs.request_ids[i]: place for place, i in enumerate(order.tolist())}
         needed, held = needs.num_needed[order], needs.num_held[order]
-        # What all after each may take before it would not find all that it needs when its turn comes.
+        # The slots that later requests may take before each would not find all that it needs in its turn.
         self._slack: NDArray[np.int64] = num_free + held.cumsum() - held - needed
         self._holds: NDArray[np.bool_] = held > 0
 
     def grants_all(self, demands: Mapping[RequestId, int]) -> bool:
-        """Take so many slots for each request, unless another might then not end."""
+        """Take these slots for each request, unless another might then not end.
+
+        Return whether they are granted.
+        """
         demanded = self._by_place(demands)
         num_after = _sum_after(demanded)
         slack, holds = self._slack - num_after, self._holds | (demanded > 0)
@@ -54,7 +57,7 @@ class BankersAlgorithm:
         return True
 
     def grants(self, request_id: RequestId, num_slots: int) -> bool:
-        """The same for one request."""
+        """Do the same for one request."""
         place = self._place[request_id]
         slack = self._slack[:place]  # of all that it comes after
         if num_slots and slack[self._holds[:place]].min(initial=num_slots) < num_slots:
@@ -66,7 +69,10 @@ class BankersAlgorithm:
         return True
 
     def num_more(self, request_ids: Iterable[RequestId]) -> int | None:
-        """How many slots each of these, who all hold some, may take besides; None if as many as there are."""
+        """Return the slots that each of these requests, which all hold some, may take.
+
+        None if there is no limit.
+        """
         num_after = _sum_after(self._by_place(dict.fromkeys(request_ids, 1)))
         is_bound = self._holds & (num_after > 0)
         limits = self._slack[is_bound] // num_after[is_bound]
@@ -80,13 +86,13 @@ class BankersAlgorithm:
 
 
 def _sum_after(num_slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many slots those after each ask for."""
+    """Return the sum of the slots of all requests after each."""
     return num_slots[::-1].cumsum()[::-1] - num_slots
 
 
 @dataclass(frozen=True, slots=True)
 class KVSafety:
-    """Requests that are to wait, and how many steps a lease of the others may have."""
+    """Requests that must pause, and the steps that a lease of the others may have."""
 
     paused_ids: frozenset[RequestId]
     lease_steps: int
@@ -95,16 +101,16 @@ class KVSafety:
 def kv_safety(
     planning_view: PlanningView, prefills: Sequence[PrefillCandidate], lease_steps: int
 ) -> KVSafety:
-    """Whom to let go on of those not in flight, the oldest first, and of `prefills`, most urgent first.
+    """Choose the requests that must pause: of those not in flight the newest, of `prefills` the least urgent.
 
-    What is leaving counts as free: it will be, whoever goes on.
+    KV of requests that are leaving counts as free, as it will be in any case.
     """
     decodes = [view for instance_set in planning_view.occupied for view in instance_set.decodes]
     lengths = planning_view.lengths.adding([prefill.view for prefill in prefills if not prefill.is_begun])
     num_free = sum(planning_view.free.values()) + sum(planning_view.snapshot.leaving.values())
     num_demanded = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
     if num_free - num_demanded >= lengths.final.max(initial=0):
-        return KVSafety(frozenset(), lease_steps)  # whoever is first to end finds room, and so do the rest
+        return KVSafety(frozenset(), lease_steps)  # the first to end finds room, and so do the others then
     banker = BankersAlgorithm(_kv_needs(lengths, planning_view), num_free)
     demands = {view.request_id: 1 for view in decodes}
     paused_ids = set[RequestId]()
@@ -121,7 +127,7 @@ def kv_safety(
 def _paused_prompts(
     banker: BankersAlgorithm, prefills: Sequence[PrefillCandidate], now: float
 ) -> Iterator[RequestId]:
-    """Prompts that are to wait. Those that are starved come first, and until they begin no later one does."""
+    """Yield prompts that must wait. Starved ones come first, and until they begin no later one does."""
     last_arrival = inf
     for prefill in starved_first(prefills, now):
         view = prefill.view
@@ -133,7 +139,9 @@ def _paused_prompts(
 
 
 def _kv_needs(lengths: Lengths, planning_view: PlanningView) -> KVNeeds:
-    """What each holds and needs; what choices share is free when the one that needs most has ended."""
+    """Return the slots that each request holds and needs.
+
+    Slots that choices share become free when the one that needs most has ended."""
     request_ids = [view.request_id for view in lengths.views]
     num_reserved = _reserved(planning_view).get
     held = [view.placement.num_tokens + num_reserved(view.request_id, 0) for view in lengths.views]
@@ -147,7 +155,7 @@ def _kv_needs(lengths: Lengths, planning_view: PlanningView) -> KVNeeds:
 
 
 def _reserved(planning_view: PlanningView) -> dict[RequestId, int]:
-    """Slots that a batch has reserved for each of its requests."""
+    """Return the slots that a batch has reserved for each of its requests."""
     reserved = dict[RequestId, int]()
     for batch in planning_view.snapshot.batches:
         reserved |= batch.plan.num_written_tokens

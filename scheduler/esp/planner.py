@@ -1,8 +1,8 @@
 """Elastic sequence parallelism that keeps deadlines: the policy `esp`.
 
 Admission orders the prompts and admits them, allocation gives them instances, batching makes each group's
-next step. A group whose instance sets do not come free together waits for the last of them, and decodes
-meanwhile; leases that are in the way end.
+next step. A group whose instance sets do not become free together decodes until the last of them is free.
+Leases that delay it end.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,9 +50,9 @@ _arrival = attrgetter("arrival_time", "request_id")
 
 @dataclass(slots=True)
 class ElasticPlanner:
-    """A plan in the making; groups leave `left` when they have been planned.
+    """Builds a plan; groups leave `left` when they have been planned.
 
-    The class attributes are the parts that it is composed of; ablations are other compositions.
+    The class attributes are its parts; ablations replace some of them.
     """
 
     planning_view: PlanningView
@@ -74,7 +74,7 @@ class ElasticPlanner:
     consolidation: ClassVar[type[KVConsolidation]] = KVConsolidation
 
     def plan(self) -> IterationPlan:
-        """The whole plan."""
+        """Return the whole plan."""
         if self.planning_view.waiting or self.planning_view.occupied:
             if self.planning_view.is_any_usable:
                 self._plan_usable()
@@ -104,7 +104,7 @@ class ElasticPlanner:
         self.decisions += reasons_to_wait(admission, groups, batch_of)
 
     def _pause_unsafe(self, admission: AdmissionDecision) -> None:
-        """Pause those whose next slots others need to end."""
+        """Pause requests whose next slots others need to end."""
         most_steps = self.config.lease_steps * (LONG_LEASE_FACTOR if self.planning_view.is_quiet else 1)
         safe = kv_safety(self.planning_view, admission.prefills, most_steps)
         self.long_lease_steps = safe.lease_steps
@@ -128,7 +128,7 @@ class ElasticPlanner:
             self.decisions.append(reason_to_pause_deferred(paused_ids))
 
     def _make_all(self, groups: Sequence[Group]) -> None:
-        """Plan every group, those first that need room of the others, and of these those of the oldest."""
+        """Plan every group: first those that need room of others, and those with the oldest requests."""
         waiting = [group for group in groups if not group.is_ready]
         ready = (group for group in groups if group.is_ready)
         self.left = sorted(ready, key=lambda group: (self._has_room(group), _age(group)))
@@ -141,7 +141,7 @@ class ElasticPlanner:
             self._make(self.left.pop(0))
 
     def _make(self, group: Group) -> None:
-        """Plan a group, with as many others as it needs for room; without any, preempt."""
+        """Plan a group, merged with others if it needs their room; preempt if none is left."""
         if len(group.instance_sets) == 1 and group.dop > 1:
             self._consolidate(group.instance_sets[0], has_prompts=bool(group.prefills))
         batch_builder = self._batch_builder()
@@ -171,9 +171,7 @@ class ElasticPlanner:
         return self.batch_builder(self.planning_view, self.cost_model, self.config, self.long_lease_steps)
 
     def _lease_first(self, group: Group, batch_builder: BatchBuilder) -> BatchPlan | None:
-        """A lease while prompts that have just come are collected, where planning for each would cost too
-        much.
-        """
+        """Return a lease during which new prompts are collected, where planning for each costs too much."""
         instance_set = group.instance_sets[0]
         if len(group.instance_sets) > 1 or not group.prefills or any(p.is_begun for p in group.prefills):
             return None
@@ -186,10 +184,10 @@ class ElasticPlanner:
         )
 
     def _least_lease(self, instance_set: InstanceSet, prefills: Sequence[PrefillCandidate]) -> float:
-        """Seconds that a lease lasts at least, once the first prompt waits for its end, while they are few.
+        """Return the least seconds of a lease once a prompt waits for its end, while prompts are few.
 
-        Else chats that come one by one have a step each, most of whose time goes to sending all decodes;
-        and the engine's to planning, where it has tokens to hand on.
+        Otherwise chats that come one by one would have a step each. Most of its time would go to sending all
+        decodes, and most of the engine's time to planning.
         """
         plan_seconds = self.cost_model.host.plan_request * instance_set.num_decodes
         seconds = plan_seconds * self.planning_view.num_instances / MAX_PLANNING_SHARE
@@ -213,7 +211,7 @@ class ElasticPlanner:
         instance_set.decodes = [view for view in instance_set.decodes if view.request_id not in moving]
 
     def _preempt(self, group: Group) -> None:
-        """Drop the KV of the latest arrival; the oldest, left alone, has room."""
+        """Preempt the latest arrival; the oldest, alone, has room."""
         full = self.planning_view.free.keys()
         holders = [v for v in self.planning_view.snapshot.running if full >= set(v.placement.instance_ids)]
         if len(holders) > 1:
@@ -229,7 +227,7 @@ class ElasticPlanner:
         )
 
     def _has_room(self, group: Group) -> bool:
-        """Whether it has a slot for every decode, or one for its prompts."""
+        """Return whether it has a slot for every decode, or one for its prompts."""
         return self._num_free(group) >= max(
             1, sum(len(instance_set.decodes) for instance_set in group.instance_sets)
         )
@@ -262,7 +260,7 @@ def _has_requests(group: Group) -> bool:
 
 
 def _age(group: Group) -> tuple[float, str]:
-    """When its oldest request came; never, if it has none."""
+    """Return when its oldest request came; infinity if it has none."""
     views = [v for instance_set in group.instance_sets for v in instance_set.decodes] + [
         p.view for p in group.prefills
     ]
@@ -284,7 +282,7 @@ def plan_view(
 ) -> IterationPlan:
     """Plan every instance set of `view` that can run now. The planner changes the view.
 
-    If nothing runs then, and nothing ran before, no event would come: paused prompts go on.
+    If nothing would run then, no event would come. In that case paused prompts go on.
     """
     snapshot = view.snapshot
     plan = planner(view, cost_model, config).plan()

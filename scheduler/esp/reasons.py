@@ -1,7 +1,7 @@
-"""Why a plan is as it is, for the decision log.
+"""Reasons of a plan, for the decision log.
 
-What a request waits for is said in every plan, once for all that wait for the same thing; so it is that a
-request is deferred. The log writes down what is new of it.
+Every plan reports what each request waits for, once for all that wait for the same thing, and which requests
+are deferred. The log writes only what is new.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ DEFERRED = frozenset(
         Refusal.OVERTAKING.value,
     }
 )
-"""Why requests wait that a policy puts behind others; all other reasons are about KV, instances and steps."""
+"""Reasons of a request that is behind others; all other reasons are about KV, instances and steps."""
 
 BatchOf: TypeAlias = Mapping[RequestId, BatchPlan]
 """The batches of a plan by each of their requests."""
@@ -45,9 +45,9 @@ def reasons_to_begin(
     cost_model: CostModel,
     planning_view: PlanningView,
 ) -> Iterator[Decision]:
-    """For each of these in batches that begins, or has more instances: its DoP, and what others would take.
+    """Yield the DoP of each prompt that begins or gets more instances, and predictions for other DoPs.
 
-    The seconds are those of a prompt by itself.
+    The seconds are those of the prompt alone.
     """
     taken = _taken(prefills, batch_of, planning_view) if prefills else set()
     for prefill in prefills:
@@ -77,7 +77,7 @@ def reasons_to_begin(
 def _taken(
     prefills: Iterable[PrefillCandidate], batch_of: BatchOf, planning_view: PlanningView
 ) -> set[InstanceId]:
-    """Instances that run something, or are to run prompts: no other batch could have them."""
+    """Return the instances that run something, or will run prompts: no other batch could have them."""
     batches = [running.plan for running in planning_view.snapshot.batches]
     batches += [batch_of[prefill.view.request_id] for prefill in prefills]
     return {i for batch in batches for i in batch.group.instance_ids if i in planning_view.free}
@@ -86,12 +86,12 @@ def _taken(
 def reasons_to_wait(
     admission: AdmissionDecision, groups: Sequence[Group], batch_of: BatchOf
 ) -> Iterator[Decision]:
-    """For the prompts that the plan does not go on with: what each waits for."""
+    """Yield the reason of each prompt that waits."""
     waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
     for refusal, refused in admission.refused.items():
         waiting[refusal.value] += [view.request_id for view in refused]
     place_of = {prefill.view.request_id: i for i, group in enumerate(groups) for prefill in group.prefills}
-    reasons: dict[int, str] = {}  # of groups, by their places: many prompts may wait for one
+    reasons: dict[int, str] = {}  # of groups, by index: many prompts may wait for one
     for prefill in admission.prefills:
         request_id = prefill.view.request_id
         if request_id in batch_of:
@@ -109,7 +109,7 @@ def reasons_to_wait(
 
 
 def reasons_to_defer(prefills: Iterable[PrefillCandidate]) -> Iterator[Decision]:
-    """For those of these, which begin or go on, that are deferred and yet do."""
+    """Yield decisions for the deferred prompts that run all the same."""
     if request_ids := tuple(prefill.view.request_id for prefill in prefills if prefill.is_deferred):
         yield Decision(
             DecisionKind.DEFER,
@@ -119,7 +119,7 @@ def reasons_to_defer(prefills: Iterable[PrefillCandidate]) -> Iterator[Decision]
 
 
 def _wait_of(group: Group, batch_of: BatchOf) -> str:
-    """What its prompts wait for that are not deferred."""
+    """Return what the prompts of a group wait for that are not deferred."""
     if not group.is_ready:
         instance_ids = group.instance_ids
         if len(instance_ids) == 1:
@@ -131,7 +131,7 @@ def _wait_of(group: Group, batch_of: BatchOf) -> str:
 
 
 def reasons_while_busy(planning_view: PlanningView) -> Iterator[Decision]:
-    """For the prompts that have come since the last batch began, while nothing can begin."""
+    """Yield the reason of prompts that came since the last batch began, while nothing can begin."""
     snapshot = planning_view.snapshot
     last_start = min(snapshot.now, max((batch.started_at for batch in snapshot.batches), default=0.0))
     if new := tuple(view.request_id for view in planning_view.waiting if view.arrival_time >= last_start):
@@ -139,17 +139,17 @@ def reasons_while_busy(planning_view: PlanningView) -> Iterator[Decision]:
 
 
 def reason_to_pause(request_ids: Set[RequestId]) -> Decision:
-    """Why requests not in flight do not go on, though instances are free."""
+    """Return why requests not in flight pause, though instances are free."""
     return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PAUSED)
 
 
 def reason_to_pause_deferred(request_ids: Set[RequestId]) -> Decision:
-    """Why deferred prompts are paused, whatever is free."""
+    """Return why deferred prompts are paused."""
     return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PAUSED_DEFERRED)
 
 
 def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> Decision:
-    """Why a request loses its KV."""
+    """Return why a request loses its KV."""
     return Decision(
         DecisionKind.PREEMPT,
         (victim.request_id,),
@@ -159,7 +159,7 @@ def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> D
 
 
 def reason_to_consolidate(move: KVMigration) -> Decision:
-    """Why KV of a request moves."""
+    """Return why KV of a request moves."""
     return Decision(
         DecisionKind.MIGRATE,
         (move.segment.owner_id,),
@@ -168,7 +168,7 @@ def reason_to_consolidate(move: KVMigration) -> Decision:
 
 
 def reason_to_end_lease(lease: RunningBatch, reason: str) -> Decision:
-    """Why the requests of a lease are to pause soon."""
+    """Return why the requests of a lease pause soon."""
     return Decision(DecisionKind.END_LEASE, lease.plan.request_ids, reason)
 
 

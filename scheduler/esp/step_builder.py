@@ -1,4 +1,4 @@
-"""One step in the making: requests are added to a group until its time, its tokens or its room is used up."""
+"""Builds one step: requests are added to a group until its time, tokens or room are used up."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ from loong.scheduler.tuning import MIN_CHUNK_SHARE
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A batch for `instance_ids`. `free` is their free slots, which every request added uses up.
+    """A batch for `instance_ids`. `free` is their free slots, of which every added request takes some.
 
-    An instance computes at most `max_tokens`. A step that begins a lease of `num_steps` has decodes alone.
+    An instance computes at most `max_tokens`. A step that begins a lease of `num_steps` has only decodes.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -32,7 +32,7 @@ class StepBuilder:
     shares: list[RequestPart] = field(default_factory=list)  # of prompts
     count: WorkCount = field(init=False)
     ring: ESPGroup = field(init=False)  # all its instances
-    _costs: dict[InstanceId, float] = field(default_factory=dict)  # seconds; empty until they are needed
+    _costs: dict[InstanceId, float] = field(default_factory=dict)  # seconds; empty until needed
 
     sizer: ClassVar[type[ChunkSizer]] = ChunkSizer
 
@@ -42,12 +42,12 @@ class StepBuilder:
 
     @property
     def dop(self) -> int:
-        """The number of its instances."""
+        """Return the number of its instances."""
         return len(self.instance_ids)
 
     @property
     def group(self) -> ESPGroup:
-        """The instances that have a part in it."""
+        """Return the instances that take part in it."""
         if self.count.has_ring or self.dop == 1:
             return self.ring
         having = tuple(i for i in self.instance_ids if self.count.instances[i].num_attends)
@@ -55,12 +55,12 @@ class StepBuilder:
 
     @property
     def seconds(self) -> float:
-        """The predicted time of the step; of a lease, of each step but its first."""
+        """Return the predicted time of the step; of a lease, of each step but its first."""
         return self.cost_model.step_time(self.count.step(self.group, is_first=self.num_steps == 1))
 
     @property
     def instance_seconds(self) -> dict[InstanceId, float]:
-        """The predicted time that each instance is busy, with what binds all of them."""
+        """Return the predicted busy time of each instance, with the overhead of the group."""
         if not self._costs:
             work = self.count.step(self.ring)
             own = {i: self.cost_model.instance_time(part) for i, part in work.instances.items()}
@@ -70,17 +70,17 @@ class StepBuilder:
 
     @property
     def prompt_speed(self) -> float:
-        """Tokens of prompts that it computes in a second."""
+        """Return the prompt tokens that it computes in a second."""
         return sum(share.num_tokens for share in self.shares) / self.seconds
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was added."""
+        """Return whether nothing was added."""
         return not (self.decodes or self.shares)
 
     @property
     def begun_seconds(self) -> float:
-        """The predicted time of the step with the smallest chunk of one more prompt, without a history."""
+        """Return the predicted time of the step with the smallest chunk of one more prompt."""
         least_busy = min(self.instance_ids, key=self.instance_seconds.__getitem__)
         count = self.count.copy()
         count.add_chunk({least_busy: 1}, {}, is_ringed=False)
@@ -153,7 +153,7 @@ class StepBuilder:
         return self._sizer(WorkCount(self.instance_ids)).least_seconds(view)
 
     def reading_seconds(self, view: RequestView) -> float:
-        """Return the predicted time in which a chunk of a prompt, however short, reads its history."""
+        """Return the predicted time in which a chunk of a prompt, of any length, reads its history."""
         held = view.placement.tokens_by_instance()
         return self.cost_model.instance_time(InstanceWork(num_keys=max(held.values(), default=0)))
 

@@ -1,4 +1,4 @@
-"""Allocation as published: which instances E_p compute the prompts, and which KV leaves them for it."""
+"""Allocation as published: the instances E_p that compute the prompts, and the KV that leaves them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ Moves: TypeAlias = tuple[KVMigration, ...]
 
 @dataclass(slots=True)
 class PaperAllocation:
-    """E_p in the making: `free` is the slots that each of its instances will have.
+    """Builds E_p: `free` is the slots that each of its instances will have.
 
-    It begins as what is idle and the groups of `stopped` batches. `moves` are, for each instance to be
-    emptied, where the KV on it goes, and `arriving` how much goes where; `room` is the slots that each
-    instance which goes on decoding can spare for it.
+    It begins with idle instances and the groups of `stopped` batches. `moves` are, for each instance to be
+    emptied, the destinations of its KV, and `arriving` their amounts. `room` is the slots that each instance
+    that goes on decoding can spare.
     """
 
     cluster: PaperCluster
@@ -42,7 +42,10 @@ class PaperAllocation:
                     self.room[i] = cluster.planning_view.snapshot.instance[i].kv_free - num_kept
 
     def allocate(self) -> None:
-        """Empty instances while slots lack or that gains; if slots lack still, no prompt begins."""
+        """Empty instances while slots lack or (3) and (4) show a gain.
+
+        Without enough slots, no prompt begins.
+        """
         while self.prompts and (e_min := self._least_used) is not None:
             moves = self._moves_off(e_min)
             if moves is None or (self._num_missing <= 0 and not self._gains(moves)):
@@ -57,16 +60,16 @@ class PaperAllocation:
 
     @property
     def _least_used(self) -> InstanceId | None:
-        """e_min, the decode instance with least KV, of those with any and to which none is on its way.
+        """Return e_min, the decode instance with least KV, of those with some and without arriving KV.
 
-        An instance without any is there for slots that its batch lacked.
+        An instance without KV is there for slots that its batch lacked.
         """
         num_used = {i: self._capacity(i) - self.cluster.free[i] for i in self.room}
         candidates = [i for i in self.room if i not in self.cluster.receiving and not self.arriving[i]]
         return min((i for i in candidates if num_used[i]), key=lambda i: (num_used[i], i), default=None)
 
     def _gains(self, moves: Moves) -> bool:
-        """Whether (3) is not below (4) for e_min, off which all KV moves."""
+        """Return whether (3) is not below (4) for e_min, from which all KV moves."""
         now, wider = (self.cluster.prefill_time(self.prompts, len(self.free) + more) for more in (0, 1))
         seconds = 0.0
         if moves:
@@ -77,7 +80,7 @@ class PaperAllocation:
         return allocation_gain(now, wider, lengths) >= allocation_cost(seconds, lengths)
 
     def _moves_off(self, instance_id: InstanceId) -> Moves | None:
-        """Where the KV on an instance goes, and with it the request's next lease; None if it has no room.
+        """Return the moves of an instance's KV, and so of its requests' next leases; None if room lacks.
 
         A request's KV goes where more of it is, or else where most room is.
         """

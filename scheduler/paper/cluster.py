@@ -24,16 +24,16 @@ class DecodeBatch:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is not in flight."""
+        """Return whether it is not in flight."""
         return not self.leases
 
 
 @dataclass(slots=True)
 class PaperCluster:
-    """What the published policy decides about. `free` is the slots of each full instance.
+    """The cluster that the published policy plans. `free` is the slots of each full instance.
 
     `idle` have no work; of them, `emptying` still send KV away, and their slots are those that they will
-    have. `receiving` are yet to get some KV. What runs a step that cannot end early is left out.
+    have. `receiving` are yet to get some KV. Instances with a step that cannot end early are left out.
     """
 
     planning_view: PlanningView
@@ -70,32 +70,32 @@ class PaperCluster:
             self.idle += instance_set.instance_ids
 
     def batch_on(self, instance_id: InstanceId) -> DecodeBatch:
-        """The decode batch whose group has an instance."""
+        """Return the decode batch whose group has an instance."""
         return next(batch for batch in self.decoding if instance_id in batch.instance_ids)
 
     def num_free(self, instance_ids: Iterable[InstanceId]) -> int:
-        """Free slots of some instances."""
+        """Return the free slots of some instances."""
         return sum(self.free[i] for i in instance_ids)
 
     def num_demanded(self, batch: DecodeBatch) -> int:
-        """Slots for the next lease of a batch; what runs has them."""
+        """Return the slots for the next lease of a batch; a running one has them."""
         if not batch.is_ready:
             return 0
         return sum(min(self.config.lease_steps, view.num_remaining_tokens) for view in batch.views)
 
     def num_spare(self, batch: DecodeBatch) -> int:
-        """Free slots of its group beside its next lease."""
+        """Return the free slots of its group beyond its next lease."""
         return self.num_free(batch.instance_ids) - self.num_demanded(batch)
 
     def prefill_time(self, views: Iterable[RequestView], dop: int) -> float:
-        """T(R, E) in seconds: prompts computed together on `dop` instances."""
+        """Return T(R, E) in seconds: prompts computed together on `dop` instances."""
         lengths = [view.num_uncomputed_tokens for view in views]
         return self.cost_model.prefill_terms(dop).time(
             sum(lengths), 0, sum(n * n for n in lengths), len(lengths)
         )
 
     def decode_step_time(self, batch: DecodeBatch) -> float:
-        """Seconds of one of its steps, with masters and KV spread evenly over its group."""
+        """Return the seconds of one of its steps, with masters and KV spread evenly over its group."""
         dop, num_requests = len(batch.instance_ids), len(batch.views)
         work = InstanceWork(
             num_requests=num_requests,
@@ -112,5 +112,5 @@ class PaperCluster:
 
 
 def age(batch: DecodeBatch) -> tuple[float, str]:
-    """When its oldest request came."""
+    """Return when its oldest request came."""
     return min(map(arrival_order, batch.views))

@@ -1,4 +1,4 @@
-"""Dispatch as published: which prompts R_p run next, and which decode batches wait for them."""
+"""Dispatch as published: the prompts R_p that run next, and the decode batches that wait for them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from loong.scheduler.paper.cluster import DecodeBatch, PaperCluster
 
 @dataclass(slots=True)
 class Scan:
-    """The scan of waiting prompts, first come, first served; it stops at the first that may not run."""
+    """Scans waiting prompts, first come, first served; it stops at the first that may not run."""
 
     cluster: PaperCluster
     chosen: list[RequestView] = field(default_factory=list)
@@ -20,10 +20,10 @@ class Scan:
         self.future = FutureKV.of(self.cluster.planning_view.lengths)
 
     def next_prompts(self, dop: int, num_free: int) -> list[RequestView]:
-        """R_p's next prompts on `dop` instances, of which `num_free` slots are for R_p.
+        """Return R_p's next prompts on `dop` instances, of which `num_free` slots are for R_p.
 
-        They go on until together they are bound by computing, and nobody would ever be evicted for them if
-        all decoded a step at a time together.
+        Prompts are added until together they are compute-bound, or a request would ever be evicted if all
+        decoded a step at a time together.
         """
         prompts: list[RequestView] = []
         future = self.future
@@ -45,16 +45,16 @@ class Scan:
             self.future = self.future.adding(view)
 
     def _is_compute_bound(self, prompts: list[RequestView], dop: int) -> bool:
-        """Whether a step takes twice as long as one that does nothing but begin, and read the weights."""
+        """Return whether a step takes twice as long as one that only begins and reads the weights."""
         terms = self.cluster.cost_model.prefill_terms(dop)
         return self.cluster.prefill_time(prompts, dop) > 2 * terms.least
 
 
 def dispatch(cluster: PaperCluster) -> tuple[list[RequestView], list[DecodeBatch]]:
-    """The prompts R_p, and the decode batches whose groups they may use too, by (1) and (2).
+    """Return the prompts R_p, and the decode batches whose groups they may use too, by (1) and (2).
 
-    With nothing idle and no batch worth stopping, it is the first prompt alone, for which allocation is to
-    find instances.
+    With nothing idle and no batch worth stopping, R_p is the first prompt, and allocation finds instances for
+    it.
     """
     if not cluster.planning_view.waiting:
         return [], []
@@ -78,7 +78,7 @@ def dispatch(cluster: PaperCluster) -> tuple[list[RequestView], list[DecodeBatch
 
 
 def _gain(cluster: PaperCluster, batch: DecodeBatch, prompts: Iterable[RequestView]) -> float:
-    """(2). How long a request decodes is its declared output at the predicted pace of its batch."""
+    """Return (2). A request's decode time is its declared output at the predicted pace of its batch."""
     now, decode_time, num_requests = cluster.planning_view.snapshot.now, 0.0, 0
     for other in cluster.decoding:
         decode_time += cluster.decode_step_time(other) * sum(view.max_tokens - 1 for view in other.views)

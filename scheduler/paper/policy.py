@@ -1,23 +1,23 @@
 """LoongServe as published (SOSP'24): the policy `esp-paper`.
 
-On every event, waiting prompts are dispatched by (1) and (2), given instances by (3) and (4), batched by the
-program (5), and computed whole; each prefill is scaled down to the fewest instances that hold its KV, and
-decode batches are scaled up when slots run out or computing binds them. Requests that share instances and are
-not in flight are one decode batch; so batches merge, and a group is no longer than its requests need it.
+On every event, waiting prompts are dispatched by (1) and (2), and get instances by (3) and (4). They are
+batched by the program (5), and computed whole. Each prefill is scaled down to the fewest instances that hold
+its KV. Decode batches are scaled up when slots run out or they become compute-bound. Requests that share
+instances and are not in flight are one decode batch. So batches merge, and a group lasts only as long as its
+requests need it.
 
-Where the paper is silent, or a constant of its cluster, this is what we do:
+Where the paper gives no rule, or a constant of its cluster, this policy does the following:
 
 - The output length of a request is its declared maximum, and how long it decodes follows from the predicted
   time of a step. Times, tipping points and the speed of links come from the cost model.
-- Computing binds a step that takes twice as long as one that only begins and reads the weights.
-- The program is solved exactly, without the published pruning, and groups go on each at its own pace: any
-  instance that is free can be used, whatever runs elsewhere.
+- A step is compute-bound if it takes twice as long as one that only begins and reads the weights.
+- The program is solved exactly, without the published pruning. Each group goes on at its own pace, and any
+  instance that is free can be used.
 - With nothing idle, and no decode batch worth stopping, the first prompt still gets instances whose KV has
-  room elsewhere. So decode batches give way to prompts of any length.
-- A batch whose instances are not all free begins when they are; leases on them end, and the others wait.
-- While a decode batch lacks slots, though it shares those of all batches not in flight, no prompt begins and
-all
-  leases end; if nothing is left to end, the latest arrival is preempted.
+  room on others. So decode batches give way to prompts of any length.
+- A batch whose instances are not all free begins when they are. Leases on them end, and the free ones wait.
+- While a decode batch lacks slots, also with those of all batches not in flight, no prompt begins and all
+  leases end. If no lease is left, the latest arrival is preempted.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -65,7 +65,7 @@ def plan_esp_paper(snapshot: Snapshot, cost_model: CostModel, config: PolicyConf
 
 
 def _prefills(allocation: PaperAllocation) -> list[tuple[list[InstanceId], list[RequestView]]]:
-    """Which instances compute which prompts: the program over E_p by free slots, longest prompts first."""
+    """Return the instances and prompts of each prefill: the program over E_p by free slots, longest first."""
     cluster, free = allocation.cluster, allocation.free
     if not allocation.prompts:
         return []
@@ -87,7 +87,7 @@ def _prefills(allocation: PaperAllocation) -> list[tuple[list[InstanceId], list[
 def _leases(
     cluster: PaperCluster, used: Collection[InstanceId], moves: Mapping[InstanceId, Moves]
 ) -> Iterator[BatchPlan]:
-    """Every decode batch not in flight goes on, but for what stops for a prefill, or has KV that moves."""
+    """Yield the next lease of every decode batch, unless it stops for a prefill or has KV that moves."""
     idle = [i for i in cluster.idle if i not in used]
     for batch in cluster.decoding:
         if not batch.is_ready or any(i in used and i not in moves for i in batch.instance_ids):
@@ -103,7 +103,7 @@ def _leases(
 
 
 def _staying(batch: DecodeBatch, moves: Mapping[InstanceId, Moves]) -> DecodeBatch:
-    """The requests of a batch that have no KV where it moves, and their instances."""
+    """Return the requests of a batch without moving KV, and their instances."""
     if moves.keys().isdisjoint(batch.instance_ids):
         return batch
     views = [view for view in batch.views if moves.keys().isdisjoint(view.placement.instance_ids)]
@@ -111,7 +111,7 @@ def _staying(batch: DecodeBatch, moves: Mapping[InstanceId, Moves]) -> DecodeBat
 
 
 def _make_slots(cluster: PaperCluster) -> IterationPlan:
-    """Let all that runs end; once it has, preempt the latest arrival."""
+    """End all leases; once nothing runs, preempt the latest arrival."""
     snapshot = cluster.planning_view.snapshot
     if snapshot.batches or snapshot.ending or snapshot.migrations:
         return IterationPlan(lease_ends=lease_ends(snapshot.batches))

@@ -14,7 +14,7 @@ from loong.scheduler.paper.cluster import DecodeBatch, PaperCluster, age
 def prefill_batch(
     cluster: PaperCluster, instance_ids: Sequence[InstanceId], prompts: Sequence[RequestView]
 ) -> BatchPlan:
-    """Whole prompts striped over all the instances; the fewest that hold all of their KV keep it."""
+    """Return whole prompts striped over all the instances; the fewest that hold all of their KV keep it."""
     group = tuple(sorted(instance_ids))
     num_tokens = sum(view.num_uncomputed_tokens for view in prompts)
     kept: dict[InstanceId, int] = {}
@@ -37,10 +37,9 @@ def _part(view: RequestView, group: tuple[InstanceId, ...], kept: dict[InstanceI
 
 
 def find_slots(cluster: PaperCluster) -> bool:
-    """Scale up what has run out of slots; whether all have one for each request then.
+    """Scale up batches without free slots; return whether all then have one for each request.
 
-    Oldest first, a batch takes idle instances, then merges with batches not in flight that have slots to
-    spare.
+    Oldest first, a batch takes idle instances, then merges with batches not in flight that have spare slots.
     """
     for batch in sorted((b for b in cluster.decoding if b.is_ready), key=age):
         if batch not in cluster.decoding:  # merged
@@ -52,9 +51,9 @@ def find_slots(cluster: PaperCluster) -> bool:
 
 
 def scale_up(cluster: PaperCluster, batch: DecodeBatch, idle: list[InstanceId]) -> None:
-    """Add idle instances to a batch not in flight while its next lease lacks slots, or computing binds it.
+    """Add idle instances to a batch not in flight while its next lease lacks slots, or is compute-bound.
 
-    It does once its tokens take an instance longer than beginning a step and reading the weights.
+    It is compute-bound once its tokens take an instance longer than beginning a step and reading the weights.
     """
     terms = cluster.cost_model.prefill_terms(1)
     bound = terms.least / terms.per_token if terms.per_token else float("inf")
@@ -66,7 +65,7 @@ def scale_up(cluster: PaperCluster, batch: DecodeBatch, idle: list[InstanceId]) 
 
 
 def _add_idle(cluster: PaperCluster, batch: DecodeBatch, idle: list[InstanceId]) -> bool:
-    """Add the idle instance with most free slots, if there is any with some."""
+    """Add the idle instance with most free slots, if one has any."""
     candidates = [i for i in idle if i not in cluster.emptying and cluster.free[i] > 0]
     if not candidates:
         return False
@@ -77,7 +76,7 @@ def _add_idle(cluster: PaperCluster, batch: DecodeBatch, idle: list[InstanceId])
 
 
 def _merge(cluster: PaperCluster, batch: DecodeBatch) -> bool:
-    """Merge with the batch not in flight that has most slots to spare, if any has."""
+    """Merge with the batch not in flight that has most spare slots, if any has."""
 
     def num_spare(other: DecodeBatch) -> int:
         return cluster.num_free(other.instance_ids) - len(other.views)

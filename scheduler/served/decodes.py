@@ -157,7 +157,7 @@ class ServedDecodes:
         return self._seconds[number]
 
     def _with_room(self, num_free: int) -> list[RequestView]:
-        """Return the oldest that all can end in so many slots, and at least one."""
+        """Return the oldest that can all end in this number of slots, and at least one."""
         views = list[RequestView]()
         for view in self.resting:
             num_free -= view.num_remaining_tokens

@@ -48,7 +48,7 @@ def plan_esp_served(
 
 
 def is_anything_in_flight(snapshot: Snapshot) -> bool:
-    """Return whether an event comes whatever is planned."""
+    """Return whether an event will come even without a plan."""
     return bool(snapshot.batches or snapshot.ending or snapshot.migrations)
 
 

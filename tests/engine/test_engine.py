@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Self, cast
 
 import pytest
 from plans import plannable, prefill
@@ -53,6 +53,10 @@ class IdleWorkers:
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         pass
+
+    @property
+    def calls(self) -> Self:
+        return self
 
     def prepare_grammar(self, grammar: Grammar) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import After, Cluster
 from plans import decode, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
+from true_stories import assert_true
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished
@@ -16,7 +17,8 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Preemption, Transfer
 from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.policy import Policy
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import Policy, make_policy
 
 LENGTHS = (26, 9, 40)
 NUM_TOKENS = 10
@@ -163,3 +165,51 @@ def test_what_a_holder_runs_itself_may_be_preempted_while_it_serves(cluster: Clu
 
     assert_exact(folder, [served, victim], cluster.run([served, victim], policy))
     assert num_preempted
+
+
+@pytest.mark.parametrize("transfer", list(Transfer))
+def test_new_kv_is_pushed_to_where_it_is_decoded(
+    any_cluster: Cluster, folder: Path, transfer: Transfer
+) -> None:
+    """All chunks push their KV to another instance; later ones meet it there by their queries."""
+    first_id, last_id = members(any_cluster)
+
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding:
+            return decode([view], (last_id,), {view.request_id: last_id}, num_steps=4)
+        moved = Transfer.QUERY if view.num_computed_tokens else transfer
+        return prefill([view], (first_id,), num_tokens=13, keep_on=(last_id,), transfer=moved)
+
+    requests = three_requests()
+    assert_exact(folder, requests, any_cluster.run(requests, each_by_itself(plan)))
+    served = served_batches(any_cluster)
+    assert {(run.plan.group.instance_ids, run.holder_ids) for run in served} == {((first_id,), (last_id,))}
+    assert len(served) == sum(-(-length // 13) for length in LENGTHS)
+
+
+def test_a_ring_pushes_parts_of_its_stripes_to_several_instances(cluster: Cluster, folder: Path) -> None:
+    def plan(view: RequestView) -> BatchPlan:
+        if view.is_decoding:
+            return decode([view], (3, 0), {view.request_id: 3}, num_steps=3)
+        return prefill([view], (1, 2), keep_on=(3, 2, 0))
+
+    requests = three_requests()
+    assert_exact(folder, requests, cluster.run(requests, each_by_itself(plan)))
+    assert {run.holder_ids for run in served_batches(cluster)} == {(0, 3), (2,)}
+
+
+@pytest.mark.parametrize("name", ["esp-served", "esp-served-1"])
+def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
+    any_cluster: Cluster, folder: Path, name: str
+) -> None:
+    requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (52, *LENGTHS)]
+    anchor, *late = requests
+    arrivals = {request.request_id: After(anchor.request_id, 1 + n) for n, request in enumerate(late)}
+    config = PolicyConfig(max_num_batched_tokens=8, lease_steps=4)
+    outputs = any_cluster.run(requests, make_policy(name, config), arrivals=arrivals)
+    assert_exact(folder, requests, outputs)
+    last_id = any_cluster.full_ids[-1]
+    served = served_batches(any_cluster)
+    assert served
+    assert all(run.plan.group.instance_ids == (last_id,) for run in served)
+    assert_true(any_cluster.lines, any_cluster.history)

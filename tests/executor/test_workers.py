@@ -98,7 +98,9 @@ async def test_tokens_that_come_with_the_end_of_a_batch_are_reported_before_it_a
         executor.submit([RunBatch(7, BatchPlan(ESPGroup((0, 1)), (), ()), ())])
         for number, worker_id in enumerate(WORKERS):
             executor.post(RequestAborted(0.0, str(number)))
-            executor.receive(encode(BatchDone(7, *worker_id, 1, tokens.get(worker_id, ()))))
+            if worker_id in tokens:
+                executor.receive(encode(StepDone(7, 0, tokens[worker_id], is_last=True)))
+            executor.receive(encode(BatchDone(7, *worker_id, 1)))
         *events, finished = await executor.next_events()
     assert [event.batch_id for event in events if isinstance(event, BatchStarted)] == [7]
     reported = [event for event in events if isinstance(event, TokensProduced)]

@@ -206,17 +206,32 @@ class _Draw:
         is_inside = set(group).issuperset(view.placement.instance_ids)
         transfer = self.random.choice(tuple(Transfer)) if is_inside else Transfer.QUERY
         stored = parts
+        passing = list[tuple[range, InstanceId]]()
         if transfer is Transfer.KV and self.random.random() < 0.8:
-            keepers = self._subset(group)
+            keepers = self._subset([*group, *self._servers(group)] if self.random.random() < 0.3 else group)
             stored = [(p, self.random.choice(keepers)) for whole, _ in parts for p in self._pieces(whole, 2)]
-        writes = self._stored(view, stored)
+        elif transfer is Transfer.QUERY and self.random.random() < 0.3 and (servers := self._servers(group)):
+            pieces = [(p, i) for whole, i in parts for p in self._pieces(whole, 2)]
+            stored = [(p, self.random.choice([i, *servers])) for p, i in pieces]
+            passing = [(p, i) for (p, i), (_, to) in zip(pieces, stored, strict=True) if to != i]
+        writes = self._stored(view, stored, passing)
         blocks = [QueryBlock(view.request_id, positions, i, transfer) for positions, i in parts]
         return None if writes is None else (blocks, writes)
 
-    def _stored(self, view: RequestView, parts: Sequence[tuple[range, InstanceId]]) -> list[KVSegment] | None:
-        """The segments that these parts make, if there is room for them."""
+    def _servers(self, group: Sequence[InstanceId]) -> list[InstanceId]:
+        """Instances outside a group that KV may be pushed to."""
+        instances = (i for i in self.snapshot.instances if i.serves and i.kind is not InstanceKind.HOST)
+        return [i.instance_id for i in instances if i.instance_id not in group]
+
+    def _stored(
+        self,
+        view: RequestView,
+        parts: Sequence[tuple[range, InstanceId]],
+        passing: Sequence[tuple[range, InstanceId]] = (),
+    ) -> list[KVSegment] | None:
+        """The segments that these parts make, if there is room for them, and for what is there for a time."""
         left = dict(self.free)
-        for positions, instance_id in parts:
+        for positions, instance_id in (*parts, *passing):
             left[instance_id] -= len(positions)
         if min(left.values()) < 0:
             return None

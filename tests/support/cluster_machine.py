@@ -128,6 +128,8 @@ class ToyWorkers:
                     for segment in instruction.plan.writes:
                         self.reserve(segment)
                     self.sibling(instruction)
+                    for segment in passing(instruction.plan):
+                        self.reserve(segment)
                 case ExtendLease():
                     self.extend(self.batches[instruction.batch_id], instruction.num_steps)
                 case StopLease():
@@ -186,6 +188,7 @@ class ToyWorkers:
     def finish(self, batch_id: int) -> int:
         """The group is done: slots of steps that were not taken are free again."""
         batch = self.batches.pop(batch_id)
+        self.drop_passing(batch)
         if batch.run.plan.num_steps > 1:
             for segment in batch.run.plan.writes:
                 num_steps = batch.num_computed.get(segment.owner_id, 0)
@@ -193,11 +196,18 @@ class ToyWorkers:
                     del self.held[segment.instance_id][segment.owner_id][position]
         return batch.num_steps_taken
 
+    def drop_passing(self, batch: ToyBatch) -> None:
+        """What a batch has pushed is no longer where it was made."""
+        for segment in passing(batch.run.plan):
+            for position in segment.positions if segment.instance_id in self.held else ():
+                del self.held[segment.instance_id][segment.owner_id][position]
+
     def lose(self, instance_id: InstanceId) -> None:
         del self.held[instance_id]
         for batch_id, batch in tuple(self.batches.items()):
             if instance_id in batch.run.participant_ids:
                 del self.batches[batch_id]
+                self.drop_passing(batch)
                 behind = (other for other_id, other in self.batches.items() if other_id > batch_id)
                 for other in behind:  # nobody can go on with its requests
                     other.void.update(set(batch.run.plan.request_ids) & set(other.run.plan.request_ids))
@@ -488,6 +498,11 @@ class ClusterMachine(RuleBasedStateMachine):
         assert self.gone | self.unborn == self.ended == self.requests.keys()
         assert all(instance.kv_used == 0 for instance in self.view().instances)
         assert not any(slots for owners in self.workers.held.values() for slots in owners.values())
+
+
+def passing(plan: BatchPlan) -> list[KVSegment]:
+    """What takes slots where it is made, until it is pushed."""
+    return [push.passing for push in plan.pushes if push.is_attended_in_place]
 
 
 def whole_prefill(snapshot: Snapshot) -> BatchPlan:

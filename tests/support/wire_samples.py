@@ -69,7 +69,7 @@ REPORTS: tuple[Report, ...] = (
     BatchBegun(1, 0, 0),
     StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),
     BatchDone(1, 0, 0, 3),
-    BatchDone(2, 0, 0, 1, (ProducedToken("r", 7), ProducedToken("s", 8, FinishReason.LENGTH))),
+    StepDone(2, 0, (ProducedToken("r", 7), ProducedToken("s", 8, FinishReason.LENGTH)), is_last=True),
     PromptScored(
         1, 0, 0, PromptLogprobs("r", range(1, 5, 2), [-0.5, -9.0], [1, 77], [[3, 4]], [[-0.5, -1.0]])
     ),

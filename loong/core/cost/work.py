@@ -62,7 +62,7 @@ class StepWork:
     A batch is sent to the group with its first step, before which some instances may have been idle
     (`starts_idle`). After each step of a lease its members agree on whether it continues. `holders` are the
     instances outside the group that serve it, each with its attention for members and the queries that it
-    answers.
+    answers. Those in `idle_holder_ids` run no batch of their own.
     """
 
     group: ESPGroup
@@ -73,6 +73,7 @@ class StepWork:
     is_lease: bool = False
     starts_idle: bool = False
     holders: Mapping[InstanceId, InstanceWork] = field(default_factory=dict)
+    idle_holder_ids: frozenset[InstanceId] = frozenset()
 
     @property
     def phase(self) -> Phase:

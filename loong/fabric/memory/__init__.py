@@ -1,1 +1,1 @@
-"""The fabric by memory that the processes of a host share: arenas, copy streams and channels."""
+"""The fabric over memory that the processes of a host share: arenas, copy streams and channels."""

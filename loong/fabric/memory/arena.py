@@ -1,15 +1,15 @@
-"""Memory of this process that every process of the host writes into, and theirs, made once at start.
+"""Memory of each process that all processes of the host write into, mapped once at start.
 
-Whoever moves data on the device reserves room in it, in the same order and of the same sizes on every
-process, so that what lies at an offset here lies at that offset there. `addresses[rank] + offset` is where a
-kernel on this device writes to another rank's room. Two rules keep that safe, whatever process fails when:
+Code that moves data on the device reserves space in it. Every process does so in the same order and sizes, so
+offsets are equal everywhere. A kernel on this device writes to rank r's space at `addresses[r] + offset`. Two
+rules make that safe even if a process fails:
 
-- A batch's writes to rank r begin when `opened[r]`, a flag in this arena, is at least the first epoch of the
-  batch: then r is in the batch, and done on its device with all that earlier batches brought. Each source
-  writes to room of its own, so a late writer meets only itself.
-- Whatever is written is told, and waited for, by flags as `loong.kernels.exchange.signals` has them, with
-  epochs of the open batch. `clocks`, on the device, are set to the batch's first epoch whenever one is
-  opened, so captured kernels that read one, and count on with it, need not be captured again.
+- Writes of a batch to rank r begin when `opened[r]`, a flag in this arena, is at least the batch's first
+  epoch. Then r is in the batch, and its device is done with the data of earlier batches. Each source writes
+  to its own space, so a late write cannot change other data.
+- Writes are signaled and awaited by flags (`loong.kernels.exchange.signals`), with epochs of the open batch.
+  Opening a batch sets `clocks`, on the device, to its first epoch. So captured kernels that read a clock, and
+  count from it, are valid for every batch.
 """
 
 from enum import IntEnum, unique
@@ -29,13 +29,13 @@ from loong.fabric.world import World
 from loong.kernels.exchange.signals import EPOCHS, Deadline
 
 _ALIGNMENT = 256
-_GRANULE = 2 << 20  # bytes; what a GPU's driver gives out
+_GRANULE = 2 << 20  # bytes; allocation unit of a GPU's driver
 _NEVER = -1  # before every epoch
 
 
 @unique
 class Clock(IntEnum):
-    """Who counts epochs on the device; each has a clock of its own, flags too."""
+    """The users of epochs on the device. Each has its own clock, and its own flags."""
 
     TENSOR_PARALLEL = 0
     DECODE = 1
@@ -43,9 +43,9 @@ class Clock(IntEnum):
 
 
 class Arena:
-    """`rank`'s own memory, and the addresses of all.
+    """The memory of `rank`, and the addresses of all arenas.
 
-    memory: uint8 [num_bytes], own. addresses: int64 [world size], on the device; this rank's own among them.
+    memory: uint8 [num_bytes], own. addresses: int64 [world size], on the device, including this rank's.
     clocks: int64 [len(Clock)], on the device. opened: flags int64 [world size] in `memory`, one a rank.
     """
 
@@ -65,12 +65,12 @@ class Arena:
         self.memory, self._descriptor = shared.make(self._num_bytes)
         new = partial(torch.full, dtype=torch.int64, device=self.memory.device)
         self.addresses, self.clocks = new((world.size,), 0), new((len(Clock),), 0)
-        self.host_addresses = [0] * world.size  # the same as `addresses`
+        self.host_addresses = [0] * world.size  # equal to `addresses`, on the host
         self._learn(rank, self.memory.data_ptr())
         stop, words = new((len(Plane), 1), _NEVER), shared.words(2 * len(Plane), _NEVER).view(len(Plane), 2)
         limit = round(deadline * 1e9)
         self._deadlines = [Deadline(words[plane], stop[plane], limit) for plane in Plane]
-        self._words = words.numpy()  # the same memory, which torch takes longer to look at
+        self._words = words.numpy()  # the same memory, faster to read than through torch
         self._openings = [self.reserve(8 * world.size) for _ in Plane]  # offsets of flags, one a rank
         self._memory_server = MemoryServer(self._memory_path_of(rank), self._descriptor, self._num_bytes)
 
@@ -80,23 +80,26 @@ class Arena:
         return self.opened_on(Plane.BATCH)
 
     def opened_on(self, plane: Plane) -> Tensor:
-        """`opened`, of batches or of migrations."""
+        """Return `opened` for batches or for migrations."""
         return self.view(self.opening_offset(plane), self.world.size, dtype=torch.int64)
 
     def opening_offset(self, plane: Plane) -> int:
-        """Where the flags of `opened_on` begin."""
+        """Return the offset of the flags of `opened_on`."""
         return self._openings[plane]
 
     def deadline(self, plane: Plane = Plane.BATCH) -> Deadline:
-        """What ends waits of a batch or a migration."""
+        """Return the deadline of waits in a batch or a migration."""
         return self._deadlines[plane]
 
     def gave_up(self, plane: Plane, epoch: int) -> bool:
-        """Whether something was waited for in vain since `epoch`; the device is asked only if it may be."""
+        """Return whether a wait has failed since `epoch`. The device is asked only if one may have."""
         return bool(self._words[plane, 0] >= epoch) and bool(self._deadlines[plane].stop >= epoch)
 
     def reserve(self, num_bytes: int) -> int:
-        """The offset of room of zeros. Raises ClusterError if the arena was made too small."""
+        """Return the offset of reserved space, filled with zeros.
+
+        Raises ClusterError if the arena is too small.
+        """
         offset = self._num_reserved
         self._num_reserved += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         if self._num_reserved > self._num_bytes:
@@ -104,11 +107,11 @@ class Arena:
         return offset
 
     def view(self, offset: int, *shape: int, dtype: torch.dtype) -> Tensor:
-        """This process's own memory from an offset on, as a tensor."""
+        """Return a part of this process's memory as a tensor."""
         return self.memory[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def meet(self, rank: int) -> None:
-        """Open the memory of a process that has joined, or joined again, waiting for it to be there."""
+        """Map the memory of a process that has joined, or joined again. Waits until it is available."""
         descriptor = fetch_memory(self._memory_path_of(rank), self._num_bytes, self._deadline)
         if self.host_addresses[rank]:
             self._shared.close(self.host_addresses[rank])
@@ -116,7 +119,7 @@ class Arena:
         close_descriptor(descriptor)
 
     def close(self) -> None:
-        """Let go of the others' memory, and give away our own to nobody any more."""
+        """Unmap the memory of the others, and stop serving our own."""
         self._memory_server.close()
         for rank, address in enumerate(self.host_addresses):
             if address and rank != self.rank:
@@ -132,10 +135,10 @@ class Arena:
 
 
 def first_epoch(batch_or_migration_id: int) -> int:
-    """The epoch that says that a batch or a migration has been opened; it counts on from there."""
+    """Return the epoch that marks a batch or a migration as open. Its other epochs follow."""
     return batch_or_migration_id * EPOCHS
 
 
 def last_epoch(batch_or_migration_id: int) -> int:
-    """The last epoch there can be of a batch or a migration."""
+    """Return the largest possible epoch of a batch or a migration."""
     return first_epoch(batch_or_migration_id + 1) - 1

@@ -1,4 +1,4 @@
-"""Collectives inside one instance whose ranks share arenas; a captured one can be replayed in any batch."""
+"""Collectives inside one instance whose ranks share arenas. A captured one can be replayed in any batch."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from loong.fabric.memory.arena import Arena, Clock
 from loong.fabric.traffic import Channel, Traffic
 from loong.kernels.exchange.reduce import Inbox, all_gather, all_reduce, inbox_bytes
 
-_WHOLE_PARTS = 8  # of 16 MiB: beyond 2 MiB a link takes longer for what a second round saves than that round
+_WHOLE_PARTS = 8  # of 16 MiB: above 2 MiB a second round costs less than the traffic that it saves
 
 
 class ArenaTensorParallel:
-    """See TensorParallelVerbs. Takes part with the other ranks of its instance, inside a batch."""
+    """Implements TensorParallelVerbs, together with the other ranks of the instance, inside a batch."""
 
     def __init__(self, arena: Arena, shard_bytes: int, traffic: Traffic) -> None:
         world = arena.world
@@ -36,7 +36,7 @@ class ArenaTensorParallel:
 
     @staticmethod
     def num_bytes(size: int, shard_bytes: int) -> int:
-        """Enough of an arena."""
+        """Return enough bytes of an arena."""
         return sum(inbox_bytes(size, shard_bytes)) + 1024
 
     def all_reduce(self, x: Tensor) -> Tensor:

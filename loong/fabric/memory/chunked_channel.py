@@ -1,4 +1,4 @@
-"""Messages of any size through slots of fixed size, from each rank's arena to each other's."""
+"""Messages of any size through slots of fixed size, between the arenas of any two ranks."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,20 +13,19 @@ from loong.fabric.traffic import Channel
 
 
 class ChunkedChannelSize(NamedTuple):
-    """The room for what one rank sends another: more slots let more be on its way at once."""
+    """The slots from one rank to another. More slots allow more data in flight."""
 
     num_slots: int
     slot_bytes: int
 
 
 class ChunkedChannel:
-    """Messages of one channel, in pieces, between this rank and all, itself included.
+    """One channel between this rank and all ranks, itself included. It sends messages in pieces.
 
-    A message goes in pieces, first in, first out; `send` and `receive` ask for one at a time. A piece is
-    pushed into a slot of the receiver's arena, to which only this rank writes, and told by a flag there; the
-    receiver pulls it out and tells, by a flag here, that the slot is free again. Nothing is sent to a rank
-    before it has opened the batch or migration, so slots begin empty each time, whatever became of the last
-    one.
+    Pieces are first in, first out. `send` and `receive` handle one piece at each iteration. A piece is pushed
+    into a slot of the receiver's arena that only this rank writes to, and signaled by a flag there. The
+    receiver copies it, and signals by a flag here that the slot is free. Nothing is sent to a rank before it
+    has opened the batch or migration. So all slots are free at the start, even after a failure.
     """
 
     def __init__(self, arena: Arena, channel: Channel, size: ChunkedChannelSize) -> None:
@@ -41,17 +40,17 @@ class ChunkedChannel:
 
     @staticmethod
     def num_bytes(size: ChunkedChannelSize, num_ranks: int) -> int:
-        """Enough of an arena for one channel."""
+        """Return enough bytes of an arena for one channel."""
         return num_ranks * (size.num_slots * size.slot_bytes + 1024)
 
     def open(self, batch_or_migration_id: int) -> None:
-        """Count anew."""
+        """Reset the counts for a new batch or migration."""
         self._first_epoch = first_epoch(batch_or_migration_id)
         self._num_sent = [0] * len(self._num_sent)
         self._num_received = [0] * len(self._num_received)
 
     def send(self, copy_stream: CopyStream, rank: int, message: Tensor) -> Iterator[None]:
-        """Let a copy stream push a message, contiguous, to a rank."""
+        """Push a contiguous message to a rank with a copy stream, one piece an iteration."""
         for piece in self._pieces(message):
             count, self._num_sent[rank] = self._num_sent[rank], self._num_sent[rank] + 1
             if count == 0:
@@ -65,7 +64,7 @@ class ChunkedChannel:
             yield
 
     def receive(self, copy_stream: CopyStream, rank: int, message: Tensor) -> Iterator[None]:
-        """Let a copy stream pull a message of a rank into a contiguous tensor."""
+        """Pull a message of a rank into a contiguous tensor with a copy stream, one piece an iteration."""
         for piece in self._pieces(message):
             count, self._num_received[rank] = self._num_received[rank], self._num_received[rank] + 1
             copy_stream.wait(self._filled + 8 * rank, self._first_epoch + count + 1, rank)
@@ -74,7 +73,7 @@ class ChunkedChannel:
             yield
 
     def _slot(self, source: int, count: int) -> int:
-        """The offset of the slot that takes piece number `count` of a source."""
+        """Return the offset of the slot for piece number `count` of a source."""
         num_slots = self._size.num_slots
         return self._slots + (source * num_slots + count % num_slots) * self._size.slot_bytes
 

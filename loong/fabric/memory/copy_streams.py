@@ -1,4 +1,4 @@
-"""What moves bytes between arenas and keeps their flags, in order, beside what the caller computes."""
+"""Copy streams: ordered copies between arenas and their flags, concurrent with the caller's device work."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,17 +11,17 @@ from loong.fabric.traffic import Plane
 
 
 class CopyStream(Protocol):
-    """Does what it is asked for in the order of the calls, which return at once while its queue has room.
+    """Carries out calls in their order. The calls return at once while its queue has room.
 
     Ranks are those of the arena, offsets are bytes in one. Flags and epochs are those of
     `loong.kernels.exchange.signals`.
     """
 
     def follow(self) -> None:
-        """Do what comes next behind all that the caller has asked its device for."""
+        """Make later calls wait for all device work that the caller has submitted."""
 
     def mark(self) -> Callable[[], None]:
-        """Something that lets what its caller asks the device for next come behind all that came here."""
+        """Return a function that makes later device work of its caller wait for all calls so far."""
 
     def push(self, tensor: Tensor, rank: int, offset: int) -> None:
         """Copy a contiguous tensor into the arena of a rank."""
@@ -30,21 +30,19 @@ class CopyStream(Protocol):
         """Copy from the own arena into a contiguous tensor."""
 
     def signal(self, members: int, offset: int, epoch: int) -> None:
-        """Set a flag in the arena of each rank that has a bit in `members`."""
+        """Set a flag to `epoch` in the arena of each rank with a bit in `members`."""
 
     def wait(self, offset: int, epoch: int, source: int) -> None:
-        """Go on once a flag of the own arena, which `source` sets, is at least `epoch`, or its
-        deadline passes.
-        """
+        """Wait until a flag of the own arena, which `source` sets, is at least `epoch`, or the deadline."""
 
     def drain(self) -> None:
-        """Return once all is done that was asked for here, and that the caller asked its device for."""
+        """Return when all calls, and all device work that the caller has submitted, are done."""
 
     def close(self) -> None:
-        """Drain it for the last time."""
+        """Drain the stream, and end it."""
 
     def aside(self) -> AbstractContextManager[object]:
-        """Where the calling thread's own work for the device is behind nothing but what it asks for there."""
+        """Return a context in which this thread's device work waits only for work submitted inside it."""
 
 
 CopyStreamMaker = Callable[[Arena, Plane], CopyStream]

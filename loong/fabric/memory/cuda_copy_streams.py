@@ -1,4 +1,4 @@
-"""Lanes on GPUs: streams of their own, where copy engines move bytes and single warps keep flags."""
+"""Copy streams on GPUs: CUDA streams where copy engines move bytes and single warps handle flags."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from loong.fabric.memory.cuda_memory import copy_bytes
 from loong.fabric.traffic import Plane
 from loong.kernels.exchange import signals
 
-_URGENT = -1  # a flag's one warp finds room before the next block of attention
-_MOST_AHEAD = 64  # transfers, a flag before and after each: far from the 1,024 that a driver queues
+_URGENT = -1  # so that a flag's warp runs before the next block of attention
+_MOST_AHEAD = 64  # transfers with two flags each; a driver queues up to 1,024 entries
 
 
 class CudaCopyStream:
@@ -22,9 +22,9 @@ class CudaCopyStream:
     def __init__(self, arena: Arena, plane: Plane) -> None:
         self._arena, self._deadline = arena, arena.deadline(plane)
         self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
-        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         self._is_long = plane is Plane.MIGRATION
-        self._ahead = deque[torch.cuda.Event]()  # one behind each transfer that the host has not seen done
+        self._ahead = deque[torch.cuda.Event]()  # one after each transfer that may be in flight
         self._load_kernels()
 
     def follow(self) -> None:
@@ -68,22 +68,22 @@ class CudaCopyStream:
 
     def aside(self) -> AbstractContextManager[object]:
         """See CopyStream."""
-        return torch.cuda.stream(self._beside)
+        return torch.cuda.stream(self._aside)
 
     def _load_kernels(self) -> None:
-        """Load them by telling nobody, and waiting for nothing.
+        """Load the kernels by signaling no rank and waiting for nothing.
 
-        Later a driver that loads a kernel may first let the device finish: say, a step of a group, which
-        waits for another process, whose driver does the same.
+        A driver may wait for the device before it loads a kernel. Later, the device may be in a step that
+        waits for another process, whose driver waits in the same way.
         """
         self.signal(0, 0, 0)
         self.wait(0, 0, 0)
 
     def _copy(self, target: int, source: int, num_bytes: int) -> None:
-        """Copy, but in a migration never run far ahead: a driver whose queue is full blocks all threads.
+        """Copy. In a migration the queue stays short, because a driver with a full queue blocks all threads.
 
-        Then a batch of this process stands still, and what the migration waits for may wait for that batch.
-        In a batch both ends send and receive piece by piece, so that a full queue empties by itself.
+        A batch of this process would then be blocked, and the migration may wait for that batch. In a batch
+        both ends send and receive piece by piece, so that a full queue empties by itself.
         """
         copy_bytes(target, source, num_bytes, self._stream.cuda_stream)
         if self._is_long:
@@ -92,5 +92,5 @@ class CudaCopyStream:
                 self._ahead.popleft().synchronize()
 
     def _current(self) -> torch.cuda.Stream:
-        """The calling thread's own; torch finds it in a fifth of the time if it is told the device."""
+        """Return the calling thread's stream. torch finds it five times faster if the device is given."""
         return torch.cuda.current_stream(self._arena.memory.device.index)

@@ -1,10 +1,10 @@
-"""Memory of a GPU that other processes of the host can write into, on the same GPU or on its peers.
+"""Memory of a GPU that other processes of the host can write to, on the same GPU or its peers.
 
-The driver's virtual memory, by file descriptor: the physical memory lives as long as anybody has it mapped,
-so a process may die while others write to it, and opening it makes no context on the other GPU.
+It uses the driver's virtual memory with file descriptors. Physical memory lives as long as any process has it
+mapped, so a process may die while others write to it. Mapping it makes no context on the other GPU.
 """
 
-from typing import Any  # what the driver takes and gives has types of its own
+from typing import Any  # the driver's bindings have their own types
 
 import torch
 from cuda.bindings import driver
@@ -22,7 +22,7 @@ class CudaMemory:
         self._index = index
         self._sizes: dict[int, int] = {}  # by address
         torch.cuda.set_device(index)
-        torch.cuda.synchronize()  # makes the context that the driver's calls belong to
+        torch.cuda.synchronize()  # creates the context for the driver's calls
 
     def make(self, num_bytes: int) -> tuple[Tensor, int]:
         """See SharedMemory."""
@@ -53,7 +53,7 @@ class CudaMemory:
         return torch.full((num_words,), value, dtype=torch.int64, device="cpu").pin_memory()
 
     def _map(self, handle: Any, num_bytes: int) -> int:
-        """Where the memory of a handle now is; the mapping keeps it."""
+        """Map the memory of a handle, and return its address. The mapping keeps the memory alive."""
         address = int(_checked(driver.cuMemAddressReserve(num_bytes, 0, 0, 0)))
         _checked(driver.cuMemMap(address, num_bytes, 0, handle, 0))
         _checked(driver.cuMemRelease(handle))
@@ -72,7 +72,7 @@ def copy_bytes(target: int, source: int, num_bytes: int, stream: int) -> None:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """What a call of the driver gave; ClusterError if it failed."""
+    """Return the result of a call to the driver. Raises ClusterError if it failed."""
     status, *values = answer
     if status != driver.CUresult.CUDA_SUCCESS:
         raise ClusterError(f"the GPU's driver failed with {driver.CUresult(status).name}")
@@ -80,7 +80,7 @@ def _checked(answer: tuple[Any, ...]) -> Any:
 
 
 class _Bytes:
-    """Device memory as other libraries tell of theirs."""
+    """Device memory, described by the CUDA array interface."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

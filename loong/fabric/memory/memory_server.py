@@ -1,4 +1,4 @@
-"""Where a process hands its memory to others: whoever connects is given a file descriptor of it."""
+"""A server that gives a file descriptor of this process's memory to each process that connects."""
 
 import socket
 import struct
@@ -24,7 +24,7 @@ class MemoryServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Give it to nobody any more."""
+        """Stop the server."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
@@ -39,14 +39,14 @@ class MemoryServer:
             with connection:
                 try:
                     socket.send_fds(connection, [self._size], [self._descriptor])
-                except OSError:  # it left again
+                except OSError:  # the client has left
                     continue
 
 
 def fetch_memory(path: Path, num_bytes: int, deadline: float) -> int:
-    """Return the descriptor that the memory server at `path` gives, once there is one.
+    """Return the descriptor from the memory server at `path`, once the server runs.
 
-    Raises ClusterError after `deadline` seconds, or if the memory is not of `num_bytes`.
+    Raises ClusterError after `deadline` seconds, or if the memory does not have `num_bytes`.
     """
     end = monotonic() + deadline
     while True:
@@ -57,7 +57,9 @@ def fetch_memory(path: Path, num_bytes: int, deadline: float) -> int:
                 size, descriptors, _, _ = socket.recv_fds(connection, _NUM_BYTES.size, 1)
             except OSError as error:
                 if monotonic() > end:
-                    raise ClusterError(f"nobody gave memory at {path} within {deadline:g} s") from error
+                    raise ClusterError(
+                        f"no process offered memory at {path} within {deadline:g} s"
+                    ) from error
                 sleep(_RETRY_SECONDS)
                 continue
         if len(size) == _NUM_BYTES.size and descriptors:

@@ -1,4 +1,4 @@
-"""Memory that other processes of the host can write into, whatever device it lies on."""
+"""Memory that other processes of the host can write to, on any device."""
 
 from typing import Protocol
 
@@ -6,19 +6,19 @@ from torch import Tensor
 
 
 class SharedMemory(Protocol):
-    """Makes memory that others can open, and opens theirs. Addresses are as this process sees them."""
+    """Makes memory that others can map, and maps theirs. Addresses are those of this process."""
 
     def make(self, num_bytes: int) -> tuple[Tensor, int]:
-        """Memory of zeros, uint8 [num_bytes], and a file descriptor by which others open it."""
+        """Return memory of zeros, uint8 [num_bytes], and a file descriptor by which others map it."""
 
     def open(self, descriptor: int, num_bytes: int) -> int:
-        """The address of another process's memory. The descriptor may then be closed.
+        """Return the address of another process's memory. The descriptor may then be closed.
 
-        It stays valid until it is closed here, even when its maker is gone.
+        The address stays valid until `close`, even when the other process is gone.
         """
 
     def close(self, address: int) -> None:
-        """Let go of memory that was opened."""
+        """Unmap the memory of another process."""
 
     def words(self, num_words: int, value: int) -> Tensor:
-        """Memory of the host that the device reaches, int64 [num_words], all of them `value`."""
+        """Return host memory that the device can access, int64 [num_words], filled with `value`."""

@@ -1,7 +1,7 @@
-"""The data plane between GPUs of one host: tensors go from arena to arena, and only control over sockets.
+"""The data plane between GPUs of one host: tensors travel between arenas, control messages over sockets.
 
-Nothing here waits for the device. So a failure is found by `check`, after whoever calls has waited, and what
-was computed since then is not to be told to anybody.
+No verb waits for the device on the host. So `check` finds failures later, and results must not be reported
+before that.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from loong.fabric.protocol import Pending
 from loong.fabric.traffic import Channel, Plane
 from loong.fabric.world import neighbours
 
-_LAST_ID = (1 << 38) - 1  # of a batch or a migration: its epochs are the last that fit a flag
+_LAST_ID = (1 << 38) - 1  # of a batch or a migration: its epochs are the last that a flag can hold
 MIB = 1 << 20
 SIZES: Mapping[Channel, ChunkedChannelSize] = {
     Channel.RING: ChunkedChannelSize(2, 32 * MIB),
@@ -34,10 +34,10 @@ SIZES: Mapping[Channel, ChunkedChannelSize] = {
 
 
 class SymmetricFabric:
-    """Implements Fabric over an arena, for tensors of the device that it lies on.
+    """Implements Fabric over an arena, for tensors on the arena's device.
 
-    `sockets` carries control, and tells of members that are lost or have left. The collectives of an instance
-    go by `shard_bytes` at a time. `spare_bytes` of the arena are for others to reserve.
+    `sockets` carries control messages, and reports members that are lost or have left. The collectives of an
+    instance work on `shard_bytes` at a time. `spare_bytes` of the arena are for other users.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class SymmetricFabric:
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
     ) -> Pending:
-        """See Fabric. All ranks take their peers by their distance, so they never wait in a circle.
+        """See Fabric. All ranks order their peers by distance, so no two wait for each other.
 
-        And they ask for pieces to be sent and received by turns: a copy stream's queue ends somewhere, and
-        there the host waits until a peer has received.
+        Sends and receives alternate piece by piece: a copy stream's queue is bounded, and the host waits at a
+        full one until a peer has received.
         """
         self.check()
         sent = {self._sockets.member(i): tensor for i, tensor in outgoing.items() if self._is_message(tensor)}
@@ -129,7 +129,10 @@ class SymmetricFabric:
 
     @contextmanager
     def migration(self, migration_id: int, peer_id: int) -> Iterator[None]:
-        """See Fabric. What the caller asks its device for runs beside batches, and is done at the end."""
+        """See Fabric.
+
+        The caller's device work inside runs concurrently with batches, and is done at the end.
+        """
         with (
             self._segments.aside(),
             self._ending(Plane.MIGRATION, (self._segments,)),
@@ -169,7 +172,7 @@ class SymmetricFabric:
         self.arena.close()
 
     def _meet(self, rank: int) -> None:
-        """Know the memory of a process that has joined, or joined again."""
+        """Map the memory of a process that has joined, or joined again."""
         num_joins = self._sockets.num_joins(rank)
         if num_joins != self._num_met[rank]:
             self.arena.meet(rank)
@@ -185,11 +188,11 @@ class SymmetricFabric:
     def _open(
         self, plane: Plane, batch_or_migration_id: int, ranks: Sequence[int], copy_stream: CopyStream
     ) -> None:
-        """Let the others write here, once all that came before is done."""
+        """Open a batch or migration to writes of the others, after all earlier work is done."""
         for rank in ranks:
             self._meet(rank)
         self._open_ids[plane] = batch_or_migration_id
-        self._look()  # for what was told before there was anybody to tell
+        self._look()  # for losses that were reported before this batch was open
         for channel, chunked_channels in self._chunked_channels.items():
             if channel.plane is plane:
                 chunked_channels.open(batch_or_migration_id)
@@ -199,7 +202,9 @@ class SymmetricFabric:
 
     @contextmanager
     def _ending(self, plane: Plane, copy_streams: Sequence[CopyStream]) -> Iterator[None]:
-        """When it ends by an error, end all that is under way: it may use the caller's memory."""
+        """Cancel all transfers in flight when the context ends by an error: they may use the caller's
+        memory.
+        """
         before = self._open_ids[plane]
         try:
             yield
@@ -213,7 +218,10 @@ class SymmetricFabric:
             self._open_ids[plane] = before
 
     def _look(self) -> None:
-        """End the waits of what is open if somebody who takes part is lost or has left. Any thread's."""
+        """End the waits of open batches and migrations that a lost or absent process takes part in.
+
+        For any thread.
+        """
         for plane, open_id in self._open_ids.items():
             if open_id is None:
                 continue
@@ -223,7 +231,7 @@ class SymmetricFabric:
                 self.arena.deadline(plane).word[0] = last_epoch(open_id)
 
     def _check(self, plane: Plane) -> None:
-        """Raise if somebody failed and something was waited for in vain; the device is asked only then."""
+        """Raise if a process failed and a wait on it has ended. Only then the device is asked."""
         open_id, word = self._open_ids[plane], self.arena.deadline(plane).word
         if open_id is None or not self.arena.gave_up(plane, first_epoch(open_id)):
             return
@@ -237,7 +245,10 @@ class SymmetricFabric:
         self._check(Plane.MIGRATION)
 
     def _is_message(self, tensor: Tensor) -> bool:
-        """Whether a tensor has anything to send; refuses one that cannot travel as it lies in memory."""
+        """Return whether a tensor is not empty.
+
+        Raises if it is not contiguous, or not on the arena's device.
+        """
         if not tensor.is_contiguous():
             raise InvalidMessageError(
                 f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous"
@@ -250,6 +261,6 @@ class SymmetricFabric:
 
 
 def _by_turns(*transfers: Iterable[None]) -> None:
-    """Ask for a piece of each, and again, until all have none left."""
+    """Advance all iterators in turn until all are exhausted."""
     for _ in zip_longest(*transfers):
         pass

@@ -1,1 +1,1 @@
-"""The fabric by messages over sockets."""
+"""The fabric over sockets."""

@@ -1,4 +1,4 @@
-"""One connection to one peer: frames in on a thread of its own, large frames out on another."""
+"""One connection to one peer. One thread receives frames, and another sends large ones."""
 
 import socket
 import struct
@@ -16,16 +16,16 @@ from loong.fabric.world import World
 
 _FRAME = struct.Struct("<QQQ")  # channel, batch or migration id, bytes that follow
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
-_LARGEST_PROMPT_BYTES = 128 << 10  # fits a socket's buffer; costs the caller what posting it would, 20 us
-_LARGEST_FRAME_BYTES = 64 << 30  # more than any message; a header that says more is damaged
+_LARGEST_PROMPT_BYTES = 128 << 10  # fits a socket's buffer; sending costs as little as posting to a thread
+_LARGEST_FRAME_BYTES = 64 << 30  # more than any message; a larger size means a damaged header
 
 
 class Link:
     """A connection whose other end is the process `rank`.
 
-    The reader never stops reading, so a sender waits for no receiver's call, only for a process that runs.
-    Frames leave in the order of the calls: a small one goes out on the caller's thread unless a large one,
-    which a thread sends, is still before it.
+    The reader never stops reading, so a sender depends on a running receiver process, not on its calls.
+    Frames are sent in the order of the calls. The caller's thread sends a small frame itself, unless a large
+    one is still in the sender thread.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Link:
         self._reader.start()
 
     def send(self, address: Address, payload: memoryview) -> Future[None] | None:
-        """Send one frame. The payload may be reused once the future is done, at once if there is none.
+        """Send one frame. Its payload may be reused when the future is done, or at once without a future.
 
-        Raises, here or by the future, PeerLostError, or DeadlineError when the peer stopped reading; the link
-        is then cut, for half a frame may be on its way. Raises InvalidMessageError beyond 64 GiB.
+        Raises, here or by the future, PeerLostError, or DeadlineError if the peer stopped reading. The link
+        is then cut, because half a frame may be sent. Raises InvalidMessageError beyond 64 GiB.
         """
         if len(payload) > _LARGEST_FRAME_BYTES:
             raise InvalidMessageError(
@@ -68,7 +68,7 @@ class Link:
             return self._last_post
 
     def cut(self) -> None:
-        """Stop both directions at once; the reader of either end sees it."""
+        """Stop both directions at once. The readers of both ends notice it."""
         with suppress(OSError):  # the peer may have closed first
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -76,7 +76,7 @@ class Link:
         """Cut the link and wait for its threads to end."""
         self.cut()
         self._reader.join()
-        with self._ordering:  # whoever comes next finds the link lost
+        with self._ordering:  # later senders find the link lost
             self._sender.shutdown()
         self._connection.close()
 
@@ -100,10 +100,10 @@ class Link:
 
     def _read_until_lost(self) -> None:
         try:
-            with suppress(OSError, EOFError, ValueError):  # gone, or not a frame of ours: lost in each case
+            with suppress(OSError, EOFError, ValueError):  # gone, or not a valid frame: the link is lost
                 while True:
                     self._read_frame()
-        finally:  # whatever ended the reader, nobody is to wait for it
+        finally:  # after any end of the reader, no one waits for it
             self.is_lost = True
             self.cut()
             self._mailbox.wake()
@@ -113,7 +113,7 @@ class Link:
         self._fill(memoryview(header))
         channel, batch_or_migration_id, num_bytes = _FRAME.unpack(header)
         if num_bytes > _LARGEST_FRAME_BYTES:
-            raise ValueError(f"a frame of {num_bytes} bytes, where {_LARGEST_FRAME_BYTES} are the most")
+            raise ValueError(f"a frame of {num_bytes} bytes, but at most {_LARGEST_FRAME_BYTES} are allowed")
         payload = torch.empty(num_bytes, dtype=torch.uint8)
         self._fill(memory_of(payload))
         self._mailbox.deliver(Address(Channel(channel), batch_or_migration_id, self.rank), payload)
@@ -127,10 +127,10 @@ class Link:
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor as uint8 [num_bytes], shared."""
+    """Return the memory of a contiguous tensor as uint8 [num_bytes], shared."""
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, shared."""
+    """Return the memory of a contiguous CPU tensor, shared."""
     return bytes_of(tensor).numpy().data

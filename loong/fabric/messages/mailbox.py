@@ -1,4 +1,4 @@
-"""Where arriving messages wait for the caller, and where late ones end."""
+"""The queue of received messages, which also drops late ones."""
 
 from collections import deque
 from collections.abc import Callable, Collection
@@ -8,14 +8,15 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from loong.core.errors import ClusterError
-from loong.fabric.errors import AbandonedError, DeadlineError, InvalidMessageError, PeerLostError
+from loong.fabric.errors import AbandonedError, DeadlineError, PeerLostError
+from loong.fabric.messages.fence import AnyOrderFence, Fence, GrowingFence
 from loong.fabric.traffic import Channel, Plane
 from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
 
 
 class Address(NamedTuple):
-    """What a message is: its purpose, its batch or migration, and the rank it comes from."""
+    """The address of a message: its channel, its batch or migration, and the source rank."""
 
     channel: Channel
     batch_or_migration_id: int
@@ -23,13 +24,13 @@ class Address(NamedTuple):
 
     @property
     def verb(self) -> str:
-        """The address in the words of an error message."""
+        """The address as a phrase for errors."""
         plane = self.channel.plane
         return f"{self.channel.name.lower()} of {plane.name.lower()} {self.batch_or_migration_id}"
 
 
 class Peer(Protocol):
-    """What a waiter must know of a process that it depends on."""
+    """The state of a peer that a waiter depends on."""
 
     rank: int
     is_lost: bool
@@ -38,24 +39,27 @@ class Peer(Protocol):
 class MessageQueue:
     """All messages received and not yet taken, first in, first out at each address. Thread safe.
 
-    Messages land in memory of their own and are copied out by whoever waits for them,
-    so a late or repeated message can never write into a tensor of the caller.
+    Messages have their own memory and are copied out by the waiting thread. So a late or repeated message can
+    never write into a tensor of the caller.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._changed = Condition()
         self._messages: dict[Address, deque[Tensor]] = {}
-        self._last_opened = dict.fromkeys(Plane, -1)
-        self._open: dict[Plane, set[int]] = {plane: set() for plane in Plane}
+        self._fences: dict[Plane, Fence] = {
+            Plane.BATCH: GrowingFence("batch"),
+            Plane.MIGRATION: GrowingFence("migration"),
+            Plane.SERVICE: AnyOrderFence("served batch"),
+        }
         self._report: Callable[[], None] = lambda: None
 
     def watch(self, report: Callable[[], None]) -> None:
-        """Let `report` be called, by any thread, whenever a peer may have been lost or have left."""
+        """Call `report`, from any thread, whenever a peer may have been lost or have left."""
         self._report = report
 
     def deliver(self, address: Address, message: Tensor) -> None:
-        """Add a message (uint8 [num_bytes]), unless nobody will ever want it."""
+        """Add a message (uint8 [num_bytes]), unless its batch or migration has ended."""
         with self._changed:
             if not self._is_stale(address):
                 self._messages.setdefault(address, deque()).append(message)
@@ -66,8 +70,8 @@ class MessageQueue:
     def take(self, address: Address, peers: Collection[Peer], seconds: float) -> Tensor:
         """Return the next message at `address`, waiting for it for at most `seconds`.
 
-        Raises PeerLostError once any of `peers` is lost and the message has not come, AbandonedError
-        once any has left the batch or migration by an error, else DeadlineError.
+        Raises PeerLostError if any of `peers` is lost before the message arrives, and AbandonedError if any
+        has left the batch or migration by an error. Otherwise raises DeadlineError.
         """
 
         def is_decided() -> bool:
@@ -81,39 +85,35 @@ class MessageQueue:
             raise self._broken(address, peers) or late
 
     def check(self, address: Address, peers: Collection[Peer]) -> None:
-        """Raise what `take` raises if any of `peers` is lost or has left, without waiting."""
+        """Raise the error of `take` if any of `peers` is lost or has left, without waiting."""
         with self._changed:
             if error := self._broken(address, peers):
                 raise error
 
     def wake(self) -> None:
-        """Let every waiter look again: a peer was lost."""
+        """Make all waiters check their peers again."""
         with self._changed:
             self._changed.notify_all()
         self._report()
 
     def open(self, plane: Plane, batch_or_migration_id: int) -> None:
-        """Keep messages of this batch or migration until it is closed, and of none before that is not open.
+        """Keep messages of this batch or migration until it is closed, and drop stale ones.
 
-        Messages of later ones are kept as well. Raises `InvalidMessageError` unless ids grow.
+        Raises `InvalidMessageError` if it was opened before, or after a later one but for what is served.
         """
         with self._changed:
-            last, kind = self._last_opened[plane], plane.name.lower()
-            if batch_or_migration_id <= last:
-                raise InvalidMessageError(f"{kind} {batch_or_migration_id} after {kind} {last}")
-            self._last_opened[plane] = batch_or_migration_id
-            self._open[plane].add(batch_or_migration_id)
+            self._fences[plane].open(batch_or_migration_id)
 
     def close(self, plane: Plane, batch_or_migration_id: int) -> None:
-        """Drop every message of this batch or migration, now and later."""
+        """Drop all messages of this batch or migration, now and later."""
         with self._changed:
-            self._open[plane].discard(batch_or_migration_id)
+            self._fences[plane].close(batch_or_migration_id)
             self._messages = {
                 address: queue for address, queue in self._messages.items() if not self._is_stale(address)
             }
 
     def _broken(self, address: Address, peers: Collection[Peer]) -> ClusterError | None:
-        """Why no more is to be waited for at `address`."""
+        """Return the reason why no message will arrive at `address`, or None."""
         for peer in peers:
             if peer.is_lost:
                 return PeerLostError(address.verb, *self._world.place(peer.rank))
@@ -131,5 +131,4 @@ class MessageQueue:
         return message
 
     def _is_stale(self, address: Address) -> bool:
-        plane, its_id = address.channel.plane, address.batch_or_migration_id
-        return its_id <= self._last_opened[plane] and its_id not in self._open[plane]
+        return self._fences[address.channel.plane].is_stale(address.batch_or_migration_id)

@@ -1,7 +1,8 @@
-"""Who has joined: a directory of Unix sockets in which processes find one another, now or after a restart.
+"""The registry of peers: a directory of Unix sockets in which processes find each other, also after a
+restart.
 
-One process joins at a time (a file lock): it listens, then dials whoever listens already.
-So each pair connects exactly once, whoever comes first, and a restarted process joins like a new one.
+One process joins at a time (a file lock): it listens, then connects to all that listen already. So each pair
+connects exactly once, in any order, and a restarted process joins like a new one.
 """
 
 import fcntl
@@ -23,13 +24,13 @@ from loong.fabric.world import World
 from loong.stray_frames import StrayFrames
 
 _HELLO = struct.Struct("<8sII")  # mark, rank, plane
-_MARK = b"loong\x00\x01\n"  # which no stray frame begins with
+_MARK = b"loong\x00\x01\n"  # stray frames begin differently
 _WELCOME = b"\x01"
 _LONGEST_SOCKET_PATH = 107  # Linux, sun_path without its closing zero
 
 
 class PeerRegistry:
-    """The live connections of this process, kept up to date while peers come, go and come back."""
+    """The live connections of this process, updated as peers join and leave."""
 
     def __init__(
         self, directory: Path, world: World, rank: int, mailbox: MessageQueue, deadline: float
@@ -52,7 +53,7 @@ class PeerRegistry:
                     self._dial(peer)
 
     def wait_for_all(self) -> None:
-        """Return once every process of the world is connected; DeadlineError names the first that is not."""
+        """Return once every process of the world is connected. DeadlineError names the first missing one."""
 
         def missing() -> int | None:
             wanted = ((peer, plane) for peer in range(self._world.size) for plane in self._planes(peer))
@@ -66,7 +67,7 @@ class PeerRegistry:
                 raise DeadlineError("joining", *self._world.place(peer), self._deadline)
 
     def link(self, peer: int, plane: Plane, verb: str) -> Link:
-        """The connection to a peer; PeerLostError if there is none or it is lost."""
+        """Return the connection to a peer. Raises PeerLostError if there is none or it is lost."""
         with self._changed:
             link = self._links.get((peer, plane))
         if link is None or link.is_lost:
@@ -74,7 +75,7 @@ class PeerRegistry:
         return link
 
     def num_joins(self, peer: int) -> int:
-        """How often a peer has connected for its batches."""
+        """Return how often a peer has connected for its batches."""
         return self._num_joins[peer]
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ class PeerRegistry:
                 connection.connect(str(self._socket_path(peer)))
                 connection.sendall(hello(self._rank, plane))
                 is_welcome = connection.recv(1) == _WELCOME
-            except OSError:  # not there yet, or no longer: it dials us when it joins
+            except OSError:  # absent; it connects to us when it joins
                 is_welcome = False
             if not is_welcome:
                 connection.close()
@@ -124,12 +125,12 @@ class PeerRegistry:
                     continue
                 if frame:
                     self.strays.drop("a frame that is no hello of a peer", repr(frame))
-            except OSError:  # it died while joining
+            except OSError:  # the peer died while joining
                 pass
             connection.close()
 
     def _newcomer(self, frame: bytes) -> tuple[int, Plane] | None:
-        """Return which peer a hello is of, and for which plane; None if it is no hello."""
+        """Return the rank and the plane in a hello frame, or None for another frame."""
         if len(frame) != _HELLO.size:
             return None
         mark, peer, plane = _HELLO.unpack(frame)
@@ -137,7 +138,7 @@ class PeerRegistry:
         return (peer, Plane(plane)) if is_peer else None
 
     def _add(self, peer: int, plane: Plane, connection: socket.socket, greet: bytes = b"") -> None:
-        # Whoever looks for the link sends after the welcome, and finds it if that has come.
+        # The peer sends after the welcome, so its link must exist before the welcome.
         with self._changed:
             connection.sendall(greet)
             link = Link(self._world, peer, connection, self._mailbox, self._deadline)
@@ -155,7 +156,7 @@ def hello(rank: int, plane: Plane) -> bytes:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket that takes connections at `path`, in the place of what is left of an earlier process."""
+    """Return a socket that listens at `path`, and replaces the socket of an earlier process."""
     if len(bytes(path)) > _LONGEST_SOCKET_PATH:
         raise InvalidMessageError(
             f"{path} is longer than the {_LONGEST_SOCKET_PATH} bytes a socket's path may have"
@@ -176,6 +177,6 @@ def _lock(path: Path, deadline: float) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             if monotonic() > end:
-                raise ClusterError(f"another process holds {path} for more than {deadline:g} s")
+                raise ClusterError(f"another process has locked {path} for more than {deadline:g} s")
             sleep(0.005)
         yield

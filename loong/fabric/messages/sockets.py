@@ -22,13 +22,13 @@ from loong.fabric.world import World, neighbours
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The batch that is open, and the processes whose loss ends it."""
+    """The open batch, and the processes whose loss ends it."""
 
     batch_id: int
     group: tuple[int, ...]
     links: Mapping[int, Link]  # by rank, without this process
-    holders: Mapping[int, Link]  # likewise, of those that serve it
-    is_served: bool = False  # by this process, which is no member
+    holders: Mapping[int, Link]  # by rank, those that serve it
+    is_served: bool = False  # by this process, which is not a member
 
     @property
     def peers(self) -> Collection[Link]:
@@ -38,7 +38,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Migration:
-    """The migration that is open, and the process at its other end."""
+    """The open migration, and the process at its other end."""
 
     migration_id: int
     link: Link
@@ -46,7 +46,7 @@ class _Migration:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """Messages on their way out, and messages to come with the tensors they are copied into: a Pending."""
+    """Outgoing messages, and expected messages with the tensors that they are copied into: a Pending."""
 
     mailbox: MessageQueue
     outgoing: tuple[Future[None], ...]
@@ -72,8 +72,9 @@ class _Transfer:
 class SocketFabric:
     """Implements Fabric for `rank` of `world`.
 
-    The processes meet in `directory`, which must exist, be private to this user and have a short path;
-    its maker removes it. The constructor connects to whoever is there already; later ones connect to us.
+    The processes meet in `directory`, which must exist, be private to this user and have a short path. Its
+    creator removes it. The constructor connects to all processes that are there; later processes connect to
+    it.
     """
 
     def __init__(self, directory: Path, world: World, rank: int, *, deadline: float) -> None:
@@ -90,7 +91,7 @@ class SocketFabric:
         self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
 
     def wait_for_peers(self) -> None:
-        """Return once the whole world has joined; DeadlineError names who has not."""
+        """Return once the whole world has joined. DeadlineError names a missing process."""
         self._peer_registry.wait_for_all()
 
     @contextmanager
@@ -104,7 +105,7 @@ class SocketFabric:
         links = {rank: self._peer_registry.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
         batch = _Batch(batch_id, group, links, self._service_links(batch_id, holders))
         self._mailbox.open(Plane.BATCH, batch_id)
-        with self._opened(Plane.BATCH, batch_id, links.values()), self._telling_holders(batch):
+        with self._opened(Plane.BATCH, batch_id, links.values()), self._reporting_to_holders(batch):
             self._open_batch = batch
             try:
                 yield
@@ -128,8 +129,8 @@ class SocketFabric:
             self._mailbox.close(Plane.SERVICE, batch.batch_id)
 
     @contextmanager
-    def _telling_holders(self, batch: _Batch) -> Iterator[None]:
-        """Whatever ends a batch early, those that serve it are told: they do not know all of its members."""
+    def _reporting_to_holders(self, batch: _Batch) -> Iterator[None]:
+        """Report an early end of a batch to its holders, which do not know all of its members."""
         try:
             yield
         except BaseException:
@@ -196,20 +197,18 @@ class SocketFabric:
         return _Transfer(self._mailbox, (), incoming, (migration.link,), self.deadline)
 
     def check(self) -> None:
-        """See Fabric. Whoever waits here is told at once, so there is nothing left to find."""
+        """See Fabric. A failed wait raises at once here, so there is nothing left to check."""
 
     def close(self) -> None:
         """See Fabric."""
         self._peer_registry.close()
 
     def watch(self, report: Callable[[], None]) -> None:
-        """Let `report` be called, by any thread, whenever `raise_if_broken` may have something
-        new to raise.
-        """
+        """Call `report`, from any thread, whenever `raise_if_broken` may have a new error."""
         self._mailbox.watch(report)
 
     def raise_if_broken(self, plane: Plane) -> None:
-        """Raise what a wait would raise if a process of what is open on a plane is lost or has left."""
+        """Raise the error of a wait if a member of the open batch or migration is lost or has left."""
         if plane is Plane.BATCH and (batch := self._open_batch) is not None:
             self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.peers)
         if plane is Plane.MIGRATION and (migration := self._open_migration) is not None:
@@ -217,17 +216,19 @@ class SocketFabric:
             self._mailbox.check(address, (migration.link,))
 
     def member(self, instance_id: int) -> int:
-        """The rank of an instance of the open batch that this process talks to, or its own."""
+        """Return the rank of an instance's process in the open batch that this process talks to, or its
+        own.
+        """
         batch, rank = self._current_batch(), self._counterpart(instance_id)
         return rank if rank == self.rank else self._link_in(batch, rank).rank
 
     @property
     def num_stray_frames(self) -> int:
-        """Frames that were dropped where peers join."""
+        """The number of frames dropped while peers joined."""
         return self._peer_registry.strays.num_dropped
 
     def num_joins(self, rank: int) -> int:
-        """How often a peer has joined."""
+        """Return how often a peer has joined."""
         return self._peer_registry.num_joins(rank)
 
     def _exchange_in(
@@ -265,10 +266,10 @@ class SocketFabric:
 
     @contextmanager
     def _opened(self, plane: Plane, batch_or_migration_id: int, links: Iterable[Link]) -> Iterator[None]:
-        """Until a batch or migration ends: then nothing of it is left, and whoever waits for us was told."""
+        """Run a batch or migration. At its end, drop its messages, and report an error to its members."""
         try:
             yield
-        except (PeerLostError, AbandonedError):  # the others see it, or were told, as we were
+        except (PeerLostError, AbandonedError):  # the other members see the same
             raise
         except BaseException:
             self._abandon(Address(plane.abandoned, batch_or_migration_id, self.rank), links)
@@ -277,7 +278,7 @@ class SocketFabric:
             self._mailbox.close(plane, batch_or_migration_id)
 
     def _abandon(self, address: Address, links: Iterable[Link]) -> None:
-        """Tell the others that nothing more comes from here, so that they do not wait for the deadline."""
+        """Report to the others that nothing more is sent, so that they do not wait for the deadline."""
         for link in links:
             with suppress(ClusterError):
                 self._send(link, address, torch.empty(0, dtype=torch.uint8, device="cpu"))
@@ -336,7 +337,7 @@ class _Served:
 
 
 def _is_message(tensor: Tensor) -> bool:
-    """Whether a tensor has anything to send; refuses one that cannot travel as it lies in memory."""
+    """Return whether a tensor is not empty. Raises if it is not contiguous, or not on the host."""
     if not tensor.is_contiguous():
         raise InvalidMessageError(
             f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous"

@@ -1,1 +1,1 @@
-"""Models of one GGUF file: its metadata (`header`), and what config, weights and tokenizer are made of it."""
+"""Models in one GGUF file: its metadata (`header`), and the config, weights and tokenizer made from it."""

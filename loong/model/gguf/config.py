@@ -12,11 +12,11 @@ from loong.model.gguf.tokenizer import CONTROL
 from loong.model.hugging_face import Architecture
 
 GGUF_ARCHITECTURES: Final[dict[str, Architecture]] = {
-    "llama": "LlamaForCausalLM",  # Mistral's too: it differs by what its metadata says
+    "llama": "LlamaForCausalLM",  # Mistral's as well, which differs only in its metadata
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# Keys that change what a model computes start so; any but these is refused, not ignored.
+# Keys that change a model's computation start like this. All others of them are refused, not ignored.
 _GROUPS = ("attention.", "rope.", "expert_")
 _READ = (
     "attention.head_count",
@@ -30,15 +30,15 @@ _READ = (
     "rope.scaling.type",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",  # says how the model came to its scaling, and nothing of what it computes
+    "rope.scaling.finetuned",  # the origin of the scaling, without effect on the computation
 )
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>")
 
 
 def gguf_config(header: Header) -> ModelConfig:
-    """Return the config of a file, in float32: what its tensors are dequantized to.
+    """Return the config of a file, in float32, the dtype of its dequantized tensors.
 
-    Raises ConfigError naming the key at fault, its value and what is supported.
+    Raises ConfigError naming the key at fault, its value and the supported values.
     """
     metadata = Metadata(header)
     prefix = metadata.architecture
@@ -97,7 +97,7 @@ def _check_keys(metadata: Metadata) -> None:
 
 
 def _eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
-    """Return the ids that are named as ends, and those of control tokens whose text ends a turn."""
+    """Return the ids that the metadata names as ends, and the control tokens whose text ends a turn."""
     named = [metadata.optional(f"tokenizer.ggml.{name}_token_id", int) for name in ("eos", "eot", "eom")]
     tokens = metadata.items("tokenizer.ggml.tokens", str)
     types = metadata.items("tokenizer.ggml.token_type", int)

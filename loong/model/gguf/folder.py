@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file as the files of a Hugging Face folder, which the rest of loong reads."""
+"""The tokenizer of a GGUF file as the files of a Hugging Face folder."""
 
 import hashlib
 from pathlib import Path
@@ -10,15 +10,15 @@ from loong.model.gguf.metadata import Metadata
 from loong.model.gguf.tokenizer import adds_bos, gguf_tokenizer, named_tokens
 from loong.model.made_once import made_once
 
-_VERSION = "1"  # of what is written; a change of it needs a new one, since a folder is never made twice
+_VERSION = "1"  # of the folder's content: change it with the content, because a folder is never made twice
 _TEMPLATE = "tokenizer.chat_template"
 
 
 def tokenizer_folder(path: Path, cache_folder: Path) -> Path:
-    """Return a folder with the tokenizer and chat template of a file, making it as `made_once` does.
+    """Return a folder with the tokenizer and chat template of a file, made by `made_once`.
 
     Its name has a hash of the file's header, so that another file of the same name gets another folder.
-    Raises ConfigError naming what of the tokenizer is missing, damaged or not supported.
+    Raises ConfigError naming the missing, damaged or unsupported part of the tokenizer.
     """
     header = read_header(path)
     with path.open("rb") as file:
@@ -41,7 +41,7 @@ def tokenizer_folder(path: Path, cache_folder: Path) -> Path:
 
 
 def _chat_template(metadata: Metadata) -> dict[str, object]:
-    """Return the template, or several with their names, as tokenizer_config.json has them."""
+    """Return the template, or several with their names, in the form of tokenizer_config.json."""
     default = metadata.optional(_TEMPLATE, str)
     prefix = f"{_TEMPLATE}."
     named = [

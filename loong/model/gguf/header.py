@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its metadata, and where its tensors are.
+"""The header of a GGUF file: its metadata, and the places of its tensors.
 
 Source: GGUF's specification, versions 2 and 3. Every worker reads a whole vocabulary with it, so arrays of
 strings are read in one loop over the mapped file.
@@ -26,7 +26,7 @@ Value: TypeAlias = Scalar | list[Scalar]
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: its shape [rows, columns], the number of its type in ggml, and where its bytes begin."""
+    """One tensor: its shape [rows, columns], the number of its type in ggml, and the offset of its bytes."""
 
     shape: tuple[int, ...]
     ggml_type: int
@@ -34,13 +34,13 @@ class TensorInfo:
 
     @property
     def num_elements(self) -> int:
-        """Elements of all dimensions."""
+        """The number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that a GGUF file says before its tensors, which begin at byte `size`."""
+    """The content of a GGUF file before its tensors, which begin at byte `size`."""
 
     path: Path
     values: dict[str, Value]
@@ -49,27 +49,29 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read a file's header. Raises ConfigError if it cannot be read, is no GGUF file, or is cut short."""
+    """Return a file's header. Raises ConfigError if the file cannot be read, is not GGUF, or is cut short."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Cursor(path, data).header()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # an empty file, which cannot be mapped, or text that is no UTF-8
-        raise ConfigError(f"{path} is no GGUF file: {error}") from error
+    except ValueError as error:  # an empty file, which cannot be mapped, or text that is not UTF-8
+        raise ConfigError(f"{path} is not a GGUF file: {error}") from error
     except (struct.error, IndexError, OverflowError) as error:
-        raise ConfigError(f"{path} is no whole GGUF file: its header is cut short or damaged") from error
+        raise ConfigError(
+            f"{path} is not a complete GGUF file: its header is cut short or damaged"
+        ) from error
 
 
 class _Cursor:
-    """A place in a mapped file, which moves on with each value that is read."""
+    """A position in a mapped file, which advances with each value that is read."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
 
     def header(self) -> Header:
         if self._data[:4] != _MAGIC:
-            raise ConfigError(f"{self._path} is no GGUF file: it begins with {bytes(self._data[:4])!r}")
+            raise ConfigError(f"{self._path} is not a GGUF file: it begins with {bytes(self._data[:4])!r}")
         self._at = 4
         version = self._scalar("I")
         if version not in _VERSIONS:

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file by key, each checked to be of the type that its reader expects."""
+"""Metadata of a GGUF file by key, with checked types."""
 
 from typing import Final, TypeVar
 
@@ -13,12 +13,12 @@ class Metadata:
     """The values of one file. All methods raise ConfigError naming the key at fault and its value."""
 
     def __init__(self, header: Header) -> None:
-        """Read the values of `header`; a missing `general.architecture` is an error."""
+        """Read the values of `header`. Raises an error without `general.architecture`."""
         self.path, self.values = header.path, header.values
         self.architecture = self.required("general.architecture", str)
 
     def required(self, key: str, value_type: type[T]) -> T:
-        """Return the value of a key that must be there."""
+        """Return the value of a key that must exist."""
         value = self.optional(key, value_type)
         if value is None:
             raise ConfigError(f"{self.path} lacks {key}, which must be {_WORDS[value_type]}")
@@ -30,14 +30,14 @@ class Metadata:
         return None if value is None else self._checked(key, value, value_type)
 
     def items(self, key: str, value_type: type[T]) -> list[T]:
-        """Return the items of an array; none if the file does not have the key."""
+        """Return the items of an array, or none if the file does not have the key."""
         values = self.values.get(key, [])
         if not isinstance(values, list):
             raise ConfigError(f"{self.path}: {key} must be an array, got {values!r}")
         return [self._checked(key, value, value_type) for value in values]
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return a whole number above 0; `default` stands for a key that the file does not have."""
+        """Return a whole number above 0, or `default` if the file does not have the key."""
         value = self.optional(key, int)
         if value is None and default is not None:
             return default
@@ -47,7 +47,7 @@ class Metadata:
         return value
 
     def refusal(self, key: str, expected: str) -> ConfigError:
-        """Return the error that a key's value is not what it must be."""
+        """Return the error for a wrong value of a key."""
         return ConfigError(f"{self.path}: {key} must be {expected}, got {self.values.get(key)!r}")
 
     def _checked(self, key: str, value: Value, value_type: type[T]) -> T:

@@ -1,4 +1,4 @@
-"""The types of tensors in a GGUF file, as the package `gguf` names and dequantizes them."""
+"""The tensor types of a GGUF file, and their dequantization by the package `gguf`."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def supported_types() -> list[str]:
-    """Return the names of the types that can be dequantized; none if `gguf` is not installed."""
+    """Return the names of the types that can be dequantized, or none if `gguf` is not installed."""
     try:
         from gguf.constants import GGMLQuantizationType  # an extra
     except ImportError:
@@ -22,7 +22,7 @@ def supported_types() -> list[str]:
 
 
 def check_types(header: Header) -> None:
-    """Raise ConfigError naming a tensor whose type cannot be dequantized, or if `gguf` is not installed."""
+    """Raise ConfigError naming a tensor that cannot be dequantized, or if `gguf` is not installed."""
     try:
         import gguf  # noqa: F401  an extra
     except ImportError as error:
@@ -37,7 +37,7 @@ def check_types(header: Header) -> None:
 
 
 def _is_supported(ggml_type: "GGMLQuantizationType") -> bool:
-    """Try a block of zeros, since gguf has no list of the types that it can dequantize."""
+    """Return whether a type can be dequantized, by trying zeros, because gguf has no list of these types."""
     from gguf.constants import GGML_QUANT_SIZES
     from gguf.quants import dequantize
 
@@ -73,7 +73,7 @@ def read_tensor(
         values = dequantize(raw[rows], ggml_type)
     else:
         values = dequantize(raw, ggml_type)[rows]
-    return np.require(values, np.float32, ["C", "W"])  # torch wants no memory that it may not write
+    return np.require(values, np.float32, ["C", "W"])  # torch needs writable memory
 
 
 def _ggml_type(header: Header, name: str) -> "GGMLQuantizationType":

@@ -1,4 +1,4 @@
-"""The rotary embedding of a GGUF file: scaling by its metadata, or by the factors in a tensor of it."""
+"""The rotary embedding of a GGUF file, scaled by its metadata or by factors in a tensor."""
 
 import numpy as np
 
@@ -8,14 +8,14 @@ from loong.model.gguf.metadata import Metadata
 from loong.model.gguf.quantization import read_tensor
 from loong.model.rope_config import DefaultRope, Llama3Rope, RopeConfig, parse_rope
 
-FREQUENCY_FACTORS = "rope_freqs.weight"  # a tensor: of a rope scaling, which the config has
+FREQUENCY_FACTORS = "rope_freqs.weight"  # the tensor of a rope scaling
 _DEFAULT_THETA = 10000.0
-# Llama 3.1 to 3.3 differ in their factor alone. A file holds only what follows from these four numbers.
+# Llama 3.1 to 3.3 differ only in their factor. A file has the factors that follow from these four numbers.
 _LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
 
 
 def read_rope(metadata: Metadata, header: Header, head_dim: int) -> RopeConfig:
-    """Return the rotary embedding. Raises ConfigError naming the key or tensor that is not supported."""
+    """Return the rotary embedding. Raises ConfigError naming an unsupported key or tensor."""
     prefix = f"{metadata.architecture}.rope"
     theta = metadata.optional(f"{prefix}.freq_base", float) or _DEFAULT_THETA
     if FREQUENCY_FACTORS in header.tensors:
@@ -38,7 +38,7 @@ def read_rope(metadata: Metadata, header: Header, head_dim: int) -> RopeConfig:
 
 def _llama3_rope(header: Header, theta: float, head_dim: int) -> Llama3Rope:
     """Return the scaling whose frequencies are the default ones divided by the file's factors."""
-    import torch  # not at the top: processes that read other files' configs start without it
+    import torch  # not at the top: most processes that read configs do not need it
 
     from loong.model.rope import make_rotary
 

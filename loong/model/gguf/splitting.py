@@ -1,6 +1,6 @@
-"""How byte-level vocabularies cut text before they merge it, by the names that llama.cpp gives these ways.
+"""The pre-tokenizers of byte-level vocabularies, by their names in llama.cpp.
 
-Source: the `tokenizer.json` of the models that each name stands for.
+Source: the `tokenizer.json` of the models with these names.
 """
 
 from collections.abc import Callable
@@ -43,15 +43,15 @@ _PRE_TOKENIZERS: Final[dict[str, Callable[[], PreTokenizer]]] = {
     "tekken": lambda: _by_pattern(_TEKKEN),
 }
 PRE_TOKENIZER_NAMES = tuple(_PRE_TOKENIZERS)
-WHOLE_WORDS: Final = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a word of the vocabulary is not merged
-ADDING_BOS: Final = ("llama-bpe", "llama3", "llama-v3", "tekken")  # unless the file says that they do not
+WHOLE_WORDS: Final = ("llama-bpe", "llama3", "llama-v3", "tekken")  # words of the vocabulary are not split
+ADDING_BOS: Final = ("llama-bpe", "llama3", "llama-v3", "tekken")  # unless the file says otherwise
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """Return the way of PRE_TOKENIZER_NAMES that is called `name`."""
+    """Return the pre-tokenizer `name` of PRE_TOKENIZER_NAMES."""
     return _PRE_TOKENIZERS[name]()
 
 
 def normalizer(name: str) -> Normalizer | None:
-    """Return what is done to text before it is cut; None for nothing."""
+    """Return the normalizer of the pre-tokenizer `name`, or None."""
     return normalizers.NFC() if name == "qwen2" else None

@@ -31,12 +31,12 @@ _LAYER_NAMES: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_PERMUTED = "llama"  # the architecture whose heads have the two halves of a rotation side by side
+_PERMUTED = "llama"  # the architecture whose heads interleave the two halves of a rotation
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensors:
-    """A `TensorSource` of one file. Rows that a read does not ask for are not dequantized."""
+    """A `TensorSource` of one file. It dequantizes only the rows that are read."""
 
     header: Header
     config: ModelConfig
@@ -51,7 +51,8 @@ class GgufTensors:
         return torch.from_numpy(part)[(slice(None), *index[1:])]
 
     def _own_rows(self, own_name: str) -> npt.NDArray[np.int64]:
-        """Return where in the file each row is: llama's query and key heads have their rows permuted.
+        """Return the row in the file for each row of the model. llama's query and key heads have permuted
+        rows.
 
         Row 2i + j of a head in the file is row i + j * D / 2 of the model's.
         """
@@ -63,7 +64,7 @@ class GgufTensors:
 
 
 def open_gguf_tensors(header: Header, config: ModelConfig) -> GgufTensors:
-    """Return the tensors of a file. Raises ConfigError naming the first whose type is not supported."""
+    """Return the tensors of a file. Raises ConfigError naming the first one with an unsupported type."""
     check_types(header)
     names = {_hugging_face_name(name): name for name in header.tensors if name != FREQUENCY_FACTORS}
     shapes = {name: header.tensors[own_name].shape for name, own_name in names.items()}
@@ -71,7 +72,7 @@ def open_gguf_tensors(header: Header, config: ModelConfig) -> GgufTensors:
 
 
 def _hugging_face_name(name: str) -> str:
-    """Return the name that a tensor has in a Hugging Face folder, or its own if it has none there."""
+    """Return a tensor's name in a Hugging Face folder, or its own if it has no other."""
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in _LAYER_NAMES:
         return _NAMES.get(name, name)

@@ -15,13 +15,13 @@ from loong.model.gguf.splitting import (
 )
 
 CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
-_SPACE = "\u2581"  # how SentencePiece writes a space
+_SPACE = "\u2581"  # a space in SentencePiece
 _NAMED: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _PREFIX = "tokenizer.ggml"
 
 
 def gguf_tokenizer(metadata: Metadata) -> Tokenizer:
-    """Return the tokenizer of a file. Raises ConfigError naming a kind that is not supported."""
+    """Return the tokenizer of a file. Raises ConfigError naming an unsupported kind."""
     kind = metadata.required(f"{_PREFIX}.model", str)
     match kind:
         case "gpt2":
@@ -40,7 +40,7 @@ def gguf_tokenizer(metadata: Metadata) -> Tokenizer:
 
 
 def named_tokens(metadata: Metadata) -> dict[str, str]:
-    """Return the text of the special tokens that the file names, under Hugging Face's names."""
+    """Return the texts of the special tokens that the file names, by Hugging Face's names."""
     tokens = metadata.items(f"{_PREFIX}.tokens", str)
     named = {}
     for name, own_name in _NAMED.items():
@@ -55,7 +55,7 @@ def named_tokens(metadata: Metadata) -> dict[str, str]:
 
 
 def adds_bos(metadata: Metadata) -> bool:
-    """Return whether a prompt begins with the first token: what the file says, else what its kind does."""
+    """Return whether a prompt begins with the BOS token: by the file, else by the tokenizer's kind."""
     is_reported = metadata.optional(f"{_PREFIX}.add_bos_token", bool)
     if is_reported is not None:
         return is_reported
@@ -73,7 +73,7 @@ def _vocabulary(metadata: Metadata) -> dict[str, int]:
 
 
 def _byte_level(metadata: Metadata) -> Tokenizer:
-    """Return a byte-level BPE, whose merges the file lists best first."""
+    """Return a byte-level BPE, with the file's merges in order of priority."""
     name = metadata.required(f"{_PREFIX}.pre", str)
     if name not in PRE_TOKENIZER_NAMES:
         raise metadata.refusal(f"{_PREFIX}.pre", f"one of {', '.join(PRE_TOKENIZER_NAMES)}")
@@ -93,7 +93,7 @@ def _byte_level(metadata: Metadata) -> Tokenizer:
 
 
 def _sentence_piece(metadata: Metadata) -> Tokenizer:
-    """Return a BPE with bytes for unknown characters, as Hugging Face makes one of Llama 2's."""
+    """Return a BPE with byte fallback, like Hugging Face's tokenizer of Llama 2."""
     vocabulary = _vocabulary(metadata)
     has_prefix = metadata.optional(f"{_PREFIX}.add_space_prefix", bool) is not False
     tokenizer = Tokenizer(
@@ -115,7 +115,7 @@ def _sentence_piece(metadata: Metadata) -> Tokenizer:
 
 
 def _merges_by_score(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Return every way to make a token of two others, those that make tokens of high scores first."""
+    """Return all ways to join two tokens to a third, those with high scores first."""
     merges = []
     for token, token_id in vocabulary.items():
         halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))

@@ -1,1 +1,1 @@
-"""Batches of one step and of many, and what they share: ends, slots and token placeholders."""
+"""Batches of one step and of many, and their common parts: ends, slots and token placeholders."""

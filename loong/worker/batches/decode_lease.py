@@ -1,4 +1,4 @@
-"""A decode lease: each step is asked for before the host knows the last one's tokens."""
+"""A decode lease: each step is launched before the host knows the previous one's tokens."""
 
 import math
 from collections import Counter
@@ -28,7 +28,7 @@ from loong.worker.steps.decode_graph import DecodeGraph
 
 @dataclass(frozen=True, slots=True)
 class DecodeLeases:
-    """An instance's part in leases of which the devices of a group can take the steps by themselves."""
+    """An instance's part in leases whose steps the devices of a group take by themselves."""
 
     instance_id: InstanceId
     pool: KVPool
@@ -37,7 +37,7 @@ class DecodeLeases:
     constraints: Constraints
 
     def can_run(self, command: RunBatch) -> bool:
-        """Whether a batch is decode, on a group we can serve."""
+        """Return whether a batch is decode, on a group for which steps are captured."""
         blocks = command.plan.queries
         num_tokens = Counter(block.master_id for block in blocks)
         return (
@@ -49,7 +49,7 @@ class DecodeLeases:
         )
 
     def _has_room(self, command: RunBatch) -> bool:
-        """Whether the lists of slots are short enough on all members; all of them find the same."""
+        """Return whether the lists of slots have room on all members, which all compute the same answer."""
         writes = command.plan.writes
         num_slots = sum(len(segment.positions) for segment in writes)
         num_slots += sum(given.placement.num_tokens for given in command.inputs)
@@ -64,7 +64,7 @@ class DecodeLeases:
 
 
 class _Launched(NamedTuple):
-    """A lease whose first step was asked for."""
+    """A lease whose first step was launched."""
 
     slots: LeaseSlots
     sampling: LeaseSampling
@@ -74,8 +74,8 @@ class _Launched(NamedTuple):
 class DecodeLease:
     """One of these leases; see StartedBatch.
 
-    What is computed beyond the end of a request or of the lease is dropped. A group learns that its leader
-    stops the lease while it takes the next step, which then counts.
+    Tokens computed after the end of a request or of the lease are dropped. A group learns that its leader
+    stops the lease while it takes the next step, which then still counts.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DecodeLease:
         *,
         is_alone: bool,
     ) -> None:
-        """Begin at once on an instance alone, unless it needs tokens that are not there yet."""
+        """Begin at once on a single instance, unless tokens are still missing."""
         self._instance_id, self._pool, self._graph = leases.instance_id, leases.pool, leases.graph
         self._fabric, self._constraints = leases.fabric, leases.constraints
         self._placeholders, self._pending_tokens = placeholders, pending_tokens
@@ -116,7 +116,7 @@ class DecodeLease:
                 launched = self._launched or self._launch(command)
                 num_steps = self._take_steps(command, launched, lease_end, report)
             finally:
-                self._graph.wait()  # nobody reads a step that is dropped, but it writes into slots
+                self._graph.wait()  # no one reads a dropped step, but it writes into slots
         launched.slots.keep(num_steps)
         return num_steps
 
@@ -134,7 +134,7 @@ class DecodeLease:
         return _Launched(slots, sampling, self._graph.read(sampling))
 
     def _most_steps(self, command: RunBatch) -> int:
-        """Steps for which all lists of slots are short enough."""
+        """Return the steps for which all lists of slots have room."""
         num_held = sum(given.placement.num_tokens for given in command.inputs)
         num_steps = (self._graph.max_num_slots - num_held) // len(command.inputs)
         return max(command.plan.num_steps, num_steps)
@@ -152,7 +152,7 @@ class DecodeLease:
             if is_alone:
                 end = max(lease_end.step(), step + 1)
             end = min(end, most_steps)
-            if end > slots.num_steps and step >= lengthened_at + 2:  # so what was last copied has arrived
+            if end > slots.num_steps and step >= lengthened_at + 2:  # so the last copied lists have arrived
                 lease_end.wait_for_room(end)
                 slots.lengthen(end, rows)
                 self._graph.lengthen(slots.batch)
@@ -183,7 +183,7 @@ class DecodeLease:
 def _take_tokens(
     read: Sequence[Tensor], step: int, live: dict[int, RequestInput], sampling: LeaseSampling
 ) -> Iterator[ProducedToken]:
-    """The tokens of the live requests, of which those that end with them leave."""
+    """Return the tokens of the live requests, and remove those that end with them."""
     token_ids, largest = (values.tolist() for values in read[:2])
     logprobs = sampling.logprobs(read[2:])
     for row, given in list(live.items()):

@@ -1,4 +1,4 @@
-"""Before which steps leases end: told by the engine to one thread, asked for by the one that runs batches."""
+"""The steps before which leases end: set in one thread, and read by the thread that runs batches."""
 
 from dataclasses import dataclass
 from threading import Condition
@@ -10,15 +10,15 @@ from loong.fabric.waiting import wait_for
 
 
 class LeaseTerm(Protocol):
-    """The end of one lease, as one worker of its group was told."""
+    """The end of one lease, as one worker of its group received it."""
 
     def step(self) -> int:
-        """Before which step it ends. Only the group's leader is told if that is earlier than before."""
+        """Return the step before which it ends. Only the group's leader receives an earlier end."""
 
     def wait_for_room(self, num_steps: int) -> None:
-        """Return once this worker was told that the lease may have so many steps, as its leader was.
+        """Return once this worker has received the extension to `num_steps` steps, as its leader has.
 
-        What it was told before, to free slots that they may need, has then been done.
+        Earlier instructions, which may free slots for these steps, have then been carried out.
         """
 
 
@@ -26,13 +26,13 @@ class LeaseEnds:
     """The ends of all leases."""
 
     def __init__(self, deadline: float) -> None:
-        self._deadline = deadline  # seconds to wait for what others were told
+        self._deadline = deadline  # seconds to wait for an extension that others have received
         self._num_steps: dict[int, int] = {}  # by batch: the most it may take
         self._stops: dict[int, int] = {}  # by batch
         self._extended = Condition()
 
     def extend(self, batch_id: int, num_steps: int) -> None:
-        """Let a lease go on up to so many steps."""
+        """Extend a lease to `num_steps` steps."""
         with self._extended:
             self._num_steps[batch_id] = num_steps
             self._extended.notify_all()
@@ -42,7 +42,7 @@ class LeaseEnds:
         self._stops[batch_id] = min(step, self._stops.get(batch_id, step))
 
     def of(self, command: RunBatch) -> LeaseTerm:
-        """The end of one lease."""
+        """Return the end of one lease."""
         return _End(self, command.batch_id, command.plan.num_steps)
 
     def forget_up_to(self, batch_id: int) -> None:
@@ -52,12 +52,12 @@ class LeaseEnds:
                 del ends[past_id]
 
     def step(self, batch_id: int, num_steps: int) -> int:
-        """Before which step a lease that began with `num_steps` ends."""
+        """Return the step before which a lease that began with `num_steps` ends."""
         num_steps = self._num_steps.get(batch_id, num_steps)
         return min(num_steps, self._stops.get(batch_id, num_steps))
 
     def wait_for_room(self, batch_id: int, num_steps: int) -> None:
-        """See LeaseTerm. Raises `ClusterError` if nobody says so in time."""
+        """See LeaseTerm. Raises `ClusterError` if the extension does not arrive in time."""
         with self._extended:
             is_extended = wait_for(
                 self._extended, lambda: self._num_steps.get(batch_id, 0) >= num_steps, self._deadline

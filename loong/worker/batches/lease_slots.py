@@ -1,4 +1,4 @@
-"""The slots of a lease on one instance: what its requests hold, and room for the steps that it may take."""
+"""The slots of a lease on one instance: those of its requests' KV, and room for its steps."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from loong.worker.steps.decode_state import DecodeRow, Held, LeaseBatch
 class LeaseSlots:
     """Has slots for the first `num_steps` steps of the requests whose master the instance is.
 
-    `batch` tells of all KV that the lease meets here.
+    `batch` has all KV that the lease attends here.
     """
 
     def __init__(self, instance_id: InstanceId, pool: KVPool, command: RunBatch) -> None:
@@ -31,7 +31,7 @@ class LeaseSlots:
         )
 
     def lengthen(self, num_steps: int, rows: Iterable[int]) -> None:
-        """Take slots for `num_steps` steps in all of the requests in these rows."""
+        """Take slots for `num_steps` steps in total for the requests in these rows."""
         taken = []
         for row in rows:
             given = self._own[row]
@@ -41,7 +41,7 @@ class LeaseSlots:
         self.num_steps = num_steps
 
     def keep(self, num_steps: int) -> None:
-        """Let go of the slots of all steps but the first `num_steps`."""
+        """Release the slots of all steps but the first `num_steps`."""
         self._pool.release_positions(
             [(given.request_id, _positions(given, num_steps, self.num_steps)) for given in self._own]
         )
@@ -56,12 +56,12 @@ class LeaseSlots:
 
 
 def masters_inputs(command: RunBatch, instance_id: InstanceId) -> list[RequestInput]:
-    """The requests whose master an instance is, in the order of the plan's blocks."""
+    """Return the requests whose master an instance is, in the order of the plan's blocks."""
     inputs = {given.request_id: given for given in command.inputs}
     return [inputs[b.request_id] for b in command.plan.queries if b.master_id == instance_id]
 
 
 def _positions(given: RequestInput, first_step: int, stop_step: int) -> range:
-    """Those whose KV a request makes in some steps, if it does not end by a token before."""
+    """Return the positions whose KV a request makes in some steps, unless a token ends it before."""
     first = given.placement.num_tokens
     return range(first + first_step, min(first + stop_step, given.last_stop))

@@ -1,13 +1,14 @@
-"""A batch whose steps the host begins one after the other."""
+"""A batch whose steps the host launches one after the other."""
 
 from itertools import count
 
+from loong.attention.push import await_stored
 from loong.core.instructions import RunBatch, RunScoredBatch
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.started_batch import ReportStep
-from loong.worker.batches.step_sync import sync_step, tell_holders
+from loong.worker.batches.step_sync import report_to_holders, sync_step
 from loong.worker.batches.token_placeholders import PendingTokens, TokenPlaceholders
 from loong.worker.steps.pending_step import PendingStep
 from loong.worker.steps.step_inputs import Progress
@@ -26,7 +27,7 @@ class HostSteppedBatch:
         *,
         is_alone: bool,
     ) -> None:
-        """Begin the one step of an instance alone at once, unless it needs tokens that are not there yet."""
+        """Begin the one step of a single instance at once, unless tokens are still missing."""
         self._placeholders, self._pending_tokens = placeholders, pending_tokens
         self._step_runner, self._fabric = step_runner, fabric
         self._first: PendingStep | None = None
@@ -70,12 +71,14 @@ class HostSteppedBatch:
                 begun = self._first or self._step_runner.begin(step_plan, requests, scored=self._scored)
                 tokens, self._prompt_logprobs = begun.tokens(), begun.prompt_logprobs()
                 self._fabric.check()
+                if plan.pushes:
+                    await_stored(self._fabric, plan, self._step_runner.instance_id)
                 is_last = plan.num_steps == 1
                 if not is_last:
                     ended = {token.request_id for token in tokens if token.finish_reason is not None}
                     stop = sync_step(self._fabric, plan, ended, live, lease_end)
                     if holder_ids and plan.group.leader_id == self._step_runner.instance_id:
-                        tell_holders(self._fabric, plan, holder_ids, live, stop)
+                        report_to_holders(self._fabric, plan, holder_ids, live, stop)
                     is_last = step + 1 >= stop or not live
                 if is_last:
                     self._pending_tokens.resolve(tokens)

@@ -1,4 +1,4 @@
-"""What it is to carry out a batch: to begin it, perhaps before the one before has ended, and to finish it."""
+"""The protocol of a batch that is carried out: begun, perhaps before the previous one ends, and finished."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -12,29 +12,29 @@ ReportStep = Callable[[int, tuple[ProducedToken, ...], bool], None]  # a step, i
 
 
 class StartedBatch(Protocol):
-    """A batch that the device may have been asked for already.
+    """A batch whose work the device may have already.
 
-    Batches are begun and finished in their order. One that does not need the host may be finished after the
-    next has begun, but before that is finished.
+    Batches are begun and finished in order. A batch that does not need the host may be finished after the
+    next one has begun, but before the next one is finished.
     """
 
     @property
     def command(self) -> RunBatch:
-        """The batch as it was told."""
+        """Return the batch as it was submitted."""
 
     def needs_host(self) -> bool:
-        """Whether nothing may begin before it is finished: the device does not work on it by itself."""
+        """Return whether it must be finished before another begins, as the device needs the host for it."""
 
     def is_done(self) -> bool:
-        """Whether the device has done all of it, if it does not need the host."""
+        """Return whether the device has done all of it, if it does not need the host."""
 
     def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
         """Take its steps and return how many; each is reported with its tokens of this instance.
 
-        With the last it is said that it is, unless that was not known when its tokens were. A lease ends
-        before the step that `lease_end` of the group's leader names, or when all its requests have ended. All
+        The last step is marked as such, unless that was not known when its tokens were. A lease ends before
+        the step that `lease_end` of the group's leader names, or when all its requests have ended. All
         instances end at the same step.
         """
 
     def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
-        """Return what this instance found of prompts, once the batch is finished."""
+        """Return the log probabilities of prompts on this instance, once the batch is finished."""

@@ -1,4 +1,4 @@
-"""What the instances of a group send each other, and holders, at the boundary of a decode step."""
+"""Messages of a group's instances to each other, and to holders, at a decode step boundary."""
 
 from collections.abc import Iterable
 
@@ -19,9 +19,9 @@ def sync_step(
     live: set[RequestId],
     lease_end: LeaseTerm,
 ) -> int:
-    """Drop from `live` what ended anywhere in the group; `ended` is what did so here.
+    """Drop from `live` the requests that ended anywhere in the group; `ended` are those that did so here.
 
-    Returns the step before which the group's leader ends the lease, as its `lease_end` says.
+    Returns the step before which the group's leader ends the lease, from its `lease_end`.
     """
     request_ids = plan.request_ids
     payload = torch.zeros(1 + len(request_ids), dtype=torch.int64)
@@ -38,10 +38,10 @@ def sync_step(
     return int(payloads[plan.group.leader_id][0])
 
 
-def tell_holders(
+def report_to_holders(
     fabric: Fabric, plan: BatchPlan, holder_ids: Iterable[InstanceId], live: set[RequestId], stop: int
 ) -> None:
-    """Tell those that serve a lease which requests are live, and before which step it ends; as its leader."""
+    """Send the live requests and the lease's end to the instances that serve it; only as its leader."""
     payload = torch.tensor([stop, *(request_id in live for request_id in plan.request_ids)])
     fabric.exchange(dict.fromkeys(holder_ids, payload), {}, Channel.CONTROL).wait()
 

@@ -13,7 +13,7 @@ from loong.worker.steps.step_inputs import PendingTokenIds
 
 
 class PendingTokens:
-    """The tokens that the last step of one batch samples here: known, or for the device to draw."""
+    """The tokens that the last step of a batch samples here, known or still to be sampled by the device."""
 
     def __init__(self, batch_id: int) -> None:
         self.batch_id = batch_id
@@ -21,14 +21,14 @@ class PendingTokens:
         self.tokens: Mapping[RequestId, ProducedToken] = {}
 
     def resolve(self, tokens: tuple[ProducedToken, ...]) -> None:
-        """They are known."""
+        """Set the tokens, which are now known."""
         self.tokens, self.pending = {token.request_id: token for token in tokens}, None
 
 
 class TokenPlaceholders:
-    """A batch, and what it lacks: the newest tokens of requests that the batch before samples here.
+    """A batch, and its missing tokens: the newest ones of requests that the previous batch samples here.
 
-    Raises InvalidPlanError, if not at once then when they are asked for, if this instance does not have them.
+    Raises `InvalidPlanError`, at once or when they are read, if this instance does not have them.
     """
 
     def __init__(self, command: RunBatch, instance_id: InstanceId, before: PendingTokens) -> None:
@@ -51,7 +51,7 @@ class TokenPlaceholders:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the host must know tokens that the device has yet to draw before the batch can begin."""
+        """Return whether the batch needs, before it begins, tokens that the device has yet to sample."""
         if self._before.pending is None:
             return False
         return any(
@@ -60,19 +60,19 @@ class TokenPlaceholders:
         )
 
     def begun(self) -> RunBatch:
-        """As `resolved`, but with ids of 0 where the device has yet to draw them."""
+        """Return the batch as `resolved` does, but with ids of 0 for tokens still to be sampled."""
         if (pending := self._before.pending) is None:
             return self.resolved()
         return self._with({i: ProducedToken(i, 0) for i in pending.sources})
 
     def pending_token_ids(self, rows: Mapping[RequestId, int]) -> PendingTokenIds | None:
-        """Those that the device has yet to draw; `rows` are the last ones of requests in a step."""
+        """Return the ids still to be sampled; `rows` are the last rows of requests in a step."""
         if (pending := self._before.pending) is None:
             return None
         return pending.pending_token_ids({i: rows[i] for i in self._dependents})
 
     def resolved(self) -> RunBatch:
-        """The batch as if the tokens had been known; the batch before has been finished."""
+        """Return the batch with its tokens, once the previous batch has been finished."""
         return self._with(self._before.tokens)
 
     def _with(self, tokens: Mapping[RequestId, ProducedToken]) -> RunBatch:

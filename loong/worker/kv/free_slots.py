@@ -1,4 +1,4 @@
-"""The free slots of a pool, handed out so that what belongs together lies together."""
+"""The free slots of a pool, allocated so that the slots of a request are contiguous where possible."""
 
 from bisect import bisect_left
 from typing import TypeAlias
@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-_LONG = 2048  # slots: who needs as many begins where there is room to go on
-_SHORT = 32  # slots: a run of fewer is loose
+_LONG = 2048  # slots: an owner that needs as many begins where there is room to grow
+_SHORT = 32  # slots: a shorter run is loose
 _MOST_LOOSE = 1 << 16
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -17,29 +17,30 @@ Slots: TypeAlias = NDArray[np.int64]
 class FreeSlots:
     """Slots from 0 on, free at first, as runs of adjoining ones.
 
-    Attention of one long prompt reads keys that lie in a row where they are, and copies others first. So
-    whoever goes on is given what is next to the slots it has, and whoever will need many begins in the
-    longest run, which is halved, so that both who is before it and who begins there can grow. Few slots come
-    from the far end.
+    Attention of a long prompt reads keys with contiguous slots in place, and copies others first. So an owner
+    that continues gets the slots next to its last one. An owner that will need many begins in the middle of
+    the longest run. So both it and the owner before that run can grow. Small numbers of slots come from the
+    far end.
 
-    Decodes take and leave slots by the thousand, from here and there. What they leave is loose, in no order,
-    for those that need few again; it is put back into the runs when it becomes too much, or one is too short.
+    Decodes take and release slots by the thousand, in no order. Their released slots are kept loose, for
+    other small requests. They are put back into the runs when there are too many, or when no run is long
+    enough.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._starts = [0] if num_slots else []  # of the runs, in order
         self._stops = [num_slots] if num_slots else []
         self._loose: Slots = _NONE
-        self._num_left = 0  # so many were, when the rest was last put back
+        self._num_left = 0  # the number of loose slots after the last tidy
         self._number = num_slots
 
     def __len__(self) -> int:
         return self._number
 
     def take(self, number: int, after: int | None = None, expected: int = 0) -> Slots:
-        """Hand out slots [number], of which as many are free.
+        """Take slots [number] for one owner; at least that many must be free.
 
-        They are for someone whose last slot is `after`, if it has one, and who needs `expected` with them.
+        `after` is the owner's last slot, if it has one, and `expected` its total need, these included.
         """
         self._number -= number
         pieces = []
@@ -53,7 +54,7 @@ class FreeSlots:
         return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, _NONE])
 
     def take_few_each(self, number: int) -> Slots:
-        """Hand out slots [number], of which as many are free, to many who need few each."""
+        """Take slots [number] for many owners that need few each; at least that many must be free."""
         self._number -= number
         pieces = [self._take_loose(min(number, len(self._loose)))]
         number -= len(pieces[0])
@@ -63,7 +64,7 @@ class FreeSlots:
         return np.concatenate(pieces)
 
     def give(self, slots: Slots) -> None:
-        """Take back distinct slots [n] that were handed out."""
+        """Take back distinct slots [n] that were taken."""
         if not len(slots):
             return
         self._number += len(slots)
@@ -78,7 +79,7 @@ class FreeSlots:
                 self._tidy()
 
     def _place_of_many(self, number: int) -> tuple[int, int] | None:
-        """The longest run and the first slot that so many had better have of it; None if it is too short."""
+        """Return the longest run and the first slot in it for `number` slots; None if it is too short."""
         lengths = np.subtract(self._stops, self._starts)
         if len(self._loose) > self._num_left and number > lengths.max(initial=0):
             self._tidy()
@@ -87,10 +88,10 @@ class FreeSlots:
             return None
         index = int(lengths.argmax())
         start, spare = self._starts[index], int(lengths[index]) - number
-        return index, start + (spare // 2 if start else 0)  # before the first run is nobody
+        return index, start + (spare // 2 if start else 0)  # no owner is before the first run
 
     def _tidy(self) -> None:
-        """Put what is loose back into the runs, but for what is short there, too."""
+        """Put loose slots back into the runs, except runs that would be short."""
         loose_starts, loose_stops = _runs_of(np.sort(self._loose))
         starts = np.concatenate([np.array(self._starts, np.int64), loose_starts])
         stops = np.concatenate([np.array(self._stops, np.int64), loose_stops])
@@ -104,12 +105,12 @@ class FreeSlots:
         self._num_left = len(self._loose)
 
     def _run_from(self, slot: int) -> int | None:
-        """The run that begins with a slot."""
+        """Return the index of the run that begins with a slot."""
         index = bisect_left(self._starts, slot)
         return index if index < len(self._starts) and self._starts[index] == slot else None
 
     def _cut(self, index: int, start: int, number: int) -> Slots:
-        """Take up to so many slots from `start` on out of a run."""
+        """Take up to `number` slots from `start` on out of a run."""
         before, behind = self._starts[index], self._stops[index]
         stop = min(start + number, behind)
         left = [(a, b) for a, b in ((before, start), (stop, behind)) if a < b]
@@ -118,7 +119,7 @@ class FreeSlots:
         return np.arange(start, stop)
 
     def _last(self, number: int) -> Slots:
-        """Take up to so many slots from the end of the last run, or of what is loose."""
+        """Take up to `number` slots from the end of the last run, or loose ones."""
         if not self._starts:
             return self._take_loose(min(number, len(self._loose)))
         start, stop = self._starts[-1], self._stops[-1]
@@ -132,7 +133,7 @@ class FreeSlots:
         return taken
 
     def _join(self, start: int, stop: int) -> None:
-        """Put a run back, as one with those that it adjoins."""
+        """Put a run back, merged with those that it adjoins."""
         first = index = bisect_left(self._starts, start)
         if first and self._stops[first - 1] == start:
             first -= 1
@@ -145,12 +146,12 @@ class FreeSlots:
 
 
 def _runs_of(slots: Slots) -> tuple[Slots, Slots]:
-    """Where the runs of ascending slots [n], one or more, begin and end."""
+    """Return the beginnings and ends of the runs of ascending slots [n], of which there is at least one."""
     ends = np.flatnonzero(np.diff(slots) != 1)
     return slots[np.append(0, ends + 1)], slots[np.append(ends, len(slots) - 1)] + 1
 
 
 def _members(starts: Slots, stops: Slots) -> Slots:
-    """The slots of runs, one after the other."""
+    """Return the slots of runs, one after the other."""
     lengths = stops - starts
     return np.repeat(stops - lengths.cumsum(), lengths) + np.arange(lengths.sum())

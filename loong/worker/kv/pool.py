@@ -1,4 +1,4 @@
-"""Where one instance keeps keys and values: memory taken once, handed out token by token."""
+"""An instance's memory for keys and values: allocated once, and assigned token by token."""
 
 from collections.abc import Iterable, Sequence
 from threading import Lock
@@ -20,10 +20,10 @@ _NO_SLOTS: Slots = np.empty(0, dtype=np.int64)
 class KVPool:
     """Keys and values of `num_slots` tokens, in one tensor [num_layers, num_slots, 2, K, D].
 
-    A slot is one token's room in every layer, K beside V. Each owner maps positions to slots; owners that
-    share a prefix map its positions to the same slots, and a slot is free when no owner maps to it. Any
+    A slot is one token's memory in every layer, K followed by V. Each owner maps positions to slots; owners
+    that share a prefix map its positions to the same slots, and a slot is free when no owner maps to it. Any
     thread may take and release slots. A released slot may be handed out next, so release nothing that a
-    running step may still use. Slots are int64, on the host, and in the order of the positions asked for; KV
+    running step may still use. Slots are int64, on the host, and in the order of the requested positions; KV
     is on `device`.
     """
 
@@ -47,24 +47,24 @@ class KVPool:
 
     @property
     def num_layers(self) -> int:
-        """Layers whose KV a slot holds."""
+        """Return the number of layers whose KV a slot holds."""
         return len(self._layers)
 
     @property
     def num_free(self) -> int:
-        """Slots that no owner maps to."""
+        """Return the number of slots that no owner maps to."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Slots that some owner maps to; shared ones count once."""
+        """Return the number of slots that some owner maps to; shared ones count once."""
         return len(self._num_owners) - self.num_free
 
     def allocate(self, owner_id: OwnerId, positions: range, num_expected: int = 0) -> Tensor:
         """Take a free slot for each of `positions` and return them, [n].
 
-        That the owner is expected to need `num_expected`, these included, tells where they had better be.
-        Raises InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
+        `num_expected` is the owner's expected need, these included, and guides the choice of slots. Raises
+        InvalidPlanError, and takes none, if too few are free or one of `positions` has a slot.
         """
         with self._lock:
             if len(positions) > len(self._free):
@@ -100,7 +100,7 @@ class KVPool:
                 first = stop
 
     def slots(self, owner_id: OwnerId, positions: range) -> Tensor:
-        """The slots [n] of `positions`. Raises InvalidPlanError if one has none."""
+        """Return the slots [n] of `positions`. Raises `InvalidPlanError` if one has none."""
         with self._lock:
             return torch.from_numpy(self._mapped(owner_id, positions).copy())
 
@@ -125,14 +125,14 @@ class KVPool:
             self._num_owners[slots] += 1
 
     def release(self, owner_id: OwnerId) -> None:
-        """Take everything from an owner, who need not have anything."""
+        """Release all slots of an owner, if it has any."""
         with self._lock:
             position_map = self._maps.pop(owner_id, None)
             if position_map is not None:
                 self._unmap(position_map.clear(range(position_map.capacity)))
 
     def release_positions(self, released: Iterable[tuple[OwnerId, range]]) -> None:
-        """Take from these owners what they have of some positions; no two have the same slots."""
+        """Release the slots of some positions of these owners; no two share a slot."""
         with self._lock:
             slots = [_NO_SLOTS]
             for owner_id, positions in released:
@@ -144,7 +144,7 @@ class KVPool:
             self._unmap(np.concatenate(slots))
 
     def layer(self, layer: int) -> Tensor:
-        """The memory of a layer, [num_slots, 2, K, D]."""
+        """Return the memory of a layer, [num_slots, 2, K, D]."""
         return self._layers[layer]
 
     def scatter(self, slots: Tensor, kv: Tensor) -> None:
@@ -152,22 +152,25 @@ class KVPool:
         _words(self._kv).index_copy_(0, self._rows(slots), _words(kv.to(self.device)))
 
     def gather(self, slots: Tensor) -> Tensor:
-        """Copy out the KV [num_layers, n, 2, K, D] of slots [n]."""
+        """Return a copy of the KV [num_layers, n, 2, K, D] of slots [n]."""
         kv = self.empty_rows(len(slots))
         torch.index_select(_words(self._kv), 0, self._rows(slots), out=_words(kv))
         return kv
 
     def empty_rows(self, num_tokens: int) -> Tensor:
-        """Room outside the pool for the KV of tokens in all layers, [num_layers, n, 2, K, D]."""
+        """Return memory outside the pool for the KV of tokens in all layers, [num_layers, n, 2, K, D]."""
         return self._kv.new_empty(self.num_layers, num_tokens, *self._kv.shape[2:])
 
     def _rows(self, slots: Tensor) -> Tensor:
-        """Rows [num_layers * n] of all layers' slots, one layer after the other."""
+        """Return the rows [num_layers * n] of all layers' slots, one layer after the other."""
         firsts = torch.arange(self.num_layers, device=self.device) * self._kv.shape[1]
         return (firsts[:, None] + slots.to(self.device)).flatten()
 
     def _mapped(self, owner_id: OwnerId, positions: range) -> Slots:
-        """The slots of positions that have some, where they are kept: read them under the lock."""
+        """Return the slots of positions as a view of the map: read them under the lock.
+
+        Raises `InvalidPlanError` if a position has none.
+        """
         position_map = self._map_of(owner_id)
         known = position_map.view(positions)
         if not position_map.surely_has(positions) and (num_missing := len(positions) - _num_mapped(known)):
@@ -177,7 +180,7 @@ class KVPool:
         return known
 
     def _unmapped(self, owner_id: OwnerId, positions: range) -> "_PositionMap":
-        """What an owner has, which is none of `positions`."""
+        """Return the map of an owner, in which none of `positions` may have a slot."""
         position_map = self._map_of(owner_id)
         if not position_map.ends_before(positions) and (
             num_mapped := _num_mapped(position_map.view(positions))
@@ -201,7 +204,7 @@ class KVPool:
 
 
 def _words(kv: Tensor) -> Tensor:
-    """KV [num_layers, n, 2, K, D] by slots of layers, [num_layers * n, words]: wide elements move quicker."""
+    """Return KV [num_layers, n, 2, K, D] as [num_layers * n, words]: wide elements are faster to copy."""
     return kv.flatten(2).flatten(0, 1).view(_WORD)
 
 
@@ -211,33 +214,33 @@ class _PositionMap:
     def __init__(self) -> None:
         self._slots = np.empty(0, dtype=np.int64)
         self._num_mapped = 0
-        self._stop = 0  # from here on no position has one
-        self.last_slot: int | None = None  # that was written
+        self._stop = 0  # no position from here on has a slot
+        self.last_slot: int | None = None  # the slot that was written last
 
     @property
     def capacity(self) -> int:
-        """One more than the last position it has room for."""
+        """Return one more than the last position it has room for."""
         return len(self._slots)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no position has a slot."""
+        """Return whether no position has a slot."""
         return self._num_mapped == 0
 
     def surely_has(self, positions: range) -> bool:
-        """Whether all of `positions` have a slot, as far as that is known without a look at each."""
+        """Return whether all of `positions` have a slot; false also if that is not known without a search."""
         return not positions or (self._num_mapped == self._stop and positions[-1] < self._stop)
 
     def ends_before(self, positions: range) -> bool:
-        """Whether no position from the first of `positions` on has one, as far as that is known likewise."""
+        """Return whether no position from the first of `positions` on has a slot; false also if unknown."""
         return not positions or self._stop <= positions[0]
 
     def view(self, positions: range) -> Slots:
-        """The slots of `positions`, `_NO_SLOT` where there is none, but of none beyond its room."""
+        """Return the slots of `positions` within its capacity, `_NO_SLOT` where there is none."""
         return self._slots[positions.start : positions.stop : positions.step]
 
     def write(self, positions: range, slots: Slots) -> None:
-        """Give `positions`, of which there are some and which have none, these slots [n]."""
+        """Set the slots [n] of `positions`, which are not empty and have none."""
         last = positions[-1]
         if last >= self.capacity:
             grown = np.full(max(last + 1, 2 * self.capacity), _NO_SLOT)

@@ -1,1 +1,1 @@
-"""From logits to tokens: processors, constraints and random draws."""
+"""From logits to tokens: logits processors, grammar constraints and random draws."""

@@ -1,4 +1,4 @@
-"""Choosing tokens on a GPU, by kernels that neither sort nor wait for the host."""
+"""Sampling on a GPU, by kernels that neither sort nor wait for the host."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ class CudaSampler:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._workspaces: dict[int, gpu.DrawWorkspace] = {}  # by rows; kept, for graphs hold their memory
+        self._workspaces: dict[int, gpu.DrawWorkspace] = {}  # by rows; kept, since graphs hold their memory
 
     def upload(self, tensor: Tensor) -> Tensor:
         """See LogitsOps."""
@@ -41,7 +41,7 @@ class CudaSampler:
         return tokens, largest
 
     def workspace(self, logits: Tensor) -> gpu.DrawWorkspace:
-        """Room to draw of logits [N, V]."""
+        """Return the workspace to draw from logits [N, V]."""
         room = next((room for room in sorted(self._workspaces) if room >= len(logits)), None)
         if room is None:
             room = 1 << (len(logits) - 1).bit_length()

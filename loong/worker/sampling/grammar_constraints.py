@@ -1,7 +1,7 @@
-"""Tokens that a request's grammar allows next, for any request, in whatever order steps come.
+"""The tokens that a request's grammar allows next, for steps in any order.
 
-What is allowed depends_on_batch_id from the grammar and the output so far alone, so it does not matter which
-instance computed the output, or whether it was computed twice.
+They depend on the grammar and the output so far alone. So it does not matter which instance computed the
+output, or whether it was computed twice.
 """
 
 import logging
@@ -33,7 +33,7 @@ _BITS = 32  # of a word of a mask
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How far a request's output has come in the grammar of its grammar."""
+    """The progress of a request's output in its grammar."""
 
     grammar: Grammar
     matcher: "GrammarMatcher"
@@ -41,7 +41,7 @@ class _Progress:
 
 
 class Constraints:
-    """Grammars, compiled in a thread, and how far the outputs of requests have come in theirs.
+    """Grammars, compiled in a thread, and the progress of requests' outputs in them.
 
     The grammars used last are kept, as many as fit `max_bytes` but always the newest; a request whose grammar
     was dropped has it compiled again.
@@ -77,10 +77,10 @@ class Constraints:
         output_token_ids: Sequence[TokenId],
         stop_token_ids: Sequence[TokenId],
     ) -> Tensor:
-        """The next tokens allowed after an output, a bit each: [V / 32] int32 on the host, rounded up.
+        """Return the next tokens allowed after an output, a bit each: [V / 32] int32 on the host, rounded up.
 
-        None are where no grammar can be made, or the output is not of it. Once the output is whole,
-        only the tokens that stop are. One thread may call this.
+        No token is allowed if the grammar does not compile, or the output does not match it. Once the output
+        is complete, only stop tokens are allowed. One thread may call this.
         """
         words = torch.zeros(1, -(-self._vocab_size // _BITS), dtype=torch.int32)
         try:
@@ -91,11 +91,11 @@ class Constraints:
         if matcher.is_terminated():
             return words[0]
         if not matcher.fill_next_token_bitmask(words):
-            words.fill_(-1)  # it leaves the mask as it was where all are allowed
+            words.fill_(-1)  # it leaves the mask unchanged if all tokens are allowed
         return words[0]
 
     def forget(self, request_id: RequestId) -> None:
-        """The request has ended, or has lost its KV; from any thread."""
+        """Forget a request that has ended, or has lost its KV; from any thread."""
         with self._lock:
             self._progress.pop(request_id, None)
 
@@ -106,7 +106,7 @@ class Constraints:
         output_token_ids: Sequence[TokenId],
         stop_token_ids: Sequence[TokenId],
     ) -> "GrammarMatcher":
-        """The request's, brought to the end of its output."""
+        """Return the request's matcher, advanced to the end of its output."""
         from xgrammar import GrammarMatcher  # an extra, and slow to import
 
         compiled = self.prepare(grammar).result()
@@ -119,7 +119,7 @@ class Constraints:
             if not progress.matcher.accept_token(token_id):
                 raise ValueError(f"its output has token {token_id}, which the grammar does not allow")
         with self._lock:
-            if grammar in self._grammars:  # else it was dropped meanwhile
+            if grammar in self._grammars:  # otherwise it has been dropped
                 self._progress[request_id] = _Progress(grammar, progress.matcher, len(output_token_ids))
             if len(self._progress) > NUM_MATCHERS:
                 self._progress.popitem(last=False)
@@ -130,7 +130,7 @@ class Constraints:
             compiled = self._grammar_compiler().compile(grammar)
         except BaseException:
             with self._lock:
-                del self._grammars[grammar]  # at another time it may succeed
+                del self._grammars[grammar]  # a later attempt may succeed
             raise
         with self._lock:
             self._sizes[grammar] = compiled.memory_size_bytes + getsizeof(grammar.text)

@@ -1,4 +1,4 @@
-"""What requests of a lease ask for beside tokens drawn of their logits as they are."""
+"""Sampling in leases for requests that need more than a draw from unchanged logits."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ from loong.worker.sampling.sampling_input import SamplingInput, sampling_input
 
 
 class LeaseSampling:
-    """Changes what a captured step drew, for those rows that ask for more than it knows.
+    """Samples again after a captured step, for rows that need more than the step can do.
 
-    All is done on the device, behind the step. Only a schema has to be told of each token before the next one
-    is chosen: the device computes the next step's logits meanwhile.
+    All of it runs on the device, after the step. Only a grammar needs each token on the host before the next
+    one is chosen. The device computes the next step's logits during that time.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class LeaseSampling:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether each step's tokens are to be taken before the next one's are chosen."""
+        """Return whether each step's tokens must be read before the next one's are chosen."""
         return bool(self._allowed)
 
     def choose(
         self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor
     ) -> tuple[Tensor, ...]:
-        """Correct what was drawn of logits [N, V], as `Backend.draw` wrote it; return what else to read."""
+        """Correct the tokens drawn from logits [N, V] by `Backend.draw`; return further tensors to read."""
         if (rows := self._adjusted) is not None:
             part = logits[rows]
             raw = part.amax(dim=1)
@@ -68,14 +68,14 @@ class LeaseSampling:
         return ()
 
     def logprobs(self, found: Sequence[Tensor]) -> dict[int, Logprobs]:
-        """By row, of what `choose` returned."""
+        """Return log probabilities by row, from the tensors that `choose` returned."""
         if not found:
             return {}
         counts = self._num_logprobs
         return dict(zip(counts, read_logprobs(found, list(counts.values())), strict=True))
 
     def take(self, row: int, token_id: TokenId, reason: FinishReason | None) -> None:
-        """A row has got a token, and ends with it if there is a reason."""
+        """Record the token of a row, and its end if there is a reason."""
         if row not in self._allowed:
             return
         self._new_token_ids[row].append(token_id)
@@ -85,14 +85,14 @@ class LeaseSampling:
             self._allowed[row] = allowed
         else:
             self._constraints.forget(self._given[row].request_id)
-            self._allowed[row] = torch.full_like(self._allowed[row], -1)  # what comes nobody reads
+            self._allowed[row] = torch.full_like(self._allowed[row], -1)  # tokens after the end are not read
 
     def end_step(self) -> None:
-        """All tokens of a step have been taken."""
+        """End a step, all of whose tokens have been taken."""
         self._logits_processors.allow(self._allowed.values())
 
     def why_invalid(self, row: int) -> FinishReason:
-        """Why a row has no token."""
+        """Return why a row has no token."""
         return why_invalid(self._allowed.get(row))
 
     def _input(self, row: int) -> SamplingInput:
@@ -110,6 +110,6 @@ def _params(given: RequestInput) -> SamplingParams:
 
 
 def why_invalid(allowed: Tensor | None) -> FinishReason:
-    """Why there is no token, where so many are allowed; see `SamplingInput.allowed`."""
+    """Return why there is no token, given the allowed ones; see `SamplingInput.allowed`."""
     is_stuck = allowed is not None and not allowed.any()
     return FinishReason.STUCK if is_stuck else FinishReason.ERROR

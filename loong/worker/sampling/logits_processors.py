@@ -1,4 +1,4 @@
-"""What requests ask of their logits before tokens are drawn of them, step after step."""
+"""Logits processors: changes of logits before tokens are drawn, step after step."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -15,10 +15,10 @@ from loong.worker.sampling.sampling_input import SamplingInput
 
 
 class LogitsOps(Protocol):
-    """What a device does in its own way."""
+    """The operations that each kind of device implements."""
 
     def upload(self, tensor: Tensor) -> Tensor:
-        """A tensor of the host, where logits are; the host may change it at once."""
+        """Copy a tensor of the host to the device of the logits; the host may change it at once."""
 
     def penalize(self, logits: Tensor, penalties: Penalties) -> None:
         """Apply the penalties of each row of logits [N, V], float32, contiguous, in place."""
@@ -27,12 +27,12 @@ class LogitsOps(Protocol):
 class LogitsProcessors:
     """Adjusts the logits of N rows, of which each gets one token a step.
 
-    In this order: `min_tokens` blocks what would end the output, biases, penalties, and a schema blocks what
-    it does not allow.
+    They apply in this order: `min_tokens` blocks tokens that would end the output, then biases, penalties,
+    and the mask of a grammar.
     """
 
     def __init__(self, inputs: Sequence[SamplingInput], vocab_size: int, ops: LogitsOps) -> None:
-        """Begin with what is known as the first step is taken, a row each."""
+        """Take the inputs of the first step, a row each."""
         self._ops, self._vocab_size = ops, vocab_size
         self._num_steps = 0
         self._find_stops(inputs)
@@ -60,19 +60,19 @@ class LogitsProcessors:
             logits[rows] = logits[rows].masked_fill(_is_blocked(self._allowed, self._vocab_size), -torch.inf)
 
     def advance(self, tokens: Tensor) -> None:
-        """Go to the next step: these are the tokens [N] int64 that rows have got by this one."""
+        """Go to the next step, given the tokens [N] int64 of this one."""
         self._num_steps += 1
         if len(self._penalized):
             seen = self._first + tokens[self._penalized]
             self._penalties.num_in_output.view(-1).index_add_(0, seen, self._ones)
 
     def allow(self, masks: Iterable[Tensor]) -> None:
-        """Tell for each row that had a mask the one of the coming step; see `SamplingInput.allowed`."""
+        """Set the mask of the next step for each row that has one; see `SamplingInput.allowed`."""
         if words := list(masks):
             self._allowed = self._ops.upload(torch.stack(words))
 
     def _find_stops(self, inputs: Sequence[SamplingInput]) -> None:
-        """List what may not come yet, what is blocked for most steps first."""
+        """List the tokens that may not come yet, those blocked for most steps first."""
         found = sorted(
             (item.num_output_tokens - item.params.min_tokens, row * self._vocab_size + token_id)
             for row, item in enumerate(inputs)
@@ -93,7 +93,7 @@ class LogitsProcessors:
         self._biases = self._ops.upload(torch.tensor([*found.values()], dtype=torch.float32))
 
     def _count(self, inputs: Sequence[SamplingInput]) -> None:
-        """Note what each penalized row has seen, and how much that matters."""
+        """Record the tokens that each penalized row has seen, and its penalties."""
 
         def column(values: Iterable[float]) -> Tensor:
             return self._ops.upload(torch.tensor([*values], dtype=torch.float32))
@@ -110,7 +110,7 @@ class LogitsProcessors:
         self._ones = torch.ones_like(self._first, dtype=torch.int32)
 
     def _counts(self, token_ids: Sequence[Sequence[TokenId]]) -> Tensor:
-        """How often each row has each token, [N, V] int32."""
+        """Return how often each row has each token, [N, V] int32."""
         lengths = list(map(len, token_ids))
         places = np.fromiter(chain.from_iterable(token_ids), np.int64, sum(lengths))
         places += np.repeat(np.arange(len(lengths)) * self._vocab_size, lengths)
@@ -125,7 +125,10 @@ class LogitsProcessors:
 
 
 def _is_blocked(allowed: Tensor, vocab_size: int) -> Tensor:
-    """Which tokens rows may not take, bool [N, V], of a bit for each that they may: bits travel quicker."""
+    """Return the tokens that rows may not take, bool [N, V], from a bit for each that they may.
+
+    Bits are faster to copy.
+    """
     shifts = torch.arange(32, dtype=torch.int32, device=allowed.device)
     bits = (allowed.unsqueeze(-1) >> shifts) & 1
     return bits.flatten(1)[:, :vocab_size] == 0

@@ -1,7 +1,7 @@
-"""Drawing tokens at random, so that a row's token depends on its logits, parameters, seed and position alone.
+"""Random draws of tokens, which depend on a row's logits, parameters, seed and position alone.
 
-Probabilities are held as integers, in units of 2**-44 of the likeliest token's. Integer sums are exact, so
-they do not depend on the order in which a device adds, nor therefore on the batch a row is in.
+Probabilities are integers, in units of 2**-44 of the likeliest token's. Integer sums are exact. So they do
+not depend on the order in which a device adds, or on the other rows of a batch.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[fl
 
 
 def draw_params(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> DrawParams:
-    """How the tokens of these positions are drawn, a row each, as kernels read it; on the host."""
+    """Return the parameters of draws at these positions, a row each, as kernels read them; on the host."""
     top_k = [vocab_size if p.top_k is None else min(p.top_k, vocab_size) for p in params]
     return DrawParams(
         temperature=torch.tensor([p.temperature for p in params], dtype=torch.float64),
@@ -63,7 +63,7 @@ def _weights(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _keep_top(logits: Tensor, weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Zero the weights outside top-k, then those outside top-p of what is left; ties go to the lowest ids."""
+    """Set weights outside top-k to zero, then those outside top-p of the rest; ties go to the lowest ids."""
     num_tokens = logits.shape[1]
     top_k = _column([num_tokens if p.top_k is None else min(p.top_k, num_tokens) for p in params], logits)
     top_p = _column([p.top_p for p in params], logits)
@@ -77,5 +77,5 @@ def _keep_top(logits: Tensor, weights: Tensor, params: Sequence[SamplingParams])
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """One float64 value a row, as [N, 1] on the device of `like`."""
+    """Return one float64 value a row, as [N, 1] on the device of `like`."""
     return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(1)

@@ -1,6 +1,6 @@
 """From logits to tokens, with the parameters and the order of processing of vLLM.
 
-Log probabilities are of the logits as they came. Then, row by row: adjustments (`logits_processors.py`),
+Log probabilities are of the unchanged logits. Then, row by row: logits processors (`logits_processors.py`),
 temperature, min-p, top-k, top-p, and one draw (`random_sampling.py`), or the likeliest token.
 """
 
@@ -33,7 +33,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class InvalidLogits:
-    """A row that has no token, for its largest logit is not a finite number; its request has failed."""
+    """A row without a token, since its largest logit is not a finite number; its request has failed."""
 
     largest: float
 
@@ -42,14 +42,14 @@ SamplingResult: TypeAlias = Sampled | InvalidLogits
 
 
 class Sampler(LogitsOps, Protocol):
-    """The part of sampling that devices do each in their own way, with the same results."""
+    """The part of sampling that each kind of device implements, with the same results."""
 
     def choose(self, logits: Tensor, inputs: Sequence[SamplingInput]) -> tuple[Tensor, Tensor]:
-        """Each row's token [N] int64 and largest logit [N] of logits [N, V]; not finite: no token."""
+        """Return each row's token [N] int64 and largest logit [N] of logits [N, V]; not finite: no token."""
 
 
 class TorchSampler:
-    """Does it on the host, in plain torch."""
+    """Samples on the host, in plain torch."""
 
     def upload(self, tensor: Tensor) -> Tensor:
         """See LogitsOps."""
@@ -71,20 +71,20 @@ class TorchSampler:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The tokens of rows of logits, where these are: the device may have yet to choose them."""
+    """The tokens of rows of logits, on their device, which may have yet to choose them."""
 
     tokens: Tensor  # [N] int64
     largest: Tensor  # [N], of logits; not finite: no token
-    logprobs: tuple[Tensor, ...]  # see `find_logprobs`, of those rows that ask for them; or nothing
+    logprobs: tuple[Tensor, ...]  # see `find_logprobs`, of the rows that ask for them; or empty
     num_logprobs: Mapping[int, int]  # by row, how many it asked for
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What the host must read to know the results."""
+        """Return the tensors that the host must read for the results."""
         return self.tokens, self.largest, *self.logprobs
 
     def results(self, read: Sequence[Tensor]) -> list[SamplingResult]:
-        """The results of all rows; `read` is `tensors` on the host."""
+        """Return the results of all rows; `read` is `tensors` on the host."""
         tokens, largest, *found = read
         logprobs: dict[int, Logprobs] = {}
         if found:
@@ -97,10 +97,10 @@ class SampledTokens:
 
 
 def sample(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> SampledTokens:
-    """Choose the next token of each row of `logits` [N, V], float32, which are not changed.
+    """Sample the next token of each row of `logits` [N, V], float32, which are not changed.
 
-    A row's result does not depend on the other rows. A temperature of 0 takes the likeliest token,
-    the lowest id of equals. Raises ValueError if there is not one input a row. Nobody waits for a device.
+    A row's result does not depend on the other rows. A temperature of 0 takes the likeliest token, the lowest
+    id of equals. Raises ValueError if there is not one input a row. It does not wait for a device.
     """
     Dims().bind("logits", logits, "N V", torch.float32, is_contiguous=False)
     if len(inputs) != logits.shape[0]:
@@ -123,18 +123,18 @@ def sample(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) ->
 
 
 def _drawn_rows(inputs: Sequence[SamplingInput]) -> Iterator[list[int]]:
-    """The rows that are not greedy, a few at a time."""
+    """Yield the rows that are not greedy, a few at a time."""
     rows = [row for row, item in enumerate(inputs) if item.params.temperature > 0]
     for start in range(0, len(rows), _ROWS_PER_DRAW):
         yield rows[start : start + _ROWS_PER_DRAW]
 
 
 def _adjusted(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler) -> Tensor:
-    """`logits` after all that comes before temperature: a copy, or themselves if no row has any of it."""
+    """Return `logits` after all steps before temperature: a copy, or themselves if no row needs any."""
     adjusted_rows = [row for row, item in enumerate(inputs) if item.has_logits_processors]
     if not adjusted_rows:
         return logits
-    rows = sampler.upload(torch.tensor(adjusted_rows, dtype=torch.int64))  # a list would be waited for
+    rows = sampler.upload(torch.tensor(adjusted_rows, dtype=torch.int64))  # a list would wait
     part = logits[rows]
     LogitsProcessors([inputs[row] for row in adjusted_rows], logits.shape[1], sampler).apply(part)
     adjusted = logits.clone()
@@ -143,10 +143,10 @@ def _adjusted(logits: Tensor, inputs: Sequence[SamplingInput], sampler: Sampler)
 
 
 def find_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities of `tokens` [N], and of the `count` likeliest, likeliest first, with their ids.
+    """Return log probabilities of `tokens` [N], and of the `count` likeliest tokens, with their ids.
 
-    They are [N] and [N, count] float64, so that what is reported does not show the order in which the device
-    added, and [N, count] int64; of equals, the lowest ids come first.
+    They are [N] and [N, count] float64, so that results do not depend on the order in which the device adds,
+    and [N, count] int64. Of equal ones, the lowest ids come first.
     """
     exact = logits.double()
     total = exact.logsumexp(dim=-1)
@@ -158,8 +158,8 @@ def find_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, T
 def find_prompt_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Find log probabilities of `tokens` [N] and of the `count` likeliest, as `find_logprobs` does.
 
-    Returns those of `tokens` [N] and their ranks [N], from 1, then the ids of the likeliest [N, count] and
-    theirs [N, count].
+    Returns the log probabilities of `tokens` [N] and their ranks [N], from 1. Then follow the ids of the
+    likeliest [N, count] and their log probabilities [N, count].
     """
     chosen, top, top_ids = find_logprobs(logits, tokens, count)
     keys = _order(logits)
@@ -168,7 +168,7 @@ def find_prompt_logprobs(logits: Tensor, tokens: Tensor, count: int) -> tuple[Te
 
 
 def read_logprobs(found: Sequence[Tensor], counts: Sequence[int]) -> list[Logprobs]:
-    """What `find_logprobs` found, of each row as many as it asked for."""
+    """Return the results of `find_logprobs` by row, with the number of tokens that each asked for."""
     rows = zip(*(values.tolist() for values in found), counts, strict=True)
     return [
         Logprobs(chosen, tuple(zip(ids[:count], top[:count], strict=True)))
@@ -177,7 +177,7 @@ def read_logprobs(found: Sequence[Tensor], counts: Sequence[int]) -> list[Logpro
 
 
 def _top_ids(logits: Tensor, count: int) -> Tensor:
-    """The `count` likeliest tokens of each row [N, count], likeliest first; of equals, the lowest ids."""
+    """Return the `count` likeliest tokens of each row [N, count]; of equals, the lowest ids first."""
     return _order(logits).topk(min(count, logits.shape[1]), dim=1).indices
 
 

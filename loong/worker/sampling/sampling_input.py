@@ -1,4 +1,4 @@
-"""What decides the next token of a request, beside its logits."""
+"""The inputs of sampling a request's next token, in addition to its logits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from loong.worker.sampling.grammar_constraints import Constraints
 
 @dataclass(frozen=True, slots=True)
 class SamplingInput:
-    """What decides the token of one row, beside its logits.
+    """The inputs of sampling one row, in addition to its logits.
 
     `position` is the absolute position of the token to be drawn. The prompt is read only if there is a
     repetition penalty, the output only if there is any. `allowed` has a bit for each token, [V / 32] int32 on
@@ -28,7 +28,7 @@ class SamplingInput:
 
     @property
     def has_logits_processors(self) -> bool:
-        """Whether its logits are changed before a token is drawn of them."""
+        """Return whether its logits are changed before a token is drawn."""
         params = self.params
         return (
             self.num_output_tokens < params.min_tokens
@@ -41,7 +41,7 @@ class SamplingInput:
 def sampling_input(
     drawn: Sibling, given: RequestInput, new_token_ids: Sequence[TokenId], constraints: Constraints
 ) -> SamplingInput:
-    """Of a request or a sibling of it, `new_token_ids` after what its batch was given."""
+    """Return the input of a request or of its sibling, with `new_token_ids` after those of its batch."""
     params = drawn.sampling_params
     output = (*given.output_token_ids, *new_token_ids) if params.needs_output else ()
     allowed = None

@@ -1,8 +1,8 @@
-"""Decode steps whose input is the output of the step before, all of it on the device.
+"""Captured decode steps whose input is the output of the previous step, all on the device.
 
-A step changes nothing but the contents of memory that was taken once, so that a captured step can be replayed
-for any requests, on any group. The slots of a query lie in one list that is long enough for the whole lease;
-a step writes to the first slot of an own row that has no KV yet, and attends all before it.
+A step changes only the contents of memory that was allocated once. So a captured step can be replayed for any
+requests, on any group. The slots of a query lie in one list that is long enough for the whole lease; a step
+writes to the first slot of an own row that has no KV yet, and attends all before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from loong.worker.steps.decode_state import BATCH_SIZES, GROUP_SIZES, DecodeStat
 from loong.worker.steps.group_exchange import GroupExchange, NoExchange
 from loong.worker.steps.step_inputs import PendingTokenIds
 
-_LISTS_A_SLOT = 4.0  # on average, where prompts are shared: so long the lists of a lease may be
+_LISTS_A_SLOT = 4.0  # the length of a lease's lists on average, where prompts are shared
 
 
 class DecodeGraph:
@@ -53,7 +53,7 @@ class DecodeGraph:
         self.max_num_slots = num_slots = int(_LISTS_A_SLOT * (pool.num_free + pool.num_used))  # of a lease
         self._state = DecodeState(num_queries, torch.zeros(num_words, dtype=torch.int64, device=device))
         self._slots = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        host_words = backend.device.host_words  # taken once: to get such memory takes milliseconds
+        host_words = backend.device.host_words  # allocated once: allocation takes milliseconds
         self._host, self._host_slots = DecodeState(num_queries, host_words(num_words)), host_words(num_slots)
         self._cu_seqlens = torch.zeros(num_queries + 1, dtype=torch.int32, device=device)
         self._largest = torch.zeros(BATCH_SIZES[-1], dtype=torch.float32, device=device)
@@ -64,7 +64,7 @@ class DecodeGraph:
         self._next_step: Callable[[], None]
 
     def max_size(self, dop: int) -> int:
-        """The most tokens that a master can have in a group of so many instances."""
+        """Return the most tokens that a master can have in a group of `dop` instances."""
         if dop == 1:
             return BATCH_SIZES[-1]
         return GROUP_SIZES[-1] if self._has_groups else 0
@@ -80,9 +80,9 @@ class DecodeGraph:
                 self._steps[True, size] = self._backend.capture(step)
 
     def begin(self, batch: LeaseBatch, pending_ids: PendingTokenIds | None) -> None:
-        """Let the next steps be those of these requests, of whose tokens `pending_ids` may be yet to come.
+        """Set the requests of the next steps; `pending_ids` are their tokens that are still to be sampled.
 
-        Whoever calls has waited for the lease before.
+        The caller has waited for the previous lease.
         """
         is_group = bool(batch.peer_rows)
         first_row = self._instance_id * batch.size if is_group else 0
@@ -97,7 +97,7 @@ class DecodeGraph:
         self._next_step = self._steps[is_group, batch.size]
 
     def lengthen(self, batch: LeaseBatch) -> None:
-        """Let the next steps have the slots of `batch`, the same lease with more of them.
+        """Set the slots of the next steps to those of `batch`, the same lease with more of them.
 
         A step that was launched after the last of these calls, or of `begin`, must have been read.
         """
@@ -108,18 +108,19 @@ class DecodeGraph:
         self._copy_slots(batch, num_slots)
 
     def sampling(self, given: Sequence[RequestInput], constraints: Constraints) -> LeaseSampling:
-        """What these requests ask for, in the order of the rows that begin."""
+        """Return the sampling of these requests, in the order of the rows that begin."""
         return LeaseSampling(given, constraints, self._model.shard.config.vocab_size, self._backend)
 
     def launch(self) -> None:
-        """Take the next step, but for what its choices add."""
+        """Launch the next step, without the extra sampling of `read`."""
         self._next_step()
 
     @torch.inference_mode()
     def read(self, sampling: LeaseSampling) -> Reading:
-        """Make the choices of the step that was launched last, before the next one.
+        """Sample the tokens of the step that was launched last, before the next one.
 
-        The reading is of its tokens and largest logits, [512] each, in row order, and of what choices tell.
+        The reading has its tokens and largest logits, [512] each, in row order, and the tensors of
+        `sampling`.
         """
         state = self._state
         extra = sampling.choose(self._logits, state.params, tokens=state.tokens, largest=self._largest)
@@ -168,7 +169,7 @@ class _GroupAttention:
         return self._pool.layer(layer), self._new_slots
 
     def __call__(self, layer: int, q: Tensor) -> Tensor:
-        """Attend the queries of all masters at once: the exchange is over sooner than a kernel of its own."""
+        """Attend the queries of all masters at once, after one exchange."""
         queries = self._exchange.gather(layer, q)
         lse = torch.empty(queries.shape[:2], dtype=torch.float32, device=q.device)
         part = Partial(torch.empty_like(queries), lse)

@@ -1,4 +1,4 @@
-"""What captured decode steps read and change: memory taken once, and filled when a lease begins."""
+"""The inputs and state of captured decode steps: memory allocated once, and filled when a lease begins."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ _MAX_SIZE = BATCH_SIZES[-1]
 _NUM_COLUMNS = 3 + len(DrawParams._fields)
 
 
-Held: TypeAlias = tuple[RequestId, tuple[range, ...]]  # positions of which an instance has KV
+Held: TypeAlias = tuple[RequestId, tuple[range, ...]]  # positions whose KV an instance has
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One request as a lease begins, at its master: `token_id` is at `position`, behind all KV there is.
+    """One request as a lease begins, at its master: `token_id` is at `position`, after all its KV.
 
-    `held` is its KV here, and `free` the positions that it may yet compute, which have slots.
+    `held` is its KV here, and `free` the positions that it may still compute, which have slots.
     """
 
     token_id: TokenId
@@ -40,7 +40,7 @@ class DecodeRow:
 class LeaseBatch:
     """A lease as it begins on one instance.
 
-    `rows` are the requests whose master it is. `peer_rows` has, for each other member, what its requests have
+    `rows` are the requests whose master it is. `peer_rows` has, for each other member, the KV of its requests
     here, in the order of its rows.
     """
 
@@ -50,18 +50,18 @@ class LeaseBatch:
 
     @property
     def num_tokens(self) -> Mapping[InstanceId, int]:
-        """The tokens of each member in a step."""
+        """Return the tokens of each member in a step."""
         return {self.instance_id: len(self.rows), **{i: len(lists) for i, lists in self.peer_rows.items()}}
 
     @property
     def size(self) -> int:
-        """The least batch size that has room for the tokens of any member."""
+        """Return the least batch size that has room for the tokens of any member."""
         largest = max(self.num_tokens.values())
         return next(size for size in (GROUP_SIZES if self.peer_rows else BATCH_SIZES) if size >= largest)
 
     @property
     def listed(self) -> list[tuple[RequestId, range]]:
-        """Whose slots the lease meets here, in the order in which they are listed."""
+        """Return owners and positions of the slots that the lease attends here, in list order."""
         found = []
         for row in self.rows:
             request_id, held = row.held
@@ -96,13 +96,13 @@ class DecodeState:
 
     @staticmethod
     def num_words(num_queries: int) -> int:
-        """The size of its memory."""
+        """Return the size of its memory."""
         return _NUM_COLUMNS * _MAX_SIZE + 2 * num_queries
 
     def fill(self, batch: LeaseBatch, first_row: int, vocab_size: int) -> int:
-        """Take in a lease, on the host, whose own queries are those from `first_row` on.
+        """Write a lease, on the host, whose own queries begin at `first_row`.
 
-        Returns how many slots are listed.
+        Returns the number of listed slots.
         """
         self.memory.zero_()
         rows = batch.rows
@@ -118,7 +118,7 @@ class DecodeState:
         return self.list_slots(batch, first_row)
 
     def list_slots(self, batch: LeaseBatch, first_row: int) -> int:
-        """Take in where each list of slots begins, and how long those of rows are; otherwise as `fill`."""
+        """Write where each list of slots begins, and how long those of rows are; otherwise as `fill`."""
         limits = [_num_keys(row.held) + len(row.free) for row in batch.rows]
         set_first(self.limits, limits)
         ends = list(accumulate(limits, initial=0))
@@ -134,5 +134,5 @@ def _num_keys(held: Held) -> int:
 
 
 def set_first(column: Tensor, values: Sequence[int]) -> None:
-    """Write the first elements; for so few, NumPy is ten times as quick as torch."""
+    """Write the first elements; for few, NumPy is faster than torch."""
     column.numpy()[: len(values)] = values

@@ -1,6 +1,4 @@
-"""Where the queries of a group's captured step meet its KV: in each layer queries go out and partials come
-back, or KV goes to all.
-"""
+"""The exchanges of a group's captured step: in each layer, queries and partials travel, or KV does."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -21,39 +19,39 @@ class GroupExchange(Protocol):
 
     @property
     def num_instances(self) -> int:
-        """N."""
+        """Return N."""
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """Let the next steps, in the batch that is open, be those of these masters of so many tokens.
+        """Set the masters of the next steps, in the open batch, and the tokens of each.
 
         They are all members of the group, and T tokens at most.
         """
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
-        """The queries [N * T, H, D] of all masters, of q [T, H, D] on each.
+        """Return the queries [N * T, H, D] of all masters, from q [T, H, D] on each.
 
-        Row i * T + t is token t of instance i; those of no token may hold anything.
+        Row i * T + t is token t of instance i; rows without a token may hold anything.
         """
 
     def merge(self, layer: int, part: Partial) -> Tensor:
-        """Attention [T, H, D] of this instance's tokens, of what each member has of all: `part` here."""
+        """Return attention [T, H, D] of this instance's tokens, merged from all members' parts."""
 
 
 class KVExchange(GroupExchange, Protocol):
-    """One that takes KV to all, too: where a step gathers that, tokens are those that each member brings.
+    """An exchange that can also send KV to all members.
 
-    Each brings one at least, and such a step gathers no queries.
+    In such a step the tokens are those whose KV a member sends, at least one, and no queries are gathered.
     """
 
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:
-        """The KV [N * T, 2, K, D] that members bring, of `block` [T, 2, K, D] on each; rows as in `gather`.
+        """Return the KV [N * T, 2, K, D] of all members, from `block` [T, 2, K, D] on each.
 
-        It is there until the second next layer's is gathered.
+        Rows are as in `gather`. They are valid until the second next layer's is gathered.
         """
 
     @property
     def max_kv_rows(self) -> int:
-        """T of `gather_kv`, at most."""
+        """Return the largest T of `gather_kv`."""
 
 
 class NoExchange:
@@ -74,7 +72,7 @@ class NoExchange:
 
 
 class FabricExchange:
-    """Exchanges by messages of the host, inside the batch that is open. See KVExchange."""
+    """Exchanges by messages of the host, inside the open batch. See KVExchange."""
 
     max_kv_rows = MAX_KV_ROWS
 

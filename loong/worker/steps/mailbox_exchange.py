@@ -1,4 +1,4 @@
-"""Exchanges of captured steps by puts of the device itself, which are repeated without the host."""
+"""Exchanges of captured steps by puts of the device itself, which a graph repeats without the host."""
 
 from collections.abc import Mapping
 
@@ -15,13 +15,13 @@ from loong.worker.steps.decode_state import GROUP_SIZES
 from loong.worker.steps.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS
 from loong.worker.steps.ring_inputs import KV_SIZES, MAX_KV_ROWS
 
-_NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them where rows are many
+_NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them for many rows
 
 
 class MailboxExchange:
     """Exchanges over an arena, with a mailbox in it for every size of a step. See KVExchange.
 
-    An exchange's epoch is that of its step and layer; their clock goes on by all layers a step.
+    An exchange's epoch is that of its step and layer; it grows by the number of layers with each step.
     """
 
     def __init__(self, arena: Arena, shard: Shard, device: Device) -> None:
@@ -50,7 +50,7 @@ class MailboxExchange:
         return Mailbox.laid(arena.memory, arena.reserve, shape, dtype, max_num_chunks)
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """See GroupExchange. The device waits until all members have opened the batch that is open here."""
+        """See GroupExchange. The device waits until all members have opened this batch."""
         addresses = [0] * self.num_instances
         for instance_id in num_tokens:
             addresses[instance_id] = self._arena.host_addresses[self._ranks[instance_id]]
@@ -92,12 +92,12 @@ class MailboxExchange:
 
 
 def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
-    """Room that the mailboxes of a world of so many instances take in an arena, at most."""
+    """Return the bytes that the mailboxes of `num_instances` instances take in an arena, at most."""
     row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
     room = query_room(shard.num_heads, shard.num_kv_heads)
     return num_instances * (sum(GROUP_SIZES) + room) * row + (1 << 20)
 
 
 def query_room(num_heads: int, num_kv_heads: int) -> int:
-    """For how many queries the largest mailbox has room: for the KV of as many tokens in each half, too."""
+    """Return the queries of the largest mailbox, whose halves also hold the KV of as many tokens."""
     return MAX_ROWS * max(1, -(-2 * num_kv_heads // num_heads))

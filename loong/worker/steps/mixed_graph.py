@@ -1,9 +1,8 @@
 """Captured steps of prompts and decodes, of an instance alone or of a group.
 
-To launch the kernels of a step takes the host longer than the GPU takes for a thousand tokens. Here steps of
-one size differ in nothing but the contents of memory that was taken once: ids, positions, slots, who is whose
-master, and which rows attend which slots. So each size is captured once. What is computed of rows that a step
-does not have, nobody reads.
+Launching the kernels of a small step takes the host longer than the GPU takes to compute it. Here steps of
+one size differ only in the contents of memory that was allocated once: ids, positions, slots, masters, and
+the slots that each row attends. So each size is captured once. Results of unused rows are ignored.
 """
 
 from bisect import bisect_left
@@ -80,10 +79,10 @@ class MixedGraph:
                     self._in_groups[size, way] = self._backend.capture(step)
 
     def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
-        """Hidden states [T, E] of a step's rows, until the next call; None if nothing captured has room.
+        """Return hidden states [T, E] of a step's rows, valid until the next call; None if no graph has room.
 
-        Whoever calls has waited for the step before the last one. All members of a group get something, or
-        none does.
+        The caller has waited for the step before the last one. Either all members of a group get a result, or
+        none.
         """
         batch = step.batch
         num_rows = Counter(dict.fromkeys(batch.group.instance_ids, 0))
@@ -112,7 +111,7 @@ class MixedGraph:
             inputs.pending_ids.fill(self._inputs.token_ids)
 
     def _size_of(self, step: AttentionStep, num_rows: int) -> int | None:
-        """The least size that was captured for up to so many rows of each master."""
+        """Return the least captured size for `num_rows` rows of each master; None if none has room."""
         is_alone = step.batch.group.dop == 1
         if not is_alone and (self._exchange is None or step.requests(Transfer.KV)):
             return None

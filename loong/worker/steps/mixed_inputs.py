@@ -1,4 +1,4 @@
-"""What captured steps of prompts and decodes read: memory taken once, and filled for each step."""
+"""The inputs of captured steps of prompts and decodes: memory allocated once, and filled for each step."""
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -30,19 +30,19 @@ GROUP_STEP_SIZES = (  # rows of a master in a step of a group
 )
 MAX_PROMPT_BLOCKS = 64  # that an instance attends
 _MAX_DECODES = 512
-_MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and what is new
+_MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and its new KV
 _TASK_SIZE = len(AttendTask._fields)
 _TABLE_SIZE = MAX_PROMPT_BLOCKS * _TASK_SIZE
-# in words, by twos: what is behind a part is as aligned as memory is for a kernel
+# in words, even: the part after it stays aligned for kernels
 _PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE, 2]
 _NUM_FIXED = sum(_PARTS)
 
 
 class PromptKeys(Enum):
-    """How a step attends the keys of prompts."""
+    """The ways in which a step attends the keys of prompts."""
 
     FEW = "copied out of the pool first, into a row: no more than some for each query"
-    MANY = "likewise, and cut into pieces"
+    MANY = "copied out of the pool first, into a row, and cut into pieces"
     IN_POOL = "by their slots, and cut into pieces"
 
 
@@ -70,9 +70,9 @@ class MixedInputs:
         return _NUM_FIXED + limits.num_listed(num_slots)
 
     def prompt_keys(self, step: AttentionStep, num_rows: int) -> PromptKeys | None:
-        """How all members, each of which finds the same, take a step of up to `num_rows` rows a master.
+        """Return how all members attend in a step of up to `num_rows` rows a master; all find the same.
 
-        None if it has no room on one of them, or is better launched by the host (`CudaGraphLimits`).
+        None if it has no room on one of them, or is faster when launched by the host (`CudaGraphLimits`).
         """
         batch, count = step.batch, WorkCount(step.batch.group.instance_ids)
         num_decodes = most_keys = 0
@@ -81,7 +81,7 @@ class MixedInputs:
             most_keys += len(blocks) * (1 + max(block.positions[-1] for block in blocks))
             if is_decode(batch, blocks[0]):
                 num_decodes += 1
-                count.instances[blocks[0].master_id].num_tokens += 1  # of the rest nothing is asked
+                count.instances[blocks[0].master_id].num_tokens += 1  # its other counts are not needed
             elif _has_few_rounds(step, request_id):
                 count.add(blocks, batch.writes_of(request_id), step.placements[request_id])
             else:
@@ -103,9 +103,9 @@ class MixedInputs:
         return tuple(PromptKeys) if size >= self._limits.least_copied else (PromptKeys.IN_POOL,)
 
     def fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> int:
-        """Take in a step, on the host, and return how many words of memory it takes.
+        """Write a step, on the host, and return the words of memory that it takes.
 
-        Rows beyond are of no prompt and no decode, and nothing is stored of them.
+        Rows after it belong to no prompt or decode, and store nothing.
         """
         self.memory[:_NUM_FIXED].zero_()
         self.new_slots.fill_(-1)
@@ -133,7 +133,7 @@ class MixedInputs:
     def attention(
         self, size: int, num_instances: int, prompt_keys: PromptKeys, *, has_decodes: bool
     ) -> PoolAttention:
-        """What the queries of a step attend here, in which there may be decodes."""
+        """Return the attention of a step's queries here; `has_decodes` if there may be decodes among them."""
         num_decodes = min(num_instances * size, _MAX_DECODES)
         lists = SlotLists(self._slots, self._decode_starts[:num_decodes], self._cu_seqlens[: num_decodes + 1])
         tables = self._tasks.view(_MAX_ROUNDS, MAX_PROMPT_BLOCKS, _TASK_SIZE)
@@ -158,7 +158,7 @@ class MixedInputs:
             set_first(self._tasks[number * _TABLE_SIZE :], list(lines))
 
     def _list_decodes(self, query_rows: list[int], starts: list[int]) -> None:
-        """`starts` of their slots, and where these end."""
+        """Write the `starts` of the decodes' slots, and their ends."""
         set_first(self._decode_rows, query_rows)
         set_first(self._decode_starts, starts[:-1])
         set_first(self._cu_seqlens, [start - starts[0] for start in starts])
@@ -173,14 +173,14 @@ def _check_room(limits: CudaGraphLimits) -> None:
 
 
 def is_decode(batch: BatchPlan, block: QueryBlock) -> bool:
-    """Whether a block is one token, and all that the batch computes of its request."""
+    """Return whether a block is one token, and all that the batch computes of its request."""
     return len(block.positions) == 1 and len(batch.blocks_of(block.request_id)) == 1
 
 
 class _Attended(NamedTuple):
-    """What a block attends here: keys of the positions `kv`. `query_row` is its first.
+    """The keys that a block attends here, at the positions `kv`. `query_row` is its first row.
 
-    Blocks of one request see the same, which is listed, and copied, once for all.
+    Blocks of one request attend the same keys, which are listed and copied once for all.
     """
 
     block: QueryBlock
@@ -205,7 +205,7 @@ def _attended(step: AttentionStep, size: int) -> Iterator[_Attended]:
 
 
 def _has_few_rounds(step: AttentionStep, request_id: RequestId) -> bool:
-    """Whether each block of a request takes no more tasks than there are rounds, on every instance."""
+    """Return whether each block of a request takes no more tasks than there are rounds, on every instance."""
     for instance_id in step.batch.group.instance_ids if step.batch.group.dop > 1 else ():
         kv = step.kv_on(instance_id, request_id)
         if len(kv) <= _MAX_ROUNDS or len(kv := coalesce(kv)) <= _MAX_ROUNDS:

@@ -1,4 +1,4 @@
-"""A step that the device was asked for, until its tokens are there."""
+"""A step that the device was given, until its tokens are there."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from loong.worker.steps.step_inputs import PendingTokenIds, Progress
 
 
 class SampledRow(NamedTuple):
-    """Who gets a token by a row; `progress` is None for a sibling."""
+    """The request that gets the token of a row; `progress` is None for a sibling."""
 
     request_id: RequestId
     given: SamplingInput
@@ -27,7 +27,7 @@ class SampledRow(NamedTuple):
 
 
 class PendingStep:
-    """A step whose tokens the device draws, after all that it was asked for before."""
+    """A step whose tokens the device samples, after its earlier work."""
 
     def __init__(
         self,
@@ -38,28 +38,28 @@ class PendingStep:
         constraints: Constraints,
         scores: PendingScores | None = None,
     ) -> None:
-        """Take who gets what was chosen, which is None if nobody gets anything, and is being read.
+        """Take the rows, and their tokens that are being read; None if no row gets a token.
 
-        What is found of prompts, if anything is asked of them, is there by then.
+        The scores of prompts, if any are wanted, are there when the tokens are.
         """
         self._rows, self._sampled, self._reading = rows, choice, reading
         self._device, self._constraints, self._scores = device, constraints, scores
         self.sources: Mapping[RequestId, int] = {row.request_id: i for i, row in enumerate(rows)}
 
     def is_done(self) -> bool:
-        """Whether the device is, so that nobody waits for the tokens."""
+        """Return whether the device is done, so that reading the tokens does not wait."""
         return self._reading.is_done()
 
     def pending_token_ids(self, rows: Mapping[RequestId, int]) -> PendingTokenIds | None:
-        """The tokens drawn for these requests, for these rows of a step to come; None if there are none."""
+        """Return the tokens drawn for these rows of a later step; None if there are none."""
         if self._sampled is None or not rows:
             return None
         places = torch.tensor([[*rows.values()], [self.sources[i] for i in rows]], dtype=torch.int64)
         return PendingTokenIds(self._sampled.tokens, self._device.upload(places))
 
     def tokens(self) -> tuple[ProducedToken, ...]:
-        """Wait for the tokens; once."""
-        read = self._reading.wait()  # even if nobody gets one: what is told to be done is done
+        """Wait for the tokens and return them; callable once."""
+        read = self._reading.wait()  # also without tokens: the end of the step means that the device is done
         results = () if self._sampled is None else self._sampled.results(read)
         tokens = []
         for (request_id, given, progress), result in zip(self._rows, results, strict=True):
@@ -69,7 +69,7 @@ class PendingStep:
             params = given.params
             if progress is not None:
                 assert progress.given.sampling_params is not None, "it is sampled"
-                params = progress.given.sampling_params  # which the token before may have changed meanwhile
+                params = progress.given.sampling_params  # which the previous token may have changed
                 progress.new_token_ids.append(result.token_id)
             reason = params.finish_reason(given.num_output_tokens + 1, result.token_id)
             if reason is not None:
@@ -78,5 +78,5 @@ class PendingStep:
         return tuple(tokens)
 
     def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
-        """Wait for what is found of prompts; once."""
+        """Wait for the log probabilities of prompts and return them; callable once."""
         return () if self._scores is None else self._scores.results()

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts, found in the steps that compute them, some rows of logits at a time."""
+"""Log probabilities of prompts, computed in the steps that compute the prompts, some rows at a time."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class ScoredRows(NamedTuple):
 
 
 class PendingScores:
-    """Log probabilities that a step finds of prompts; the device may have yet to find them."""
+    """Log probabilities of prompts in a step, which the device may have yet to compute."""
 
     def __init__(
         self, scored: Sequence[ScoredRows], hidden: Tensor, model: Decoder, backend: Backend
@@ -39,7 +39,7 @@ class PendingScores:
         self._reading = backend.read(*found)
 
     def results(self) -> tuple[PromptLogprobs, ...]:
-        """Wait for the device; once."""
+        """Wait for the device and return the results; callable once."""
         read = iter(self._reading.wait())
         columns = [next(read).t().tolist() for _ in range(4 * len(self._scored))]
         return tuple(
@@ -51,7 +51,7 @@ class PendingScores:
 def scored_rows(
     step: AttentionStep, requests: Mapping[RequestId, Progress], scored: Sequence[ScoredChunk]
 ) -> Iterator[ScoredRows]:
-    """Yield what is to be scored of a step's own blocks, given its chunks that are.
+    """Yield the rows to score of a step's own blocks, given its scored chunks.
 
     A row gives the log probability of the token after its own.
     """
@@ -77,7 +77,7 @@ def scored_rows(
 
 
 def _find(rows: ScoredRows, hidden: Tensor, model: Decoder, backend: Backend) -> Iterator[Tensor]:
-    """Yield the columns of `find_prompt_logprobs`, of some rows and then of others put together."""
+    """Yield the columns of `find_prompt_logprobs` for all rows, computed some rows at a time."""
     hidden = hidden[rows.rows]
     token_ids = backend.device.upload(torch.tensor(rows.token_ids, dtype=torch.int64))
     size = max(1, LOGITS_AT_ONCE // model.shard.config.vocab_size)

@@ -1,8 +1,8 @@
 """Captured steps of prompts on a group, in which KV travels and queries stay.
 
-A ring's hops hide under attention, but the host launches each of them. Where an instance has thousands of
-tokens to compute that costs nothing; with fewer it costs more than all else. Here each member puts its KV
-into the memory of all others at once, and one call attends the whole of a prompt.
+A ring's hops overlap with attention, but the host launches each of them. For thousands of tokens an instance
+that costs nothing. For fewer, launching takes most of the time. Here each member puts its KV into the memory
+of all others at once, and one call attends the whole of a prompt.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from loong.worker.steps.step_inputs import StepInputs
 
 
 class RingGraph:
-    """The forward passes of steps in which nothing but KV travels."""
+    """The forward passes of steps in which only KV travels."""
 
     def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: KVExchange) -> None:
         self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
@@ -75,14 +75,14 @@ class RingGraph:
 
 
 class _OwnQueries:
-    """Attention of the own queries over the KV of all members; see `transformer.Attention`."""
+    """Attention of the instance's own queries over the KV of all members; see `transformer.Attention`."""
 
     def __init__(
         self, pool: KVPool, inputs: RingInputs, size: int, device: Device, exchange: KVExchange
     ) -> None:
         self._pool, self._inputs, self._size, self._device = pool, inputs, size, device
         self._exchange, self._num_sources = exchange, exchange.num_instances * size
-        self._block: Tensor | None = None  # this layer's, which this instance brings
+        self._block: Tensor | None = None  # this layer's block of this instance
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
         inputs, pool = self._inputs, self._pool.layer(layer)

@@ -1,4 +1,4 @@
-"""What captured steps in which KV travels read: memory taken once, and filled for each step."""
+"""The inputs of captured steps in which KV travels: memory allocated once, and filled for each step."""
 
 from collections.abc import Mapping
 
@@ -27,8 +27,8 @@ class RingInputs:
     """Parts of one piece of memory, so that one copy fills all of them.
 
     `memory` is int64 [num_words(num_instances)]. Rows of a step are the tokens of which this instance is the
-    master. Each member brings a block of KV, whose rows are those of `OwnRows`; row r of instance i is row
-    i * size + r of all that come.
+    master. Each member sends a block of KV, whose rows are those of `OwnRows`; row r of instance i is row i *
+    size + r of all.
     """
 
     def __init__(self, memory: Tensor, num_instances: int) -> None:
@@ -47,13 +47,13 @@ class RingInputs:
 
     @staticmethod
     def num_words(num_instances: int) -> int:
-        """The size of its memory."""
+        """Return the size of its memory."""
         return sum(_parts(num_instances))
 
     def fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> None:
-        """Take in a step, on the host.
+        """Write a step, on the host.
 
-        Rows beyond are of no prompt, and of their KV nothing is brought or kept.
+        Rows after it belong to no prompt, and their KV is neither sent nor kept.
         """
         self.memory.zero_()
         for absent in (self.new_rows, self.history_rows, self.kept_slots):
@@ -72,7 +72,7 @@ class RingInputs:
         self._list_keys(step, size)
 
     def _list_keys(self, step: AttentionStep, size: int) -> None:
-        """All KV of each own prompt, in the order of positions, so that a block attends it in one task."""
+        """List all KV of each own prompt by position, so that a block attends it in one task."""
         parts = {i: parts_of(step, i) for i in step.batch.group.instance_ids}
         tasks: list[int] = []
         first = 0
@@ -93,7 +93,7 @@ class RingInputs:
         parts: Mapping[InstanceId, Mapping[RequestId, slice]],
         first: int,
     ) -> int:
-        """Say where each of a request's keys comes, from key `first` on; returns how many there are."""
+        """Write the source of each of a request's keys, from key `first` on; return their number."""
         key_rows, num_keys = self.key_rows.numpy()[first:], 0
         for source_id, its_parts in parts.items():
             row = source_id * size + its_parts[request_id].start
@@ -106,10 +106,10 @@ class RingInputs:
 
 
 def num_brought(step: AttentionStep) -> Mapping[InstanceId, int]:
-    """How many rows each member brings to a step in which nothing but KV travels: one at least."""
+    """Return the rows that each member sends in a step in which only KV travels: at least one."""
     return {i: max(1, num_rows_of(step, i)) for i in step.batch.group.instance_ids}
 
 
 def _parts(num_instances: int) -> list[int]:
-    """In words."""
+    """Return the sizes of the parts, in words."""
     return [6 * MAX_KV_ROWS, 2 * num_instances * MAX_KV_ROWS, MAX_BLOCKS * _TASK_SIZE]

@@ -1,4 +1,4 @@
-"""What goes into a step on one instance: how far its requests are, and the columns of its rows."""
+"""The inputs of a step on one instance: the progress of its requests, and the columns of its rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,26 +26,26 @@ class Progress:
 
     @classmethod
     def of(cls, inputs: Sequence[RequestInput]) -> "dict[RequestId, Progress]":
-        """All requests of a batch as it begins."""
+        """Return all requests of a batch as it begins."""
         return {given.request_id: cls(given, given.placement, []) for given in inputs}
 
     def token_ids(self, block: QueryBlock) -> Sequence[TokenId]:
-        """The ids of a block's positions: given with the batch, or (in a lease) sampled last."""
+        """Return the ids of a block's positions: given with the batch, or (in a lease) sampled last."""
         if self.new_token_ids:
             return self.new_token_ids[-1:]
         positions = block.positions
-        if len(positions) == len(self.given.token_ids):  # as of decodes: all that is given
+        if len(positions) == len(self.given.token_ids):  # as for decodes: all given ids
             return self.given.token_ids
         first = self.given.placement.num_tokens
         return self.given.token_ids[positions.start - first : positions.stop - first : positions.step]
 
     @property
     def num_known_tokens(self) -> int:
-        """Where the next token goes, once all that is known is computed."""
+        """Return the position of the next token, once all known tokens are computed."""
         return self.given.num_prompt_tokens + self.given.num_output_tokens + len(self.new_token_ids)
 
     def sampling_inputs(self, constraints: Constraints) -> Iterator[tuple[RequestId, SamplingInput]]:
-        """How to draw the next token, and that of each sibling; nothing if the batch stops short of it."""
+        """Yield sampling inputs of the request and each sibling; none if the batch stops before the end."""
         given = self.given
         if given.sampling_params is not None:
             for pending_ids in (Sibling(given.request_id, given.sampling_params), *given.siblings):
@@ -56,13 +56,13 @@ class Progress:
 
 
 class PendingTokenIds(NamedTuple):
-    """Ids of tokens that the device draws before it takes a step, and no host knows yet."""
+    """Ids of tokens that the device samples before a step, and no host knows yet."""
 
     tokens: Tensor  # [N] int64, as drawn
     places: Tensor  # [2, n] int64: rows of the step, and of `tokens`
 
     def fill(self, token_ids: Tensor) -> None:
-        """Write those of a step into its rows [T] int64, all on the device."""
+        """Write the ids into the rows [T] int64 of a step, all on the device."""
         rows, sources = self.places
         token_ids.index_copy_(0, rows, self.tokens[sources])
 
@@ -70,7 +70,7 @@ class PendingTokenIds(NamedTuple):
 class StepInputs(NamedTuple):
     """Columns [T] int64 of the rows of a step, on the host; see `Decoder.forward`.
 
-    `pending_ids` are ids that the device has yet to fill in; there are none where a group takes the step.
+    `pending_ids` are ids that the device has yet to fill in; steps of a group have none.
     """
 
     token_ids: Tensor
@@ -85,11 +85,10 @@ class StepInputs(NamedTuple):
         requests: Mapping[RequestId, Progress],
         pending_ids: PendingTokenIds | None,
     ) -> "StepInputs":
-        """Those of a step's own blocks.
+        """Return the inputs of a step's own blocks.
 
-        The sequence length of a token is what its request had when it was first computed, however often and
-        in whatever chunks it is: the whole prompt for a token of the prompt, itself and all before for
-        others.
+        The sequence length of a token does not depend on its chunk. It is the whole prompt for a token of the
+        prompt, and for others the token itself with all before it.
         """
         token_ids: list[TokenId] = []
         positions: list[int] = []

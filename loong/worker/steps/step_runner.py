@@ -1,4 +1,4 @@
-"""Single steps of any batch on one instance: captured if there is room for them, or launched by the host."""
+"""Single steps of any batch on one instance: captured if a graph has room, or launched by the host."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan
+from loong.core.plan import BatchPlan, KVPush
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import RequestId
 from loong.fabric.protocol import Fabric
@@ -28,7 +28,7 @@ from loong.worker.tracer import Span
 
 
 class StepRunner:
-    """Lays steps out and lets the device take them, in the order in which they begin."""
+    """Prepares steps and starts them on the device, in the order in which they begin."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StepRunner:
         self._captured: tuple[MixedGraph | RingGraph, ...] = ()
 
     def capture(self, exchange: KVExchange | None) -> None:
-        """Capture what can be, which groups take with `exchange`."""
+        """Capture graphs; those of groups use `exchange`."""
         self._captured = (MixedGraph(self._model, self._pool, self._backend, exchange),)
         if exchange is not None:
             self._captured += (RingGraph(self._model, self._pool, self._backend, exchange),)
@@ -53,7 +53,7 @@ class StepRunner:
             captured.capture()
 
     def spans(self) -> Iterator[Span]:
-        """What of this is worth to be told apart in a trace."""
+        """Yield the spans of a trace: an object, its method and its name."""
         yield self, "begin", "step"
         yield self, "_sample", "sample"
 
@@ -64,9 +64,9 @@ class StepRunner:
         placeholders: TokenPlaceholders | None = None,
         scored: Sequence[ScoredChunk] = (),
     ) -> PendingStep:
-        """Let the device take a step, which may lack tokens that `placeholders` knows of.
+        """Start a step on the device; `placeholders` stand for tokens that are not known yet.
 
-        One step before it may be pending; none where others take part, whose batch is open on the fabric.
+        One earlier step may be pending. None may be in a group, whose batch is open on the fabric.
         """
         self._allocate(plan, requests)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
@@ -76,17 +76,18 @@ class StepRunner:
             last_rows = {block.request_id: rows.stop - 1 for block, rows in step.rows.items()}
             pending_ids = placeholders.pending_token_ids(last_rows)
         hidden = self._forward(step, StepInputs.of(step.blocks, requests, pending_ids))
+        self._pool.release_positions([(p.block.request_id, p.segment.positions) for p in self._passing(plan)])
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
             self._fork(requests[request_id])
         scores = None
-        if scored:  # before anything is sampled: what is read last is there last
+        if scored:  # before sampling: the tensors that are read last are the last to arrive
             rows = list(scored_rows(step, requests, scored))
             scores = PendingScores(rows, hidden, self._model, self._backend)
         return self._sample(step, hidden, requests, scores)
 
     def _allocate(self, plan: BatchPlan, requests: Mapping[RequestId, Progress]) -> None:
-        """Take slots for what a step stores here."""
+        """Allocate slots for the KV that a step stores here."""
         own = [segment for segment in plan.writes if segment.instance_id == self.instance_id]
         self._pool.allocate_few_each([(s.owner_id, s.positions) for s in own if len(s.positions) == 1])
         for segment in own:
@@ -94,8 +95,16 @@ class StepRunner:
                 num_expected = requests[segment.owner_id].given.num_prompt_tokens - segment.positions.start
                 self._pool.allocate(segment.owner_id, segment.positions, num_expected)
 
+        for push in self._passing(plan):
+            self._pool.allocate(push.block.request_id, push.segment.positions)
+
+    def _passing(self, plan: BatchPlan) -> list[KVPush]:
+        """Return what takes slots here for the time of a step, since queries meet it before it has gone."""
+        pushes = [push for push in plan.pushes if push.is_attended_in_place]
+        return [push for push in pushes if push.block.master_id == self.instance_id]
+
     def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
-        """Hidden states of the step's rows; if a captured step has no room for them, the host launches it."""
+        """Return hidden states of the step's rows; the host launches the step if no graph has room."""
         for captured in () if step.holder_ids else self._captured:
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
@@ -107,7 +116,7 @@ class StepRunner:
         return self._model.forward(token_ids, positions, lengths, attention)
 
     def _fork(self, request: Progress) -> None:
-        """Let siblings begin with what this instance has of a request."""
+        """Share the KV of a request on this instance with its siblings."""
         for sibling in request.given.siblings:
             for positions in request.placement.on(self.instance_id):
                 self._pool.share(request.given.request_id, sibling.request_id, positions)
@@ -119,7 +128,7 @@ class StepRunner:
         requests: Mapping[RequestId, Progress],
         scores: PendingScores | None,
     ) -> PendingStep:
-        """Draw the next token of every request whose last known token is among this instance's rows."""
+        """Sample the next token of every request whose last known token is among this instance's rows."""
         hidden_rows: list[int] = []
         pending_ids: list[SampledRow] = []
         for block, block_rows in step.rows.items():

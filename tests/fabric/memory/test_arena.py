@@ -49,7 +49,7 @@ def test_room_is_given_once_begins_empty_and_ends(tmp_path: Path) -> None:
 
 def test_nobody_at_the_door_and_memory_of_another_size_are_errors(tmp_path: Path) -> None:
     with closing(make_arena(tmp_path, 0, deadline=0.01)) as arena:
-        with pytest.raises(ClusterError, match=r"nobody gave memory at .*1\.arena within 0\.01 s"):
+        with pytest.raises(ClusterError, match=r"no process offered memory at .*1\.arena within 0\.01 s"):
             arena.meet(1)
         with (
             closing(make_arena(tmp_path, 1, num_bytes=5 << 20)),

@@ -63,7 +63,7 @@ def test_what_does_not_exist_is_refused_with_what_may_be_meant() -> None:
 
 def test_other_files_and_revisions_of_what_has_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_text("PK and so on")
-    with pytest.raises(ConfigError, match=r"a\.bin is no GGUF file"):
+    with pytest.raises(ConfigError, match=r"a\.bin is not a GGUF file"):
         find_source(str(tmp_path / "a.bin"), "auto")
     with pytest.raises(ConfigError, match="--revision main is for models of the hub"):
         chosen(str(tmp_path), "--revision", "main")

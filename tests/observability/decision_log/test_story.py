@@ -346,7 +346,7 @@ def test_every_end_is_reported(tmp_path: Path, reason: FinishReason, said: str) 
 
     text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert (
-        "Decode of 1 token in 1 lease on instances 0, 1 and 2 (DoP 3), beside 1 other request: 1.00 s" in text
+        "Decode of 1 token in 1 lease on instances 0, 1 and 2 (DoP 3), with 1 other request: 1.00 s" in text
     )
     assert "Scale-up: instance 2 joins the group, for which no KV moves." in text
     assert said in text

@@ -8,27 +8,33 @@ from machines import CPU
 from plans import decode
 from snapshots import decoding, running
 
-from loong.core.placement import tokens_by_instance
+from loong.core.placement import InstanceId, tokens_by_instance
 from loong.core.plan import LeaseEnd
 from loong.core.request import RequestView
-from loong.scheduler.common.leases import latest_in_the_way, lease_ends, plan_lease, spread_masters
+from loong.scheduler.common.leases import latest_in_the_way, lease_ends, plan_lease
+from loong.scheduler.common.masters import choose_masters, no_instances
 
 VIEWS = [decoding(f"r{n}", 6, (n % 2,), max_tokens=30) for n in range(6)]
 
 
-def test_masters_are_spread_evenly_over_all_instances_whoever_holds_the_kv() -> None:
-    masters = spread_masters({0: 99, 1: 99, 2: 99}, VIEWS, 16)
+def spread_masters(free: dict[InstanceId, int], views: list[RequestView]) -> list[InstanceId]:
+    """The masters of leases of 16 steps where no instance is preferred."""
+    masters = choose_masters(views, free, 16, no_instances)
     assert masters is not None
-    assert Counter(masters) == {0: 2, 1: 2, 2: 2}
+    return [master_id for _, master_id in masters]
+
+
+def test_masters_are_spread_evenly_over_all_instances_whoever_holds_the_kv() -> None:
+    assert Counter(spread_masters({0: 99, 1: 99, 2: 99}, VIEWS)) == {0: 2, 1: 2, 2: 2}
 
 
 def test_a_request_keeps_the_master_of_its_newest_kv() -> None:
-    assert spread_masters({0: 99, 1: 99}, VIEWS, 16) == [0, 1, 0, 1, 0, 1]
+    assert spread_masters({0: 99, 1: 99}, VIEWS) == [0, 1, 0, 1, 0, 1]
 
 
 def test_a_master_without_room_is_passed_over() -> None:
-    assert spread_masters({0: 3, 1: 50}, VIEWS[:1], 16) == [1]
-    assert spread_masters({0: 3, 1: 5}, VIEWS[:1], 16) is None
+    assert spread_masters({0: 3, 1: 50}, VIEWS[:1]) == [1]
+    assert choose_masters(VIEWS[:1], {0: 3, 1: 5}, 16, no_instances) is None
 
 
 def test_a_lease_is_as_long_as_there_is_room_for() -> None:

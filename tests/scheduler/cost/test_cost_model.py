@@ -1,3 +1,4 @@
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -211,13 +212,17 @@ def test_a_migration_costs_a_message_and_its_tokens_on_the_link_it_takes() -> No
     assert model.migration_time(10, 0, 2) == model.migration_time(10, 3, 1) == pytest.approx(3.0)
 
 
-def served_decode(num_own: int, num_served: int, model: WorkCostModel = MODEL) -> float:
+def served_decode(
+    num_own: int, num_served: int, model: WorkCostModel = MODEL, idle_ids: Collection[int] = ()
+) -> float:
     """A decode on instance 0 of a request with so many tokens there, and so many on instance 1."""
     segments = [KVSegment("r", range(num_own), 0)] if num_own else []
     segments += [KVSegment("r", range(num_own, num_own + num_served), 1)] if num_served else []
     placement = Placement(tuple(segments))
     view = RequestView("r", placement.num_tokens, 1, 10, 0.0, None, placement)
-    return seconds(batch_of(ESPGroup((0,)), [decode_part(view, 0)]), view, model=model)
+    batch = batch_of(ESPGroup((0,)), [decode_part(view, 0)])
+    work = step_work(batch, {"r": placement})
+    return model.step_time(replace(work, idle_holder_ids=frozenset(idle_ids)))
 
 
 def test_kv_that_another_serves_takes_its_reading_and_an_exchange() -> None:
@@ -241,6 +246,7 @@ def test_a_lane_serves_as_slowly_as_its_shares_say_and_costs_what_it_holds() -> 
     reading = MODEL.coefficients.decode_key * 50_000
     assert served_decode(1, 50_000, model) - served_decode(1, 50_000) == pytest.approx(reading, rel=1e-3)
     assert served_decode(50_000, 0, model) == served_decode(50_000, 0)
+    assert served_decode(1, 50_000, model, {1}) == served_decode(1, 50_000)
     work = InstanceWork(num_attends=1, num_decode_keys=50_000, num_sent_queries=1)
     assert model.served_time(work, 0.5) == pytest.approx(reading + 0.05)
     assert MODEL.served_time(work, 0.5) == pytest.approx(reading)

@@ -29,6 +29,7 @@ STEPS += [  # of groups without all but their first instance, which serve them
         group=ESPGroup(work.group.instance_ids[:1]),
         instances={i: part for i, part in work.instances.items() if i == work.group.leader_id},
         holders={i: part for i, part in work.instances.items() if i != work.group.leader_id},
+        idle_holder_ids=frozenset(work.group.instance_ids[1::2]),
     )
     for work in STEPS
     if work.group.dop > 1

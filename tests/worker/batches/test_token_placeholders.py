@@ -92,16 +92,16 @@ class OverlappingInstance(BareInstance):
             [
                 token
                 for report in self._reports
-                if report.batch_id == command.batch_id and not isinstance(report, BatchBegun | PromptScored)
+                if report.batch_id == command.batch_id and isinstance(report, StepDone)
                 for token in report.tokens
             ]
             for command in commands
         ]
 
-    def _send(self, report: BatchBegun | StepDone | PromptScored | BatchDone) -> None:
-        self._reports.append(report)
-        if isinstance(report, BatchDone):
-            self._backend.story.append(report.batch_id)
+    def _send(self, *reports: BatchBegun | StepDone | PromptScored | BatchDone) -> None:
+        self._reports += reports
+        if isinstance(reports[-1], BatchDone):
+            self._backend.story.append(reports[-1].batch_id)
 
     @property
     def num_slots_used(self) -> int:

@@ -1,0 +1,76 @@
+"""New KV that instances outside the group store, sent layer by layer."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from loong.attention.attention_step import AttentionStep, concatenate, row_range
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan
+from loong.fabric.protocol import Exchanging, Pending
+from loong.fabric.traffic import Channel
+from loong.model.device import Device
+
+
+class OutgoingPushes:
+    """The KV that this instance pushes in a step, by holder."""
+
+    def __init__(self, step: AttentionStep, fabric: Exchanging, device: Device) -> None:
+        rows: dict[InstanceId, list[Tensor]] = {}
+        for push in step.batch.pushes:
+            if push.block.master_id == step.instance_id:
+                positions, pushed = push.block.positions, push.segment.positions
+                first, stride = positions.index(pushed[0]), pushed.step // positions.step
+                chosen = row_range(step.rows[push.block])[first :: max(1, stride)][: len(pushed)]
+                rows.setdefault(push.segment.instance_id, []).append(chosen)
+        self._rows = {holder_id: device.upload(concatenate(pieces)) for holder_id, pieces in rows.items()}
+        self._fabric = fabric
+
+    def send(self, kv: Tensor, places: Tensor) -> Pending | None:
+        """Send the new KV of a layer, from rows `places` [T] of kv [n, 2, K, D]; return None if none is
+        sent.
+        """
+        if not self._rows:
+            return None
+        outgoing = {holder_id: kv[places[rows]] for holder_id, rows in self._rows.items()}
+        return self._fabric.exchange(outgoing, {}, Channel.RING)
+
+
+class IncomingPushes:
+    """The KV of a step that a holder outside the group stores, by the instance that makes it."""
+
+    def __init__(self, step: AttentionStep, members: Exchanging, device: Device) -> None:
+        slots: dict[InstanceId, list[Tensor]] = {}
+        for push in step.batch.pushes:
+            if push.segment.instance_id == step.instance_id:
+                its_slots = step.slots(push.block.request_id, (push.segment.positions,))
+                slots.setdefault(push.block.master_id, []).append(its_slots)
+        self._slots: Mapping[InstanceId, Tensor] = {
+            source_id: device.upload(concatenate(pieces)) for source_id, pieces in slots.items()
+        }
+        self._members, self._device = members, device
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the holder receives no KV."""
+        return not self._slots
+
+    def store(self, pool: Tensor) -> None:
+        """Wait for the new KV of a layer, and write it into a layer of the pool [S, 2, K, D]."""
+        incoming = {i: pool.new_empty(len(slots), *pool.shape[1:]) for i, slots in self._slots.items()}
+        self._members.exchange({}, incoming, Channel.RING).wait()
+        for source_id, kv in incoming.items():
+            self._device.copy_rows(kv, pool, source_rows=None, target_rows=self._slots[source_id])
+
+    def confirm(self) -> None:
+        """Confirm to the senders that all KV is stored."""
+        done = torch.ones(1, dtype=torch.int64)
+        self._members.exchange(dict.fromkeys(self._slots, done), {}, Channel.CONTROL).wait()
+
+
+def await_stored(fabric: Exchanging, batch: BatchPlan, instance_id: InstanceId) -> None:
+    """Wait until all KV that an instance has pushed is stored. A batch does not end before."""
+    holder_ids = {p.segment.instance_id for p in batch.pushes if p.block.master_id == instance_id}
+    confirmed = {holder_id: torch.empty(1, dtype=torch.int64) for holder_id in holder_ids}
+    fabric.exchange({}, confirmed, Channel.CONTROL).wait()
