@@ -15,3 +15,4 @@ if not torch.cuda.is_available() or "-m" not in sys.argv:
 
 # As in workers. Tests run beside each other, and threads that wait for their part of a small tensor spin.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
