@@ -135,7 +135,7 @@ def served(
 
 @contextmanager
 def _hangups_heeded() -> Iterator[None]:
-    """Let processes that start meanwhile heed SIGHUP, though the tests may run under `nohup`."""
+    """Let processes that start inside the context handle SIGHUP, though the tests may run under `nohup`."""
     previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a step is counted to do is what attention, by its definition, has to do."""
+"""The counted work of a step equals that of attention by its definition."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, fields, replace
@@ -99,7 +99,7 @@ def test_queries_travel_to_every_other_holder_of_kv() -> None:
 
 
 def decode_of(num_held: dict[int, int], master_id: int, *group: int) -> StepWork:
-    """A decode of a request that has so many tokens on each instance."""
+    """Return a decode of a request with these numbers of tokens on each instance."""
     starts = accumulate(num_held.values(), initial=0)
     segments = (
         KVSegment("r", range(first, first + num), i)
