@@ -1,14 +1,14 @@
 """Measures the cost of the HTTP front end, with an engine that costs nothing.
 
-A server of the real application, on a core of its own, gets requests from another core. `together`: the engine
-is in the server's process. `apart`: it is in another, on the generator's core, as with --api-server-count.
-`short`: requests of 8 tokens that the engine gives at once, 64 connections that ask again and again.
-`tokens`: 500 streams, of which each gets a token at every tick, and ticks as fast as the server takes them.
-Then follow the same at half of the wanted rate, and the delay of the last byte of an answer, or of each
-token. Either all streams get theirs at once or, `by turns`, eight groups one after the other. The delay of
-the generator's own timer is reported too. `floor` is the rate at which a bare loop writes events, which no
-server on it can exceed. Rates are for a second of the clock and, since others may use the cores, for a second
-of the processor time of the process that answers.
+A server of the real application, on a core of its own, gets requests from another core. `together`: the
+engine is in the server's process. `apart`: it is in another, on the generator's core, as with
+--api-server-count. `short`: requests of 8 tokens that the engine gives at once, 64 connections that ask again
+and again. `tokens`: 500 streams, of which each gets a token at every tick, and ticks as fast as the server
+takes them. Then follow the same at half of the wanted rate, and the delay of the last byte of an answer, or
+of each token. Either all streams get theirs at once or, `by turns`, eight groups one after the other. The
+delay of the generator's own timer is reported too. `floor` is the rate at which a bare loop writes events,
+which no server on it can exceed. Rates are for a second of the clock and, since others may use the cores, for
+a second of the processor time of the process that answers.
 """
 
 import argparse
