@@ -1,10 +1,11 @@
 """Counts what makes a project hard to read: crowded folders, large classes, long pages, loose docstrings.
 
-It measures and enforces nothing: the counts before and after a change show what the change did.
+It enforces nothing: the counts before and after a change show the effect of the change.
 """
 
 import ast
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,14 +15,21 @@ from result import print_result, script_parser
 
 from loong.workloads.report.report import table
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("loong", "kernels", "scheduler", "launcher", "workloads")
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from code_prose import (
+    LOOSE_STARTS,
+    MAX_WORDS,
+    ROOT,
+    commits,
+    docstrings,
+    is_loose,
+    long_sentences,
+    modules,
+    pages,
+    private_words,
+)
+
 MAX_MODULES = 16  # of a folder
-MAX_WORDS = 25  # of a sentence
-LOOSE_STARTS = ("What", "Whether", "Who", "That", "How", "Which")
-PRIVATE_WORDS = ("tell", "told", "mend", "whoever", "reckon", "roster", "gather", "beside")
-COMMIT = re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7}\b")
-SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n\s*[-*|]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +41,6 @@ class Class:
     num_methods: int
 
 
-def modules() -> list[Path]:
-    """Return the modules of all packages; a package that is linked into another counts once."""
-    return sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
-
-
-def pages() -> list[Path]:
-    """Return the pages that a reader of the project meets."""
-    folders = (*PACKAGES, "docs", "tests", "benchmarks")
-    found = [path for folder in folders for path in (ROOT / folder).rglob("*.md")]
-    return [ROOT / "README.md", *sorted(found)]
-
-
 def classes(tree: ast.Module) -> Iterator[Class]:
     """Yield the classes of a module."""
     for node in ast.walk(tree):
@@ -52,19 +48,6 @@ def classes(tree: ast.Module) -> Iterator[Class]:
             methods = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
             assert node.end_lineno is not None
             yield Class(node.name, node.end_lineno - node.lineno + 1, len(methods))
-
-
-def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Yield the docstrings of a module, its classes and its functions."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and (text := ast.get_docstring(node)) is not None:
-            yield text
-
-
-def num_long_sentences(text: str) -> int:
-    """Return how many sentences of a docstring are too long."""
-    return sum(len(sentence.split()) > MAX_WORDS for sentence in SENTENCE_END.split(text))
 
 
 def main() -> None:
@@ -81,7 +64,8 @@ def main() -> None:
     words = {path.relative_to(ROOT): len(text.split()) for path, text in documents.items()}
     longest = max(words, key=lambda path: words[path])
     folder, num_modules = folders.most_common(1)[0]
-    num_loose = sum(text.split()[0] in LOOSE_STARTS for text in texts)
+    num_loose = sum(map(is_loose, texts))
+    num_long = sum(len(list(long_sentences(text))) for text in texts)
     counts = {
         "modules": len(trees),
         "lines": source.count("\n"),
@@ -92,13 +76,13 @@ def main() -> None:
         "names of several classes": sum(count > 1 for count in names.values()),
         "docstrings": len(texts),
         f"docstrings that begin with {', '.join(LOOSE_STARTS)}": num_loose,
-        f"sentences of docstrings of over {MAX_WORDS} words": sum(map(num_long_sentences, texts)),
-        **{f"'{word}' in code": len(re.findall(rf"\b{word}\b", source)) for word in PRIVATE_WORDS},
+        f"sentences of docstrings of over {MAX_WORDS} words": num_long,
+        "private words in code": len(private_words(source)),
         "words of pages": sum(words.values()),
         "words of README.md": words[Path("README.md")],
         f"words of {longest}, the most": words[longest],
         "numbers in pages": sum(len(re.findall(r"\b\d[\d,.]*\b", text)) for text in documents.values()),
-        "commit hashes in pages": sum(len(COMMIT.findall(text)) for text in documents.values()),
+        "commit hashes in pages": sum(len(commits(text)) for text in documents.values()),
     }
     print(table(("count", ""), [(name, f"{value:,}") for name, value in counts.items()]), end="\n\n")
     print_result("code_counts", {"counts": counts}, save=args.save)

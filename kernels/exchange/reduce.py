@@ -1,4 +1,4 @@
-"""Sums and gathers over the ranks of one instance, through memory that all of them write to.
+"""All-reduce and all-gather over the ranks of one instance, through memory that all of them write to.
 
 Every rank puts its shard into all inboxes, sets flags, and waits for the others' flags. Then all add the same
 numbers in the same order, with bitwise equal results.

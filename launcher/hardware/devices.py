@@ -14,7 +14,7 @@ from loong.scheduler.cost.roofline import DeviceRates
 _HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead_request=130e-6)
 
 # Measured (docs/performance.md) by 105 steps of one: linear, with norms and activations, and attention. Where
-# four served a mixed load: rings and chunks behind history (parts), 540 short prompts (batch, beside), and
+# four served a mixed load: rings and chunks behind history (parts), 540 prompts (`batch`, `beside`), and
 # what groups took however little they computed (launches). By puts into a peer's memory: link.
 _H200 = DeviceRates(
     linear_flops=645e12,
@@ -55,7 +55,7 @@ _H200 = DeviceRates(
     ring_launch=2.8e-4,
     hop_launch=2.8e-4,
     beside_ring_launch=3.7e-3,
-    # High priority beside chunks of short kernels: KV of 270 to 540 MB a layer is read at 1.4 to 2.1 TB/s.
+    # High priority during chunks of short kernels: KV of 270 to 540 MB a layer is read at 1.4 to 2.1 TB/s.
     # Chunks take 9 % longer, and as long as that KV takes at full bandwidth.
     lane=ServiceLane(compute_share=0.85, bandwidth_share=0.48, reserved_share=0.09),
 )

@@ -86,14 +86,16 @@ class Profiler:
         return samples
 
     def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[ProfileCase]:
-        """Return a scenario of each kind for each DoP."""
+        """Return a scenario of each kind for each DoP, and where others serve, of decodes on one instance."""
         instances = self._cluster.snapshot().instances
         full = [i.instance_id for i in instances if i.kind is InstanceKind.FULL]
         dops = range(1, len(full) + 1)
         groups = (ESPGroup(tuple(self._random.sample(full, dop))) for dop in dops)
-        return [
+        cases = [
             ProfileCase(kind, group, self._random.getrandbits(32)) for group, kind in product(groups, kinds)
         ]
+        decodes = (case for case in cases if case.make is ScenarioGenerator.decode)
+        return cases + [replace(case, make=ScenarioGenerator.serve) for case in decodes if case.group.dop > 1]
 
     def _divided(self, scenarios: Sequence[Sequence[Measured]]) -> list[Measured]:
         """Return all samples, with a fixed share of the scenarios held out.
@@ -174,4 +176,5 @@ def batch_sample(
 ) -> BatchSample:
     """Return the sample of a batch, given the KV before it and the steps a lease took (0: all it may)."""
     work = batch_work(batch, placements, num_steps or batch.num_steps, starts_idle=starts_idle)
-    return BatchSample(work, seconds=0.0)
+    alone = tuple((replace(step, idle_holder_ids=frozenset(step.holders)), count) for step, count in work)
+    return BatchSample(alone, seconds=0.0)

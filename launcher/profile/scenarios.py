@@ -1,8 +1,8 @@
 """Scenarios that a profile runs: a few requests, one batch or migration at a time.
 
 Everything that a policy may plan occurs: chunks of every transfer and retention, decode steps and leases with
-every number of masters, mixed batches, and migrations. Sizes and all other choices are drawn; small sizes are
-as likely as large ones. The same seed generates the same scenario.
+every number of masters, decodes over KV that others serve, mixed batches, and migrations. Sizes and all other
+choices are drawn; small sizes are as likely as large ones. The same seed generates the same scenario.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,6 +80,23 @@ class ScenarioGenerator:
             yield IterationPlan((self._decode_batch(crowd, num_steps),))
         late = self._arrive(self._size(self._longest_prompt(1) // 2))
         yield from self._compute([late], lambda: self._decode_batch(crowd, 1))
+
+    def serve(self) -> Scenario:
+        """Yield plans for decodes on one instance, over KV that is on the whole group, where instances serve.
+
+        Yields none for a group of one.
+        """
+        instance = self.cluster.snapshot().instance
+        if self.group.dop == 1 or not all(instance[i].serves for i in self.group.instance_ids):
+            return
+        room = min(self._free().values()) // (2 * ROOM_FOR_OUTPUT)
+        count = self._size(min(self.limits.max_decode_requests, room))
+        longest = self._longest_prompt(count)
+        crowd = [self._arrive(self._size(longest)) for _ in range(count)]
+        yield from self._compute(crowd, at_once=True)
+        alone = ESPGroup((self.random.choice(self.group.instance_ids),))
+        for num_steps in (1, self._lease_steps(), 1, MAX_LEASE_STEPS):
+            yield IterationPlan((self._decode_batch(crowd, num_steps, alone),))
 
     def move(self) -> Scenario:
         """Yield plans that move some of the KV of a prompt from instances of the group to others and back."""
@@ -165,12 +182,15 @@ class ScenarioGenerator:
         keepers = self.group.instance_ids[: self.random.randint(1, self.group.dop)]
         return retained_part(view, num_tokens, self.group, dict.fromkeys(keepers, num_tokens))
 
-    def _decode_batch(self, crowd: Sequence[RequestId], num_steps: int) -> BatchPlan:
+    def _decode_batch(
+        self, crowd: Sequence[RequestId], num_steps: int, group: ESPGroup | None = None
+    ) -> BatchPlan:
         """Return a step or a lease of some of the requests, with a drawn subset of masters."""
+        group = group or self.group
         some = self.random.sample(crowd, self._size(len(crowd)))
-        masters = self.random.sample(self.group.instance_ids, self.random.randint(1, self.group.dop))
+        masters = self.random.sample(group.instance_ids, self.random.randint(1, group.dop))
         turns = zip(self.cluster.views(some), cycle(masters))
-        return batch_of(self.group, [decode_part(v, i, num_steps) for v, i in turns], num_steps)
+        return batch_of(group, [decode_part(v, i, num_steps) for v, i in turns], num_steps)
 
 
 Form: TypeAlias = Callable[[RequestView, int], RequestPart]

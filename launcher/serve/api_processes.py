@@ -23,7 +23,7 @@ from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
 from loong.launcher.serve.front import LAST_WORDS_SECONDS, Front
 from loong.server.admission import Admission
-from loong.server.api.listen import sockets_beside
+from loong.server.api.listen import sibling_sockets
 from loong.server.cluster import Cluster
 from loong.server.cluster_app import create_cluster_app, serve_cluster
 from loong.server.remote.connection import ApiConnection
@@ -132,7 +132,7 @@ async def api_processes(
     """
     with (
         TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as folder,
-        sockets_beside(listener, num_processes - 1) as others,
+        sibling_sockets(listener, num_processes - 1) as others,
     ):
         listeners = (listener, *others)
         metrics_folder, path = Path(folder) / "metrics", Path(folder) / "cluster"

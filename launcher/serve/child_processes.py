@@ -79,7 +79,7 @@ class ForkServer:
         self._channel.close()
 
     def _send(self, message: str, descriptors: Sequence[int] = ()) -> None:
-        with suppress(ConnectionError):  # it has ended, which `_listen` tells
+        with suppress(ConnectionError):  # it has ended, which `_listen` reports
             send_fds(self._channel, [message.encode()], descriptors)
 
     def _listen(self) -> None:
@@ -129,7 +129,7 @@ class ChildProcess:
         Thread(target=self._write, args=(config_line(config), stdin), daemon=True).start()
 
     def end(self, code: int) -> None:
-        """Tell those that wait for it its exit code."""
+        """Pass its exit code to those that wait for it."""
         self._has_ended.set()
         _running.discard(self)
         with suppress(RuntimeError):  # the loop is closed, so nothing awaits the result

@@ -56,8 +56,8 @@ def simulate(
 
     Given `work_of`, a backlog that has grown when all have arrived also ends the run. Requests bring their
     limits as their SLO. Those that need more KV than the policy could ever give are refused, as a server
-    would. The requests after the measured ones are sent until each measured one has ended or missed, so that
-    the load stays high while a backlog is worked off.
+    would. The requests after the measured ones are sent until each measured one has ended or missed. So the
+    load stays high while a backlog is worked off.
     """
     state = ClusterState(cluster.instances)
     host = host or Host()

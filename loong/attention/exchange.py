@@ -104,7 +104,7 @@ class _Messages:
     def peer_queries(self) -> Tensor:
         """See StepExchange."""
         assert self._pending is not None, "`send_queries` comes first"
-        assert self._peer_queries is not None, "likewise"
+        assert self._peer_queries is not None, "`send_queries` comes first"
         self._pending.wait()
         return self._peer_queries
 

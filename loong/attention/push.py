@@ -1,4 +1,4 @@
-"""New KV that goes, layer by layer, to instances outside the group that makes it."""
+"""New KV that instances outside the group store, sent layer by layer."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from loong.model.device import Device
 
 
 class OutgoingPushes:
-    """What this instance pushes in a step, by holder."""
+    """The KV that this instance pushes in a step, by holder."""
 
     def __init__(self, step: AttentionStep, fabric: Exchanging, device: Device) -> None:
         rows: dict[InstanceId, list[Tensor]] = {}
@@ -28,7 +28,9 @@ class OutgoingPushes:
         self._fabric = fabric
 
     def send(self, kv: Tensor, places: Tensor) -> Pending | None:
-        """Send the new KV of a layer, which is in rows `places` [T] of kv [n, 2, K, D]; None if none goes."""
+        """Send the new KV of a layer, from rows `places` [T] of kv [n, 2, K, D]; return None if none is
+        sent.
+        """
         if not self._rows:
             return None
         outgoing = {holder_id: kv[places[rows]] for holder_id, rows in self._rows.items()}
@@ -36,7 +38,7 @@ class OutgoingPushes:
 
 
 class IncomingPushes:
-    """What a holder outside the group stores of a step, by the instance that makes it."""
+    """The KV of a step that a holder outside the group stores, by the instance that makes it."""
 
     def __init__(self, step: AttentionStep, members: Exchanging, device: Device) -> None:
         slots: dict[InstanceId, list[Tensor]] = {}
@@ -51,7 +53,7 @@ class IncomingPushes:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing comes."""
+        """Return whether the holder receives no KV."""
         return not self._slots
 
     def store(self, pool: Tensor) -> None:
@@ -62,13 +64,13 @@ class IncomingPushes:
             self._device.copy_rows(kv, pool, source_rows=None, target_rows=self._slots[source_id])
 
     def confirm(self) -> None:
-        """Tell those who pushed that all is stored."""
+        """Confirm to the senders that all KV is stored."""
         done = torch.ones(1, dtype=torch.int64)
         self._members.exchange(dict.fromkeys(self._slots, done), {}, Channel.CONTROL).wait()
 
 
 def await_stored(fabric: Exchanging, batch: BatchPlan, instance_id: InstanceId) -> None:
-    """Wait until all is stored that an instance has pushed: a batch ends no earlier."""
+    """Wait until all KV that an instance has pushed is stored. A batch does not end before."""
     holder_ids = {p.segment.instance_id for p in batch.pushes if p.block.master_id == instance_id}
     confirmed = {holder_id: torch.empty(1, dtype=torch.int64) for holder_id in holder_ids}
     fabric.exchange({}, confirmed, Channel.CONTROL).wait()

@@ -109,14 +109,19 @@ def check_tp_sizes(case: Case) -> None:
 
 
 def check_requests_are_at_rest(case: Case) -> None:
-    """Check that a request has at most one of these: a batch, migrations, a preemption, or a failure."""
+    """Check that a request has at most one of these: a batch, migrations, a preemption, or a failure.
+
+    KV that was computed before a running batch began may be copied meanwhile. It is at its destination from
+    the next boundary of the request on.
+    """
     other_ids = [*{migration.segment.owner_id for migration in case.plan.migrations}]
     other_ids += [preemption.request_id for preemption in case.plan.preemptions]
     other_ids += [failure.request_id for failure in case.plan.failures]
     views = [part.view for _, parts in case.parts for part in parts]
     views += map(case.view, other_ids)
+    copied_ids = {m.segment.owner_id for m in case.plan.migrations} - case.snapshot.ending_ids
     for view in views:
-        if not view.is_plannable:
+        if not (view.is_plannable or (view.request_id in copied_ids and view.is_copyable)):
             raise InvalidPlanError(
                 f"request {view.request_id} is in batch {view.batch_id}, migrating or over"
             )

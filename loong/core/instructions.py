@@ -127,10 +127,12 @@ class MoveKV:
     """The two ends of a migration copy it into reserved slots.
 
     Once both are done, `ReleaseKV` commits it (the source's slots go) or rolls it back (the destination's).
+    `during_batch_id` is the running batch that reads the KV meanwhile, if any: it is committed after that.
     """
 
     migration_id: int
     migration: KVMigration
+    during_batch_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class BatchPlan:
 
     @cached_property
     def pushes(self) -> tuple["KVPush", ...]:
-        """What is written outside the group, by whoever makes it."""
+        """The KV that is written outside the group, with the block that makes it."""
         group = self.group.instance_ids
         return tuple(
             KVPush(block, segment._replace(positions=common))
@@ -106,7 +106,7 @@ class BatchPlan:
     def num_reserved_tokens(self) -> Mapping[InstanceId, int]:
         """For how many tokens each instance has room while the batch runs.
 
-        Beside what it is to store, that is KV whose queries travel until it is pushed: a master attends it.
+        This is the KV that it stores, and KV whose queries travel until it is pushed, which a master attends.
         """
         if not self.pushes:
             return self.num_stored_tokens

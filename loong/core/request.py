@@ -331,3 +331,8 @@ class RequestView:
     def is_plannable(self) -> bool:
         """Return whether a plan may name it: not in flight, and not over."""
         return self.batch_id is None and not self.is_migrating and not self.has_ended
+
+    @property
+    def is_copyable(self) -> bool:
+        """Return whether its KV may begin to migrate, perhaps while a batch reads it."""
+        return not self.is_migrating and not self.has_ended

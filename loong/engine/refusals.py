@@ -97,7 +97,7 @@ class Refusals:
             what = f"{type(error).__name__}: {error}"
             kept = self._record(snapshot, plan, error)
             cause = None if isinstance(error, InvalidPlanError) else error
-            message = "refused a plan and carry out only the part that keeps the rules: %s; %s"
+            message = "a plan was refused, and the part that keeps the rules is carried out: %s; %s"
             logger.error(message, what, kept, exc_info=cause)
         for view in failing:
             logger.error("request %s fails: no valid plan was found", view.request_id)

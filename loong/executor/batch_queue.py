@@ -134,7 +134,9 @@ class BatchQueue:
                     for n in other.waits_for
                 }
                 batch_id = self._batch_of.get(instruction.migration.segment.owner_id)
-                return held if batch_id is None else {*held, batch_id}  # migrations keep their order
+                if batch_id is None or instruction.during_batch_id is not None:
+                    return held  # migrations keep their order
+                return {*held, batch_id}
             case StopLease() | ExtendLease():
                 return {n for held in self._held if held.runs(instruction.batch_id) for n in held.waits_for}
             case _:

@@ -207,7 +207,7 @@ class Accounting:
             return False
         lives = map(self.requests.__getitem__, batch.plan.request_ids)
         return not any(
-            live.migration_ids or live.has_lost_kv or live.siblings or live.shared is not None
+            live.migration_ids or live.copied or live.has_lost_kv or live.siblings or live.shared is not None
             for live in lives
         )
 
@@ -261,9 +261,14 @@ class Accounting:
         return live
 
     def settle(self, lives: Iterable[LiveRequest]) -> tuple[Instruction, ...]:
-        """Release the requests that have ended or lost KV, once nothing in flight touches them."""
+        """Release the requests that have ended or lost KV, once nothing in flight touches them.
+
+        KV that was copied while a batch read it is at its destination from now on.
+        """
         instructions: list[Instruction] = []
         for live in lives:
+            if live.batch_id is None and live.ending_id is None:
+                instructions += self._switch_copied(live)
             if live.is_over and live.is_at_rest:
                 request_id = live.request.request_id
                 live.has_lost_kv = False
@@ -274,6 +279,18 @@ class Accounting:
                     self.view_cache.drop(live)
                     self.count(num_ended=1)
         return tuple(instructions)
+
+    def _switch_copied(self, live: LiveRequest) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for migration in live.copied:
+            segment = migration.segment
+            live.placement = live.placement.moving(segment, migration.destination_id)
+            self.release_kv(live, (segment,))
+            instructions.append(ReleaseKV(segment.owner_id, (segment.instance_id,), segment.positions))
+        if live.copied:
+            live.copied.clear()
+            self.view_cache.mark_stale(live)
+        return instructions
 
     def _leave_siblings(self, live: LiveRequest) -> None:
         """Drop a sibling that ends before it begins.

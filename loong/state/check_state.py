@@ -121,7 +121,8 @@ def _check_room(accounting: Accounting) -> None:
         used.update(live.placement.tokens_by_instance())
     for batch in accounting.batches.values():
         used.update(batch.plan.num_reserved_tokens)
-    for migration in accounting.migrations.values():
+    copied = [migration for live in accounting.requests.values() for migration in live.copied]
+    for migration in (*accounting.migrations.values(), *copied):
         used[migration.destination_id] += len(migration.segment.positions)
     for shared in _shared_kv(accounting):
         used.subtract(shared.num_saved)

@@ -196,14 +196,14 @@ class ClusterState:
         migration = self._accounting.migrations.get(event.migration_id)
         if migration is None:
             raise InvalidEventError(f"migration {event.migration_id} finished, but is not running")
-        segment, stale = migration.segment, migration.arriving
         live = self._accounting.close_migration(event.migration_id)
         if event.is_committed:
-            live.placement = live.placement.moving(segment, migration.destination_id)
-            self._accounting.count(num_migrated_tokens=len(segment.positions))
-            stale = segment
+            self._accounting.count(num_migrated_tokens=len(migration.segment.positions))
+            live.copied.append(migration)
+            return self._accounting.settle((live,))
+        stale = migration.arriving
         self._accounting.release_kv(live, (stale,))
-        release = ReleaseKV(segment.owner_id, (stale.instance_id,), segment.positions)
+        release = ReleaseKV(stale.owner_id, (stale.instance_id,), stale.positions)
         return (release, *self._accounting.settle((live,)))
 
     def _abort(self, request_id: RequestId) -> tuple[Instruction, ...]:
@@ -254,7 +254,7 @@ class ClusterState:
 
     def _void_migrations(self, instance_id: InstanceId) -> frozenset[RequestId]:
         """Remove the migrations of a lost instance from flight; return their requests."""
-        owners = set()
+        owners = self._void_copied(instance_id)
         for migration_id, migration in tuple(self._accounting.migrations.items()):
             arriving = migration.arriving
             if instance_id in (migration.segment.instance_id, arriving.instance_id):
@@ -263,6 +263,19 @@ class ClusterState:
                 if arriving.instance_id != instance_id:  # its slots are released with the request's others
                     live.placement = live.placement.adding((arriving,))
         return frozenset(owners)
+
+    def _void_copied(self, instance_id: InstanceId) -> set[RequestId]:
+        """Forget what was copied to or from a lost instance; return the requests."""
+        owners = set()
+        for request_id, live in self._accounting.requests.items():
+            void = [m for m in live.copied if instance_id in (m.segment.instance_id, m.destination_id)]
+            if void:
+                self._accounting.changing(request_id)
+                owners.add(request_id)
+                live.copied = [m for m in live.copied if m not in void]
+                left = [m.arriving for m in void if m.destination_id != instance_id]
+                live.placement = live.placement.adding(left)  # released with the request's others
+        return owners
 
     def _join(self, instance: ElasticInstance) -> tuple[Instruction, ...]:
         if instance.instance_id in self._accounting.instances:
@@ -285,7 +298,8 @@ class ClusterState:
     def _start_migration(self, migration: KVMigration) -> MoveKV:
         migration_id = self._new_id()
         self._accounting.open_migration(migration_id, migration)
-        return MoveKV(migration_id, migration)
+        batch_id = self._accounting.requests[migration.segment.owner_id].batch_id
+        return MoveKV(migration_id, migration, batch_id)
 
     def _start_batch(self, plan: BatchPlan, now: float) -> RunBatch:
         batch_id = self._new_id()

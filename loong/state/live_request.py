@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import RequestInput, Sibling
 from loong.core.placement import Placement
-from loong.core.plan import BatchPlan
+from loong.core.plan import BatchPlan, KVMigration
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import NOTHING, Request, RequestView, TokenId
 from loong.state.shared_kv import SharedKV
@@ -33,6 +33,7 @@ class LiveRequest:
     predicted_token_time: float | None = None
     is_leaving: bool = False
     migration_ids: set[int] = field(default_factory=set)
+    copied: list[KVMigration] = field(default_factory=list)  # that wait for the end of its batch
     has_ended: bool = False
     has_lost_kv: bool = False
     last_dop: int | None = None
@@ -79,7 +80,7 @@ class LiveRequest:
             request.slo,
             self.placement,
             self.batch_id,
-            bool(self.migration_ids) or self.has_lost_kv,
+            bool(self.migration_ids) or bool(self.copied) or self.has_lost_kv,
             self.has_ended,
             request.user,
             predicted_token_time if self.first_token_time is None else self.first_token_time,

@@ -35,7 +35,7 @@ class _PinnedCopies:
         self._event.record()
 
     def is_done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]  # likewise
+        return bool(self._event.query())  # type: ignore[no-untyped-call]  # torch's own
 
     def wait(self) -> Sequence[Tensor]:
         self._event.synchronize()

@@ -61,6 +61,6 @@ def _named(call: Callable[P, T], name: str) -> Callable[P, T]:
                 return call(*args, **kwargs)
         finally:
             if is_on_gpu:
-                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]  # likewise
+                torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]  # torch's own
 
     return named

@@ -77,7 +77,7 @@ class Refusal(StrEnum):
     OVERTAKING = "an older request has waited long for room, and goes first"
     ONE_DEFERRED_AT_A_TIME = "it is deferred, and so is another, which has begun and goes first"
     NOT_TRIED = "several before it wait for room"
-    NOT_CONSIDERED = "so many prompts wait that only the oldest and the newest are considered"
+    NOT_CONSIDERED = "too many prompts wait: only the oldest and the newest are considered"
 
 
 @dataclass(frozen=True, slots=True)

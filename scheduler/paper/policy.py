@@ -1,10 +1,10 @@
 """LoongServe as published (SOSP'24): the policy `esp-paper`.
 
-On every event, waiting prompts are dispatched by (1) and (2), get instances by (3) and (4), are batched by
-the program (5), and are computed whole. Each prefill is scaled down to the fewest instances that hold its KV.
-Decode batches are scaled up when slots run out or they become compute-bound. Requests that share instances
-and are not in flight are one decode batch. So batches merge, and a group lasts only as long as its requests
-need it.
+On every event, waiting prompts are dispatched by (1) and (2), and get instances by (3) and (4). They are
+batched by the program (5), and computed whole. Each prefill is scaled down to the fewest instances that hold
+its KV. Decode batches are scaled up when slots run out or they become compute-bound. Requests that share
+instances and are not in flight are one decode batch. So batches merge, and a group lasts only as long as its
+requests need it.
 
 Where the paper gives no rule, or a constant of its cluster, this policy does the following:
 

@@ -216,7 +216,10 @@ def test_only_decode_tokens_whose_queries_travel_take_a_lease(batch: BatchPlan, 
     [
         (replace(PREFILL, writes=PREFILL.writes[:1]), "writes of request new are not positions 0 to 9"),
         (replace(PREFILL, writes=PREFILL.writes * 2), "writes of request new are not positions 0 to 9"),
-        (replace(PREFILL, writes=(segment("new", range(10), 0),)), r"instance 0 .* not in group \(2, 1\)"),
+        (
+            replace(LEASE, writes=(segment("old", range(9, 17), 2), LEASE.writes[1])),
+            r"instance 2 .* not in group",
+        ),
         (replace(PREFILL, writes=(*PREFILL.writes, segment("old", range(9, 10), 1))), "KV of .*old"),
         (OFF_MASTER, "stored where it is not made"),
         (LEAVING_MASTER, "stored where it is not made"),

@@ -77,7 +77,7 @@ def test_results_are_taken_and_free_answers_are_as_without_a_stream(server: Serv
     stream = server.client.chat.completions.create(**body, stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == whole.choices[0].message.content
-    assert "parser hermes (for a chat template that knows no tools" in server.log
+    assert "parser hermes (for a chat template without tools" in server.log
 
 
 def test_a_response_calls_a_tool_and_writes_json_of_a_schema(server: Served) -> None:

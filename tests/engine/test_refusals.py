@@ -145,7 +145,7 @@ def test_a_refused_plan_is_kept_with_its_snapshot_and_made_again(
     (path,) = tmp_path.iterdir()
     refused = read_recording(path).refused
     assert refused is not None
-    assert "instance_id=99" in refused.error
+    assert "99" in refused.error
     assert refused.plan.batches[0].writes[0].instance_id == 99
     assert refused.snapshot.request["bad"].num_prompt_tokens == 40
     assert replay_and_report(path) == 0  # the policy itself has no bug

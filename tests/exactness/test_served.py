@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from cluster import After, Cluster
-from plans import decode, plannable, prefill
+from plans import decode, move, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 from true_stories import assert_true
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished
-from loong.core.instructions import RunBatch
+from loong.core.instructions import MoveKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Preemption, Transfer
 from loong.core.request import Request, RequestView
@@ -213,3 +213,27 @@ def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     assert served
     assert all(run.plan.group.instance_ids == (last_id,) for run in served)
     assert_true(any_cluster.lines, any_cluster.history)
+
+
+@pytest.mark.parametrize("destination", [1, 2])
+def test_kv_migrates_under_the_lease_that_reads_it(cluster: Cluster, folder: Path, destination: int) -> None:
+    """KV on instance 0 goes to the master itself, or to another holder that the next lease reads."""
+    served, other = greedy_request(random_prompt(26, seed=26), 60), three_requests()[2]
+
+    def plan(view: RequestView) -> BatchPlan:
+        if view.request_id == other.request_id:  # whose many batches call the policy while the lease runs
+            return prefill([view], (3,), num_tokens=1)
+        if view.is_decoding:
+            return decode([view], (1,), {view.request_id: 1}, num_steps=30)
+        return prefill([view], (0,), num_tokens=20, transfer=Transfer.QUERY)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        view = snapshot.request.get(served.request_id)
+        is_leased = view is not None and view.is_copyable and any(b.holder_ids for b in snapshot.batches)
+        migrations = () if view is None or not is_leased else move(view, 0, destination)
+        return replace(each_by_itself(plan)(snapshot, cost_model), migrations=migrations)
+
+    assert_exact(folder, [served, other], cluster.run([served, other], policy))
+    moves = [item for item in cluster.log if isinstance(item, MoveKV)]
+    assert moves
+    assert all(item.during_batch_id is not None for item in moves)

@@ -99,7 +99,7 @@ def test_a_truncated_file_is_one_clear_error(tmp_path: Path, num_bytes: int) -> 
 
 def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
     (write_tiny_model("llama", tmp_path) / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"must hold model.safetensors or model.safetensors.index.json"):
+    with pytest.raises(ConfigError, match=r"must contain model.safetensors or model.safetensors.index.json"):
         load(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "gone.safetensors"}}')

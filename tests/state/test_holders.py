@@ -3,9 +3,16 @@
 import pytest
 
 from loong.core.errors import InvalidPlanError
-from loong.core.events import BatchFinished, InstanceLost, ProducedToken, RequestArrived, TokensProduced
+from loong.core.events import (
+    BatchFinished,
+    InstanceLost,
+    MigrationFinished,
+    ProducedToken,
+    RequestArrived,
+    TokensProduced,
+)
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.instructions import MoveKV, ReleaseKV, RunBatch
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Preemption, QueryBlock, Transfer
 from loong.core.request import FinishReason, Request, RequestId, SamplingParams
@@ -71,11 +78,71 @@ def test_a_holder_runs_a_batch_of_its_own_while_it_serves() -> None:
 
 def test_kv_that_a_batch_reads_is_released_after_it_alone() -> None:
     stage = Stage()
-    move = KVMigration(KVSegment("a", range(8), 0), 2)
-    for plan in (IterationPlan(preemptions=(Preemption("a"),)), IterationPlan(migrations=(move,))):
-        with pytest.raises(InvalidPlanError, match="request a is in batch"):
-            stage.state.commit(plan, stage.state.snapshot(1.0))
+    made_meanwhile = KVMigration(KVSegment("a", range(8, 9), 1), 2)
+    with pytest.raises(InvalidPlanError, match="request a is in batch"):
+        stage.state.commit(IterationPlan(preemptions=(Preemption("a"),)), stage.state.snapshot(1.0))
+    with pytest.raises(InvalidPlanError, match="is to be moved, but is not there"):
+        stage.state.commit(IterationPlan(migrations=(made_meanwhile,)), stage.state.snapshot(1.0))
     assert stage.finish(stage.lease.batch_id, "a", FinishReason.STOP) == (ReleaseKV("a", (0, 1)),)
+
+
+def copying(stage: Stage) -> MoveKV:
+    """The KV of `a` on instance 0 is copied to instance 2 while the lease reads it."""
+    move = KVMigration(KVSegment("a", range(8), 0), 2)
+    (told,) = stage.state.commit(IterationPlan(migrations=(move,)), stage.state.snapshot(1.0))
+    assert isinstance(told, MoveKV)
+    assert told.during_batch_id == stage.lease.batch_id
+    return told
+
+
+def held_by(stage: Stage) -> dict[InstanceId, int]:
+    return dict(stage.state.snapshot(2.0).request["a"].placement.tokens_by_instance())
+
+
+def test_kv_is_copied_under_a_lease_and_switches_when_that_ends() -> None:
+    stage = Stage()
+    told = copying(stage)
+    assert stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=True)) == ()
+    stage.state.check()
+    assert held_by(stage) == {0: 8}
+    assert stage.finish(stage.lease.batch_id, "a") == (ReleaseKV("a", (0,), range(8)),)
+    assert held_by(stage) == {2: 8, 1: 1}
+    (lease,) = stage.commit(alone("a", range(9, 12), 1, num_steps=3))
+    assert lease.holder_ids == (2,)
+
+
+def test_a_copy_that_outlasts_its_lease_is_awaited_and_then_switched() -> None:
+    stage = Stage()
+    told = copying(stage)
+    assert stage.finish(stage.lease.batch_id, "a") == ()
+    assert not stage.state.snapshot(2.0).request["a"].is_plannable
+    released = stage.state.apply(MigrationFinished(3.0, told.migration_id, is_committed=True))
+    assert released == (ReleaseKV("a", (0,), range(8)),)
+    assert held_by(stage) == {2: 8, 1: 1}
+
+
+def test_a_copy_that_fails_leaves_kv_where_it_is() -> None:
+    stage = Stage()
+    told = copying(stage)
+    released = stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=False))
+    assert released == (ReleaseKV("a", (2,), range(8)),)
+    assert stage.finish(stage.lease.batch_id, "a") == ()
+    assert held_by(stage) == {0: 8, 1: 1}
+
+
+@pytest.mark.parametrize("lost_id", [0, 2])
+def test_a_copy_is_forgotten_with_either_of_its_ends(lost_id: InstanceId) -> None:
+    stage = Stage()
+    told = copying(stage)
+    stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=True))
+    stage.state.apply(InstanceLost(3.0, lost_id))
+    stage.state.check()
+    if lost_id == 2:
+        stage.finish(stage.lease.batch_id, "a")
+        assert held_by(stage) == {0: 8, 1: 1}
+    else:
+        assert held_by(stage) == {}
+        assert sum(i.kv_used for i in stage.state.snapshot(4.0).instances) == 0
 
 
 def test_a_batch_ends_with_a_holder_that_is_lost() -> None:

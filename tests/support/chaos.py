@@ -82,6 +82,9 @@ class _Draw:
                 migrations += self._migrations(view)
             else:
                 computed.append(view)
+        for view in self._shuffled([v for v in running if v.batch_id is not None and v.is_copyable]):
+            if view.request_id not in self.snapshot.ending_ids and self.random.random() < 0.1:
+                migrations += self._migrations(view)
         batches = tuple(self._batches(computed))
         ends = tuple(self._lease_ends())
         return IterationPlan(

@@ -95,6 +95,7 @@ class ToyWorkers:
     slots: Iterator[int] = field(default_factory=count)  # each number is one slot, for ever
     batches: dict[int, ToyBatch] = field(default_factory=dict)
     migrations: dict[int, KVMigration] = field(default_factory=dict)
+    copies: set[int] = field(default_factory=set)  # of these, of KV that a batch reads meanwhile
     stopped: set[RequestId] = field(default_factory=set)  # with a token
     void: set[RequestId] = field(default_factory=set)  # of any batch
 
@@ -114,7 +115,8 @@ class ToyWorkers:
         return sorted(
             migration_id
             for migration_id, migration in self.migrations.items()
-            if not any(
+            if migration_id in self.copies
+            or not any(
                 batch_id < migration_id and migration.segment.owner_id in batch.run.plan.request_ids
                 for batch_id, batch in self.batches.items()
             )
@@ -138,6 +140,8 @@ class ToyWorkers:
                     batch.stop_step = min(batch.stop_step, boundary)
                 case MoveKV():
                     self.migrations[instruction.migration_id] = instruction.migration
+                    if instruction.during_batch_id is not None:
+                        self.copies.add(instruction.migration_id)
                     self.reserve(instruction.migration.arriving)
                 case ReleaseKV():
                     for instance_id in instruction.instance_ids:

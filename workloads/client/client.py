@@ -188,7 +188,7 @@ class _Run:
             error=answer.verdict(),
             request_id=answer.request_id,
         )
-        self._tell(record)
+        self._report(record)
         return record
 
     async def _follow(self, request: WorkloadRequest, post: bytes, answer: ServerResponse) -> None:
@@ -209,7 +209,7 @@ class _Run:
         if status != 200:
             answer.fail(f"HTTP {status}: {text}")
 
-    def _tell(self, record: RequestRecord) -> None:
+    def _report(self, record: RequestRecord) -> None:
         if self._on_record is not None and not self._cut_off.is_set():
             self._on_record(record)
         if self._is_hopeless is not None and self._is_hopeless(self.now()):

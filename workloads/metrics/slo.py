@@ -14,7 +14,7 @@ from loong.core.errors import ConfigError
 from loong.workloads.metrics.record import RequestRecord
 
 PrefillTime = Callable[[int], float]
-"""Predicted seconds of an unloaded prefill of so many tokens."""
+"""Returns the predicted seconds of an unloaded prefill of a number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class CudaCopyStream:
     def __init__(self, arena: Arena, plane: Plane) -> None:
         self._arena, self._deadline = arena, arena.deadline(plane)
         self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
-        self._beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
+        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         self._is_long = plane is Plane.MIGRATION
         self._ahead = deque[torch.cuda.Event]()  # one after each transfer that may be in flight
         self._load_kernels()
@@ -68,7 +68,7 @@ class CudaCopyStream:
 
     def aside(self) -> AbstractContextManager[object]:
         """See CopyStream."""
-        return torch.cuda.stream(self._beside)
+        return torch.cuda.stream(self._aside)
 
     def _load_kernels(self) -> None:
         """Load the kernels by signaling no rank and waiting for nothing.

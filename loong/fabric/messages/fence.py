@@ -1,34 +1,34 @@
-"""Which messages are still wanted: those of what is open, or is yet to be opened."""
+"""The messages that a process keeps: those of open batches and migrations, and of later ones."""
 
 from typing import Protocol
 
 from loong.fabric.errors import InvalidMessageError
 
-_MOST_CLOSED = 4096  # ids that are remembered; one that is so far behind the latest is over
+_MOST_CLOSED = 4096  # closed ids to remember; older ones count as closed
 
 
 class Fence(Protocol):
-    """What of one plane is open. Not thread safe."""
+    """The open batches or migrations of one plane. Not thread safe."""
 
     def open(self, its_id: int) -> None:
-        """Open a batch or migration. Raises `InvalidMessageError` if it is open, or was."""
+        """Open a batch or migration. Raises `InvalidMessageError` if it is or was open."""
 
     def close(self, its_id: int) -> None:
-        """Close one; whatever still comes for it is stale."""
+        """Close a batch or migration. Later messages for it are stale."""
 
     def is_stale(self, its_id: int) -> bool:
-        """Return whether nobody will want a message any more."""
+        """Return whether a message for this batch or migration is to be dropped."""
 
 
 class GrowingFence:
-    """Implements Fence for ids that grow: what was not opened before a later one never is."""
+    """Implements Fence for ids that only grow. An id below an opened one can no longer be opened."""
 
     def __init__(self, kind: str) -> None:
-        """Take what errors call it."""
+        """Set up. `kind` is the name in errors."""
         self._kind, self._last, self._open = kind, -1, set[int]()
 
     def open(self, its_id: int) -> None:
-        """See Fence. Raises `InvalidMessageError` unless ids grow, too."""
+        """See Fence. Raises `InvalidMessageError` also if the id does not grow."""
         if its_id <= self._last:
             raise InvalidMessageError(f"{self._kind} {its_id} after {self._kind} {self._last}")
         self._last = its_id
@@ -44,13 +44,13 @@ class GrowingFence:
 
 
 class AnyOrderFence:
-    """Implements Fence for ids that come in nearly any order, as batches do that wait for others."""
+    """Implements Fence for ids in almost any order, like those of batches that wait for others."""
 
     def __init__(self, kind: str) -> None:
-        """Take what errors call it."""
+        """Set up. `kind` is the name in errors."""
         self._kind, self._open = kind, set[int]()
         self._closed: dict[int, None] = {}  # the latest, oldest first
-        self._floor = -1  # all up to here are over
+        self._floor = -1  # ids up to here are closed unless open
 
     def open(self, its_id: int) -> None:
         """See Fence."""

@@ -100,13 +100,14 @@ class LoggedBatch(_Part, frozen=True):
 
 
 class Migration(_Part, frozen=True):
-    """A migration of KV of one request that is in no batch."""
+    """A migration of KV of one request, which may be in a batch that reads it meanwhile."""
 
     migration_id: int
     request_id: str
     num_tokens: int
     source_id: int
     destination_id: int
+    during_batch_id: int | None = None
 
 
 class Preempted(_Part, frozen=True):

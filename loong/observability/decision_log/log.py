@@ -33,7 +33,7 @@ from loong.observability.decision_log.plan_line import instance_states, planned_
 STANDING = (DecisionKind.WAIT, DecisionKind.DEFER)  # repeated in each plan while they hold
 
 Listener: TypeAlias = Callable[[Line, bytes], None]
-"""Is told every line, and how it is written; it must neither fail nor wait."""
+"""Receives every line with its encoded bytes. It must neither fail nor block."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from loong.core.events import (
 )
 from loong.core.instance import ElasticInstance
 from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
-from loong.core.plan import BatchPlan, IterationPlan, KVMigration
+from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.lines import (
     Cause,
@@ -48,9 +48,7 @@ def planned_line(
         causes=tuple(map(_cause, events)),
         instances=instance_states(snapshot.instances),
         batches=tuple(_batch(run) for run in instructions if isinstance(run, RunBatch)),
-        migrations=tuple(
-            _migration(m.migration_id, m.migration) for m in instructions if isinstance(m, MoveKV)
-        ),
+        migrations=tuple(_migration(m) for m in instructions if isinstance(m, MoveKV)),
         preempted=tuple(_preempted(p.request_id, snapshot) for p in plan.preemptions),
         ended_leases=tuple(EndedLease(end.batch_id, end.step) for end in plan.lease_ends),
         extended_leases=tuple(ExtendedLease(e.batch_id, e.num_steps) for e in plan.lease_extensions),
@@ -126,14 +124,15 @@ def _decode(plan: BatchPlan, given: RequestInput) -> Decode:
     return Decode(given.request_id, block.positions.start, block.master_id)
 
 
-def _migration(migration_id: int, migration: KVMigration) -> Migration:
-    segment = migration.segment
+def _migration(instruction: MoveKV) -> Migration:
+    segment = instruction.migration.segment
     return Migration(
-        migration_id,
+        instruction.migration_id,
         segment.owner_id,
         num_tokens=len(segment.positions),
         source_id=segment.instance_id,
-        destination_id=migration.destination_id,
+        destination_id=instruction.migration.destination_id,
+        during_batch_id=instruction.during_batch_id,
     )
 
 

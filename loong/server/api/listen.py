@@ -46,7 +46,7 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def sockets_beside(listener: socket.socket, number: int) -> Iterator[list[socket.socket]]:
+def sibling_sockets(listener: socket.socket, number: int) -> Iterator[list[socket.socket]]:
     """Yield `number` more sockets on the port of a bound one. The system spreads connections among them."""
     listener.setsockopt(
         socket.SOL_SOCKET, socket.SO_REUSEPORT, 1

@@ -8,7 +8,7 @@ from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.started_batch import ReportStep
-from loong.worker.batches.step_sync import sync_step, tell_holders
+from loong.worker.batches.step_sync import report_to_holders, sync_step
 from loong.worker.batches.token_placeholders import PendingTokens, TokenPlaceholders
 from loong.worker.steps.pending_step import PendingStep
 from loong.worker.steps.step_inputs import Progress
@@ -78,7 +78,7 @@ class HostSteppedBatch:
                     ended = {token.request_id for token in tokens if token.finish_reason is not None}
                     stop = sync_step(self._fabric, plan, ended, live, lease_end)
                     if holder_ids and plan.group.leader_id == self._step_runner.instance_id:
-                        tell_holders(self._fabric, plan, holder_ids, live, stop)
+                        report_to_holders(self._fabric, plan, holder_ids, live, stop)
                     is_last = step + 1 >= stop or not live
                 if is_last:
                     self._pending_tokens.resolve(tokens)

@@ -38,7 +38,7 @@ def sync_step(
     return int(payloads[plan.group.leader_id][0])
 
 
-def tell_holders(
+def report_to_holders(
     fabric: Fabric, plan: BatchPlan, holder_ids: Iterable[InstanceId], live: set[RequestId], stop: int
 ) -> None:
     """Send the live requests and the lease's end to the instances that serve it; only as its leader."""

@@ -136,7 +136,7 @@ def test_kv_that_is_pushed_to_an_instance_outside_the_group_is_kept_there() -> N
     block = QueryBlock("r", range(40), 0, Transfer.QUERY)
     batch = BatchPlan(ESPGroup((0,)), (block,), (KVSegment("r", range(40), 1),))
     work = step_work(batch, {"r": Placement()})
-    assert work.holders[1] == InstanceWork(num_requests=1, num_kept_keys=40)
+    assert work.holders[1] == InstanceWork(num_requests=1, num_ring_keys=40, num_kept_keys=40)
 
 
 def test_what_is_added_to_a_copy_serves_nobody_in_what_it_is_of() -> None:

@@ -97,6 +97,20 @@ def test_leases_of_one_request_and_of_many_are_measured_at_every_dop(measured: S
         assert min(sizes) == 1
 
 
+def test_decodes_over_kv_that_others_serve_are_measured_with_nothing_beside_them(
+    measured: Sequence[Measured],
+) -> None:
+    steps = [
+        work
+        for m in measured
+        if isinstance(m.sample, BatchSample)
+        for work, _ in m.sample.steps
+        if work.holders
+    ]
+    assert {len(work.holders) for work in steps} == {*range(1, NUM_INSTANCES)}
+    assert all(work.group.dop == 1 and work.idle_holder_ids == work.holders.keys() for work in steps)
+
+
 def test_the_same_seed_reports_the_same_stories() -> None:
     first, again = (measured_scenarios(PRIOR, seed=3) for _ in range(2))
     assert [m.sample for m in first] == [m.sample for m in again]
@@ -114,7 +128,7 @@ def test_a_model_whose_least_step_takes_seconds_is_measured_beyond_that_step() -
 
 
 def test_a_profile_ends_with_the_instance_that_was_lost_and_why() -> None:
-    lost = InstanceLost(0.5, 2, "ValueError: it is too small")
+    lost = InstanceLost(0.3, 2, "ValueError: it is too small")
     with pytest.raises(ClusterError) as raised:
         measured_scenarios(PRIOR, 0, PRIOR, incidents=[lost])
     assert str(raised.value) == "instance 2 was lost: ValueError: it is too small"

@@ -66,13 +66,15 @@ def test_at_every_moment_a_request_waits_runs_or_moves(tmp_path: Path, seed: int
     for request_id in index.arrivals:
         reported_story = story_of(index, request_id)
         assert reported_story.summary.ended_at is not None
-        spent = reported_story.summary.waited_seconds
+        spent, busy_until = reported_story.summary.waited_seconds, 0.0
         for step in reported_story.steps:
             if isinstance(step, ComputedBatches):
                 spent += sum(part.seconds for part in step.parts)
-            elif isinstance(step, Move):
+                busy_until = max(part.until or 0.0 for part in step.parts)
+            elif isinstance(step, Move):  # perhaps while a batch reads what moves
                 assert step.until is not None
-                spent += step.until - step.time
+                spent += max(0.0, step.until - max(step.time, busy_until))
+                busy_until = max(busy_until, step.until)
         assert spent == pytest.approx(reported_story.summary.ended_at - reported_story.summary.arrived_at)
         assert words.reported(reported_story)
 
@@ -346,7 +348,7 @@ def test_every_end_is_reported(tmp_path: Path, reason: FinishReason, said: str) 
 
     text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert (
-        "Decode of 1 token in 1 lease on instances 0, 1 and 2 (DoP 3), beside 1 other request: 1.00 s" in text
+        "Decode of 1 token in 1 lease on instances 0, 1 and 2 (DoP 3), with 1 other request: 1.00 s" in text
     )
     assert "Scale-up: instance 2 joins the group, for which no KV moves." in text
     assert said in text

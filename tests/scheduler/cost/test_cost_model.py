@@ -2,6 +2,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
+from chaotic_batches import chaotic_batches
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -250,3 +251,19 @@ def test_a_lane_serves_as_slowly_as_its_shares_say_and_costs_what_it_holds() -> 
     work = InstanceWork(num_attends=1, num_decode_keys=50_000, num_sent_queries=1)
     assert model.served_time(work, 0.5) == pytest.approx(reading + 0.05)
     assert MODEL.served_time(work, 0.5) == pytest.approx(reading)
+
+
+def test_a_lane_changes_nothing_where_no_instance_outside_a_group_holds_kv() -> None:
+    laned = replace(MODEL, lane=ServiceLane(0.1, 0.1, 0.5))
+    num_served = 0
+    for batch, placements in chaotic_batches(range(6)):
+        work = step_work(batch, placements)
+        held = {i for placement in placements.values() for i in placement.instance_ids}
+        held |= {segment.instance_id for segment in batch.writes}
+        assert bool(work.holders) == (not held <= set(batch.group.instance_ids))
+        if work.holders:
+            num_served += 1
+            assert laned.step_time(work) >= MODEL.step_time(work)
+        else:
+            assert laned.step_time(work) == MODEL.step_time(work)
+    assert num_served

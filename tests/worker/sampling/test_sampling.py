@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from loong.core.request import SamplingParams
-from loong.worker.sampling.random_sampling import draw, uniform
+from loong.kernels import reference_draw
+from loong.worker.sampling.random_sampling import draw_params, uniform
 from loong.worker.sampling.sampler import InvalidLogits, Sampled, SamplingResult, TorchSampler, sample
 from loong.worker.sampling.sampling_input import SamplingInput
 
@@ -23,6 +24,12 @@ def draw_logits(seed: int, num_rows: int, vocab_size: int, num_levels: int | Non
     """Normal logits; `num_levels` rounds them so that there are ties."""
     logits = 2 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
     return logits if num_levels is None else (logits * num_levels).round() / num_levels
+
+
+def draw(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
+    """The tokens of rows whose chances are given."""
+    rows = draw_params(params, [0] * len(params), logits.shape[1])
+    return reference_draw.draw(logits, rows, torch.tensor(uniforms, dtype=torch.float64))
 
 
 def at(position: int, params: SamplingParams, output: tuple[int, ...] = ()) -> SamplingInput:

@@ -196,10 +196,10 @@ def _parts(batch: LoggedBatch) -> tuple[Chunk | Decode, ...]:
 
 
 def _add_move(index: LogIndex, moved: MovedKV) -> None:
-    """Add a migration, now or at the end of the batch that its request is in."""
+    """Add a migration, now or at the end of the batch that makes some of its KV."""
     migration = moved.migration
     index.migrations[migration.migration_id] = migration
-    batch_id = index.batch_of.get(migration.request_id)
+    batch_id = None if migration.during_batch_id else index.batch_of.get(migration.request_id)
     held = index.entries[migration.request_id] if batch_id is None else index.held_moves[batch_id]
     held.append(moved)
 

@@ -27,7 +27,7 @@ def run_words(run: ComputedBatches) -> Iterator[str]:
     group = f"{instances(run.instance_ids)} ({dop})"
     if run.holder_ids:
         group += f", with KV served by {instances(run.holder_ids)}"
-    yield f"{_what(run)} on {group}{_beside(run)}: {_time(run)}."
+    yield f"{_what(run)} on {group}{_others(run)}: {_time(run)}."
     yield from _scaling(run)
     if len(run.instance_ids) > 1 and (kept_on := _sum(part.kept_on for part in run.parts)):
         yield f"{_where_kv_stays(run, kept_on)}."
@@ -67,12 +67,12 @@ def _chunks(parts: tuple[StoryPart, ...]) -> str:
     return f"in {counted(len(parts), 'chunk')} of {size}"
 
 
-def _beside(run: ComputedBatches) -> str:
+def _others(run: ComputedBatches) -> str:
     num_others = [part.num_others for part in run.parts]
     if not max(num_others):
         return ""
     up_to = "up to " if min(num_others) < max(num_others) else ""
-    return f", beside {up_to}{counted(max(num_others), 'other request')}"
+    return f", with {up_to}{counted(max(num_others), 'other request')}"
 
 
 def _time(run: ComputedBatches) -> str:

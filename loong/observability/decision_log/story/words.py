@@ -15,7 +15,7 @@ from loong.observability.decision_log.story.story import Story
 from loong.observability.decision_log.story.summary import Latency, Summary
 
 WIDTH = 110
-LEAST_TOLD = 0.001  # seconds; a summary leaves out shorter waits
+MIN_SHOWN_SECONDS = 0.001  # seconds; a summary leaves out shorter waits
 _TIME_WIDTH = 11
 _INDENT = " " * (_TIME_WIDTH + 2)
 
@@ -47,7 +47,7 @@ def why_it_waited(story: Story) -> Iterator[str]:
         elif isinstance(step, ComputedBatches):
             waits.append((sum(part.paused_seconds for part in step.parts), list(rest_words(step))))
     for seconds, sentences in sorted(waits, key=itemgetter(0), reverse=True):
-        if seconds >= LEAST_TOLD:
+        if seconds >= MIN_SHOWN_SECONDS:
             yield from sentences
 
 
