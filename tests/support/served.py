@@ -24,7 +24,7 @@ QUICK_START = ("--calibration-time", "0")
 HASTY_HEARTBEAT = 0.1  # seconds
 _HASTY_ENTRY = f"""
 from dataclasses import replace
-from loong.launcher.serve.command import serving
+from loong.launcher.serve import serving
 
 serve = serving.serve_until_stopped
 

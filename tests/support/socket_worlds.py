@@ -33,7 +33,7 @@ def run_in_world(
     deadline: float = 20.0,
     num_victims: int = 0,
     carrier: Carrier = Carrier.SOCKETS,
-    seconds: float = 60.0,
+    seconds: float = 150.0,
 ) -> list[object]:
     """Call `function(fabric, instance_id, tp_rank, *args)` in each process; return results by rank.
 
