@@ -55,7 +55,7 @@ async def test_a_worker_that_is_killed_in_a_ring_is_named_and_not_one_that_waite
 
 
 def ring_prefill(number: int) -> RunBatch:
-    """A batch of one prompt, striped over three instances."""
+    """Return a batch of one prompt, striped over three instances."""
     owner_id, group, length = f"request-{number}", (0, 1, 2), 96
     stripes = [range(i, length, len(group)) for i in group]
     plan = BatchPlan(
