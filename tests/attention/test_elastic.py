@@ -1,4 +1,4 @@
-"""A step's attention is that of one instance with all KV, whoever has it, asks for it, or only answers."""
+"""A step's attention equals that of one instance with all KV, on every role of an instance."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -31,7 +31,7 @@ from loong.worker.kv.pool import KVPool
 
 GROUP = (0, 1)
 NUM_HEADS, NUM_KV_HEADS = 4, 2
-SHARP = 3.0  # queries so large that a token sees little but some keys: whatever is left out shows
+SHARP = 3.0  # queries so large that a token attends mainly a few keys: an omission shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Chunk:
         return striped(request_id, range(self.num_history), self.holders)
 
     def blocks(self, request_id: RequestId) -> Iterator[QueryBlock]:
-        """What each master computes."""
+        """Yield the blocks of each master."""
         positions = range(self.num_history, self.num_tokens)
         for index, master_id in enumerate(self.masters):
             yield QueryBlock(
@@ -76,9 +76,9 @@ class Chunk:
 
 
 def steps(sizes: Sizes) -> Iterator[dict[RequestId, Chunk]]:
-    """A chunk of every kind alone, and beside a decode of either master, whose KV either instance has.
+    """Yield a chunk of every kind alone, and with a decode of either master and KV on either instance.
 
-    Those of which instance 1 alone is master are left out: they are others, seen from the other side.
+    Steps whose only master is instance 1 are left out: they mirror others.
     """
     kinds = product(((), (0,), (1,), GROUP), ((0,), GROUP), Transfer)
     for holders, masters, transfer in kinds:
@@ -119,7 +119,7 @@ class Instance:
         exchange: str,
         group: tuple[InstanceId, ...] = GROUP,
     ) -> bool:
-        """Whether the attention of this instance's rows is that over all KV in one place."""
+        """Return whether the attention of this instance's rows equals that over all KV in one place."""
         q = {name: SHARP * self._values(0, chunk, NUM_HEADS) for name, chunk in chunks.items()}
         kv = {name: self._values(1, chunk, 2, NUM_KV_HEADS) for name, chunk in chunks.items()}
         step = self._step(chunks, kv, group)
@@ -175,7 +175,7 @@ class Instance:
 
 
 def _rows(step: AttentionStep, values: Mapping[RequestId, Tensor]) -> Tensor:
-    """What a step has of its rows."""
+    """Return the values of a step's rows."""
     rows = [values[block.request_id][list(block.positions)] for block in step.blocks]
     return torch.cat([next(iter(values.values()))[:0], *rows])
 

@@ -1,4 +1,4 @@
-"""What a snapshot is beside its fields, and in what order its requests are."""
+"""Derived properties of a snapshot, and the order of its requests."""
 
 from dataclasses import replace
 

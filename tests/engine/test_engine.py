@@ -157,7 +157,7 @@ async def test_requests_after_an_engine_has_failed_end_at_once() -> None:
         workers.post(InstanceLost(0.0, 0, "it fell over"))
         with pytest.raises(EngineStoppedError):
             await held
-        workers.grammars["held"].set_result(None)  # too late for anybody to arrive
+        workers.grammars["held"].set_result(None)  # too late for any request to arrive
         for late in (REQUEST, with_schema("late")):
             with pytest.raises(EngineStoppedError):
                 await first_token(engine, late)

@@ -73,7 +73,7 @@ def test_a_long_prefill_does_not_delay_the_decode_steps_of_another_group(pair: C
 
 
 def test_a_long_lease_does_not_delay_what_another_group_does(cluster: Cluster, folder: Path) -> None:
-    """One group takes 120 steps on one plan; the other finishes batch after batch meanwhile."""
+    """One group takes 120 steps on one plan, while the other finishes batch after batch."""
     leased = greedy_request(random_prompt(20, seed=8), 121)
     others = [greedy_request(random_prompt(length, seed=length), 5) for length in (30, 7, 12)]
     groups = {leased.request_id: (2, 0), **{other.request_id: (1, 3) for other in others}}

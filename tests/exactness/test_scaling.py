@@ -25,7 +25,7 @@ StepPlan: TypeAlias = Callable[[RequestView, int], IterationPlan]
 
 
 def by_step(plan: StepPlan) -> Policy:
-    """A policy for one request that is told how many steps it has taken."""
+    """Return a policy for one request by the number of steps it has taken."""
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         for view in plannable(snapshot):

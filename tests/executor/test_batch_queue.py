@@ -158,7 +158,7 @@ def run(batch_id: int, *group: InstanceId) -> RunBatch:
 
 
 def begins(queue: BatchQueue, batch_id: int, *group: InstanceId) -> bool:
-    """Whether a batch begins at once."""
+    """Return whether a batch begins at once."""
     ready = queue.take(run(batch_id, *group))
     assert ready is not None
     return ready.begins

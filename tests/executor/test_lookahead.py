@@ -277,7 +277,7 @@ def test_who_was_in_a_batch_that_is_lost_gets_nothing_of_the_next_one() -> None:
 
 
 def ignored(state: ClusterState, batch_id: int) -> bool:
-    """Whether nothing is predicted of a batch."""
+    """Return whether no end of a batch is predicted."""
     before = state.snapshot(1.0)
     state.apply(BatchEndPredicted(1.0, batch_id, 2.0))
     state.check()

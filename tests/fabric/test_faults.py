@@ -45,7 +45,7 @@ def turn_and_die(fabric: Fabric, ring: tuple[int, ...], num_steps: int) -> None:
 def turn_until_one_is_killed(
     fabric: Fabric, instance_id: int, tp_rank: int, victim: tuple[int, int]
 ) -> tuple[int, int]:
-    """Rotate round a ring until it breaks; returns whose loss this process was told."""
+    """Rotate round a ring until it breaks; return the process whose loss was reported here."""
     ring, num_steps = (0, 2, 1), 25 if (instance_id, tp_rank) == victim else 50
     with pytest.raises(PeerLostError) as caught, fabric.batch(0, ring):
         turn_and_die(fabric, ring, num_steps)

@@ -1,4 +1,4 @@
-"""Ranks of an instance sum and gather: bitwise what the definition gives, and the same on all."""
+"""Ranks of an instance sum and gather: bitwise as the definition, and the same on all."""
 
 from functools import reduce
 
@@ -22,7 +22,7 @@ def shards(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.
 
 
 def differences(fabric: Fabric, instance_id: int, tp_rank: int) -> list[str]:
-    """What was not the definition's, in several batches with an odd number of calls."""
+    """Return differences from the definition, in several batches with an odd number of calls."""
     group, found = fabric.tensor_parallel, []
     for batch_id in range(NUM_BATCHES):
         with fabric.batch(batch_id, (instance_id,)):

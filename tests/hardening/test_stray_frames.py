@@ -40,7 +40,7 @@ SHAPES: tuple[object, ...] = (
     {"Shutdown": {}},
     ("StopLease", {"batch_id": "seven"}),
 )
-LINGER_MS = 30_000  # for what a socket has queued to leave
+LINGER_MS = 30_000  # for queued frames of a socket to leave
 IMPOSSIBLE = (
     Heartbeat(9, 0),
     WorkerReady(0, 9),

@@ -1,4 +1,4 @@
-"""What all commands have in common."""
+"""The common behavior of all commands."""
 
 import json
 import os

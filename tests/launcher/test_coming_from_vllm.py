@@ -1,4 +1,4 @@
-"""What docs/coming-from-vllm.md says of loong is so."""
+"""The claims of docs/coming-from-vllm.md hold."""
 
 import re
 from collections.abc import Iterator

@@ -44,7 +44,7 @@ def pairs_of_tasks(tasks: tuple[AttendTask, ...]) -> list[tuple[int, int]]:
 
 
 def pairs_of_tiles(tiles: tuple[Tile, ...]) -> list[tuple[int, int]]:
-    """Likewise."""
+    """Return the pairs of the tiles."""
     return sorted(
         (tile.query_row + i, tile.key_row + j)
         for tile in tiles

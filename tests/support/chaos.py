@@ -232,7 +232,7 @@ class _Draw:
         parts: Sequence[tuple[range, InstanceId]],
         passing: Sequence[tuple[range, InstanceId]] = (),
     ) -> list[KVSegment] | None:
-        """The segments that these parts make, if there is room for them, and for what is there for a time."""
+        """Return the segments of these parts, if there is room for them and for temporary KV."""
         left = dict(self.free)
         for positions, instance_id in (*parts, *passing):
             left[instance_id] -= len(positions)

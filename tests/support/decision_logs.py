@@ -1,4 +1,4 @@
-"""Runs with a decision log: in virtual time, or told by hand."""
+"""Runs with a decision log: in virtual time, or scripted."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ from loong.state.cluster_state import ClusterState
 
 
 def clock(step: float, token: float, moved_key: float = 0.0) -> WorkCostModel:
-    """Seconds of a step whatever is in it, of each token of its busiest instance, and of moving a token."""
+    """Return a cost model: seconds of a step, of each token of its busiest instance, and of a moved token."""
     nothing = dict.fromkeys((field.name for field in fields(Coefficients)), 0.0)
     return WorkCostModel(Coefficients(**{**nothing, "step": step, "token": token, "moved_key": moved_key}))
 
@@ -69,7 +69,7 @@ def logged(
 
 
 class EventReporter:
-    """A loop without policy or executor: a test tells its events and plans. Batches start when planned."""
+    """A loop without policy or executor: a test passes events and plans. Batches start when planned."""
 
     def __init__(self, log: DecisionLog, instances: Iterable[ElasticInstance]) -> None:
         self.state = ClusterState(tuple(instances))
@@ -95,7 +95,7 @@ class EventReporter:
 def reported(
     path: Path, instances: Iterable[ElasticInstance], script: Callable[[EventReporter], None]
 ) -> tuple[Line, ...]:
-    """The log of what a script tells, read back from `path`."""
+    """Return the log of a script, read back from `path`."""
     with decision_log(path) as log:
         script(EventReporter(log, instances))
     return read_log(path)

@@ -1,4 +1,4 @@
-"""How long an event loop is kept from its next turn, while large requests come."""
+"""The time that an event loop is blocked, while large requests come."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ class Stalls:
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Stalls]:
-    """What is found while the context lasts."""
+    """Yield the stalls that are found while the context lasts."""
     stalls, before = Stalls(), time.process_time()
     watching = asyncio.create_task(stalls.watch())
     try:

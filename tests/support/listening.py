@@ -46,7 +46,7 @@ BESIDE_ITS_ENGINE = pytest.mark.parametrize("serving", ["beside its engine"], in
 
 
 def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
-    """What makes such a server of an engine and settings; its context gives the address."""
+    """Return the function that makes such a server; its context gives the address."""
 
     @asynccontextmanager
     async def listen(
@@ -73,7 +73,7 @@ async def _app_apart(
     request_observers: RequestObservers | None,
     stack: AsyncExitStack,
 ) -> web.Application:
-    """An application over a channel to the engine and a socket that tells of the cluster."""
+    """Return an application over a channel to the engine and a socket with the cluster's state."""
     path = Path(stack.enter_context(TemporaryDirectory())) / "cluster"
     cluster = cluster_of(engine, settings, request_observers=request_observers)
     cluster_runner = await serve_cluster(create_cluster_app(cluster), path, shutdown_timeout=1.0)

@@ -1,4 +1,4 @@
-"""Samples of every kind of work, from the scenarios that a profile tells."""
+"""Samples of every kind of work, from the scenarios of a profile."""
 
 import asyncio
 from collections.abc import Iterable

@@ -30,7 +30,7 @@ _OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Scrapes:
-    """What `/metrics` said at two times so many seconds apart."""
+    """The text of `/metrics` at two times, `seconds` apart."""
 
     before: str
     after: str

@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of what stands before an engine: it says what the test told it to."""
+"""An engine without a model, for tests of the layers above an engine: it gives scripted answers."""
 
 import asyncio
 import itertools

@@ -24,7 +24,7 @@ QUICK_START = ("--calibration-time", "0")
 HASTY_HEARTBEAT = 0.1  # seconds
 _HASTY_ENTRY = f"""
 from dataclasses import replace
-from loong.launcher.serve.command import serving
+from loong.launcher.serve import serving
 
 serve = serving.serve_until_stopped
 
@@ -135,7 +135,7 @@ def served(
 
 @contextmanager
 def _hangups_heeded() -> Iterator[None]:
-    """Let processes that start meanwhile heed SIGHUP, though the tests may run under `nohup`."""
+    """Let processes that start inside the context handle SIGHUP, though the tests may run under `nohup`."""
     previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         yield

@@ -23,7 +23,7 @@ MAX_EVENTS = 200_000
 
 @dataclass
 class Run:
-    """What a run told. Times are virtual."""
+    """The results of a run. Times are virtual."""
 
     tokens: dict[str, list[ProducedToken]] = field(default_factory=dict)
     token_times: dict[str, list[float]] = field(default_factory=dict)

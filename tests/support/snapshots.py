@@ -50,7 +50,7 @@ def decoding(
 def running(
     batch_id: int, plan: BatchPlan, started_at: float = 0.0, num_steps_taken: int = 0
 ) -> RunningBatch:
-    """A batch in flight that nobody has told to end, and whose steps took what was predicted."""
+    """Return a batch in flight without an early end, whose steps took the predicted time."""
     stepped_at = started_at + num_steps_taken * (plan.predicted_time or 0.0)
     return RunningBatch(batch_id, plan, started_at, num_steps_taken, plan.num_steps, stepped_at)
 
@@ -63,9 +63,9 @@ def snapshot_of(
     now: float = 0.0,
     recent_prompt_lengths: tuple[int, ...] = (),
 ) -> Snapshot:
-    """Instances 0, 1, ... with these pools, used by the KV of `views` and what `batches` are to write.
+    """Instances 0, 1, ... with these pools, used by the KV of `views` and the writes of `batches`.
 
-    Views of a batch are told that they are in it.
+    Views of a batch get its id.
     """
     batch_of = {request_id: batch.batch_id for batch in batches for request_id in batch.plan.request_ids}
     on = {i: batch.batch_id for batch in batches for i in batch.plan.group.instance_ids}

@@ -1,4 +1,4 @@
-"""Batches that an instance serves beside those that it runs: open at once, ended by whoever fails."""
+"""Batches that an instance serves while it runs its own: open at once, ended by any failure."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def test_batches_are_served_in_any_order_beside_those_that_run() -> None:
 
 
 class _OwnError(Exception):
-    """What a process leaves a batch by."""
+    """The error with which a process leaves a batch."""
 
 
 def serve_and_fail(fabric: SocketFabric, instance_id: int, tp_rank: int) -> str:

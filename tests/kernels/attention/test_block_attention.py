@@ -47,7 +47,7 @@ def nothing_seen(num_tokens: int, num_heads: int, head_dim: int, device: torch.d
 
 
 def random_partial(device: torch.device) -> Partial:
-    """What 42 tokens of 4 heads of 64 have seen."""
+    """Return a partial of 42 tokens of 4 heads of 64."""
     out = random_values(3, 42, 4, 64, dtype=torch.float32, device=device)
     return Partial(out, random_values(4, 42, 4, dtype=torch.float32, device=device))
 
@@ -70,7 +70,7 @@ def both(
     slots: Tensor | None = None,
     workspace: PieceWorkspace | None = None,
 ) -> tuple[Partial, Partial]:
-    """What the kernel makes of tasks, and what the definition does."""
+    """Return the partials of tasks by the kernel and by the definition."""
     num_tokens, num_heads, head_dim = q.shape
     actual, expected = (nothing_seen(num_tokens, num_heads, head_dim, q.device) for _ in range(2))
     lines = table(tasks, q.device)

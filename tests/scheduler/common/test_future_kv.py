@@ -22,7 +22,7 @@ REQUESTS = st.lists(REQUEST, max_size=12)
 
 
 def view(num_remaining: int, num_current: int) -> RequestView:
-    """A request with so many tokens to come, that needs so many slots before."""
+    """Return a request with these tokens to come, and these slots needed before."""
     return waiting("r", num_current + 1, num_remaining)
 
 

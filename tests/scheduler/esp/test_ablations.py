@@ -1,4 +1,4 @@
-"""Each ablation differs from `esp` in what it says, and in nothing else."""
+"""Each ablation differs from `esp` in its named part, and in nothing else."""
 
 from dataclasses import replace
 

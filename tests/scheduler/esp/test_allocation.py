@@ -1,4 +1,4 @@
-"""Which instances compute which prompts: long ones widely, short ones at once, nobody twice."""
+"""The instances of prompts: long prompts on many, short ones at once, none on two groups."""
 
 from dataclasses import replace
 
@@ -52,9 +52,7 @@ def homes(groups: list[Group]) -> dict[str, list[int]]:
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Prompts of all lengths, begun or not, beside decodes in flight and not in flight, with much room or
-    less.
-    """
+    """Draw prompts of all lengths, begun or not, with decodes in flight or not, and much room or less."""
     num_instances = draw(st.integers(1, 8))
     ids = st.lists(st.integers(0, num_instances - 1), min_size=1, max_size=3, unique=True).map(tuple)
     lengths = st.sampled_from([1, 300, 3000, 50_000, 400_000])

@@ -1,4 +1,4 @@
-"""What a group runs next: leases that have room, prompts that go on, and decodes that keep their pace."""
+"""The next batch of a group: leases with room, prompts that go on, and decodes that keep their pace."""
 
 from collections.abc import Sequence
 from dataclasses import replace

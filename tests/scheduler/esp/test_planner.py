@@ -1,4 +1,4 @@
-"""What the elastic policy does as a whole, in virtual time; every plan is checked as it is committed."""
+"""The elastic policy as a whole, in virtual time; every plan is checked as it is committed."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Every decision says why: each prompt goes on with its alternatives, or is told why it waits."""
+"""Every decision has a reason: prompts that go on have alternatives, waiting prompts a reason to wait."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a step in the making owes: its predicted time is true, and within its budget, its tokens, its room."""
+"""Laws of a step builder: its predicted time is true, and within its budget, its tokens and its room."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the panels of a board ask, answered from what a server says before and after some requests."""
+"""The queries of a board's panels, answered from a server's metrics before and after some requests."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What Prometheus, and Grafana boards made for vLLM, find at /metrics."""
+"""Metrics of /metrics for Prometheus, and for Grafana boards made for vLLM."""
 
 import asyncio
 import re

@@ -32,7 +32,7 @@ def backend_bytes(text: str) -> str:
 
 
 def _byte_fallback() -> Tokenizer:
-    """As SentencePiece models decode: pieces with a mark for the blank, and bytes for what has no piece."""
+    """Return a tokenizer as of SentencePiece: a mark for the blank, and bytes for unknown characters."""
     pieces = ["<unk>", "▁", "▁a", "b", "▁▁", "日", "�", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocab = {piece: i for i, piece in enumerate(pieces)}
     backend = Backend(models.WordLevel(vocab=vocab, unk_token="<unk>"))

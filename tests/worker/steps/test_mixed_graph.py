@@ -166,7 +166,7 @@ def test_so_are_steps_of_more_decodes_than_there_is_room_for(
 def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
     fabric: SocketFabric, folder: Path, least_queries: int, were_captured: list[bool]
 ) -> None:
-    """With each chunk of 16 there are 256 pairs more, beside 136 with keys of its own."""
+    """With each chunk of 16 there are 256 more pairs, next to 136 with keys of its own."""
     story = Story(
         fabric,
         folder,
