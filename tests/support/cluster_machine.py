@@ -189,12 +189,15 @@ class ToyWorkers:
                     read = {p for held in given.placement.on(instance_id) for p in held}
                     assert read.isdisjoint(gone), f"batch {batch_id} reads {read & gone} of {owner_id}"
 
-    def finish(self, batch_id: int) -> int:
+    def finish(self, batch_id: int, ended: set[RequestId]) -> int:
         """The group is done: slots of steps that were not taken are free again."""
         batch = self.batches.pop(batch_id)
         self.drop_passing(batch)
         if batch.run.plan.num_steps > 1:
-            for segment in batch.run.plan.writes:
+            writes = (
+                s for s in batch.run.plan.writes if s.owner_id not in ended
+            )  # of those all goes at once
+            for segment in writes:
                 num_steps = batch.num_computed.get(segment.owner_id, 0)
                 for position in segment.positions[num_steps:]:
                     del self.held[segment.instance_id][segment.owner_id][position]
@@ -385,7 +388,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def advance(self, batch_id: int, random: Random) -> None:
         batch = self.workers.batches[batch_id]
         if batch.is_done:
-            self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id)))
+            self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id, self.ended)))
             return
         if batch.num_steps_taken == 0:
             started = BatchStarted(self.now(), batch_id)
