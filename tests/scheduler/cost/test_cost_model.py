@@ -216,7 +216,7 @@ def test_a_migration_costs_a_message_and_its_tokens_on_the_link_it_takes() -> No
 def served_decode(
     num_own: int, num_served: int, model: WorkCostModel = MODEL, idle_ids: Collection[int] = ()
 ) -> float:
-    """A decode on instance 0 of a request with so many tokens there, and so many on instance 1."""
+    """Return the time of a decode on instance 0 of a request with tokens there and on instance 1."""
     segments = [KVSegment("r", range(num_own), 0)] if num_own else []
     segments += [KVSegment("r", range(num_own, num_own + num_served), 1)] if num_served else []
     placement = Placement(tuple(segments))

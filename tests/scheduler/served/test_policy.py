@@ -24,7 +24,7 @@ FOUR = [H200_CAPACITY] * 4
 
 
 def mixed(num_output: int = 60) -> list[Request]:
-    """Long and short prompts that overlap."""
+    """Return long and short prompts that overlap."""
     return [timed_request(n, (300, 6000, 60_000)[n % 3] + 37 * n, num_output, n * 0.05) for n in range(12)]
 
 
@@ -43,7 +43,7 @@ def batches_of(run: Run) -> Iterator[BatchPlan]:
 
 
 def group_of_decodes(*views: RequestView, capacities: tuple[int, ...] = (90_000,) * 8) -> tuple[int, ...]:
-    """The instances that decode."""
+    """Return the instances that decode."""
     (batch,) = planned(snapshot_of(capacities, views), cost_model=H200).batches
     assert is_decode(batch)
     return batch.group.instance_ids
