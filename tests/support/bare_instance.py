@@ -1,4 +1,4 @@
-"""An instance without an engine. Imports nothing that is slow to import."""
+"""An instance without an engine. It imports nothing slow."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,9 @@ from loong.worker.sampling.grammar_constraints import Constraints
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A lease is to end before `step`; the instance is told so during its step number
-    `reported_in`, from 1.
+    """A lease is to end before `step`.
+
+    The instance receives this during its step number `reported_in`, from 1.
     """
 
     step: int
@@ -30,8 +31,8 @@ class Stop:
 
 
 @dataclass(slots=True)
-class Told:
-    """What an instance answers at each step boundary when it is asked for the end of its lease."""
+class ScriptedLeaseEnd:
+    """The answer of an instance at each step boundary to the question for the end of its lease."""
 
     stop: Stop | None
     num_steps: int
@@ -43,12 +44,12 @@ class Told:
         return self.stop.step if self.stop is not None and is_reported else self.num_steps
 
     def wait_for_room(self, num_steps: int) -> None:
-        """There is."""
+        """Return at once, because there is always room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command did on one instance: `tokens` with the steps that made them."""
+    """The results of a command on one instance: `tokens` with the steps that made them."""
 
     num_steps: int
     tokens: tuple[tuple[int, ProducedToken], ...]
@@ -58,7 +59,7 @@ class Outcome:
 
 
 class BareInstance:
-    """Model, pool and runner; what it knows of the end of every lease is `stop`."""
+    """Model, pool and runner of an instance. `stop` ends every lease."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class BareInstance:
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 
     def poison(self) -> None:
-        """Let all memory of the pool be NaN: whoever reads what nobody wrote has that."""
+        """Fill all memory of the pool with NaN, so that reads of unwritten memory are visible."""
         for layer in range(self._pool.num_layers):
             self._pool.layer(layer).fill_(torch.nan)
 
@@ -96,7 +97,7 @@ class BareInstance:
         elif self._instance_id in command.plan.group.instance_ids:
             begun = self._runner.begin(command)
             num_steps = begun.finish(
-                Told(self._stop, command.plan.num_steps),
+                ScriptedLeaseEnd(self._stop, command.plan.num_steps),
                 lambda step, tokens, _is_last: produced.extend((step, token) for token in tokens),
             )
             found = begun.prompt_logprobs()

@@ -1,4 +1,4 @@
-"""A policy that does anything the rules allow, for no reason at all."""
+"""A policy that makes any plan that the rules allow, at random."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,11 @@ _MAX_DRAWS = 20
 
 
 def chaos(seed: int) -> Policy:
-    """Groups, holders outside, rings, masters, chunks, retention, leases, migrations, preemptions at random.
+    """Return a policy with random groups, holders, masters, chunks, retention, leases, migrations and
+    preemptions.
 
-    It goes on as long as there are requests: if nothing is in flight it draws until something is, and makes
-    room if nothing can be.
+    It continues as long as there are requests: if nothing is in flight, it samples until something is, and
+    makes room if nothing can be.
     """
     random = Random(seed)
 
@@ -46,13 +47,13 @@ def chaos(seed: int) -> Policy:
 
 
 def any_plan(random: Random, snapshot: Snapshot) -> IterationPlan:
-    """Any plan that keeps the rules."""
+    """Return any plan that keeps the rules."""
     return _Draw(random, snapshot).plan()
 
 
 @dataclass
 class _Draw:
-    """One plan; `free` is the room that it leaves."""
+    """One plan. `free` is the room that it leaves."""
 
     random: Random
     snapshot: Snapshot
@@ -67,7 +68,7 @@ class _Draw:
         self.host_ids = frozenset(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
 
     def plan(self) -> IterationPlan:
-        """Something for each request that is at rest, or nothing."""
+        """Return parts for each request that is not in flight, or none."""
         waiting, running = self.snapshot.waiting, self.snapshot.running
         computed: list[RequestView] = []
         migrations: list[KVMigration] = []
@@ -99,15 +100,15 @@ class _Draw:
         return self.random.sample(items, len(items))
 
     def _subset(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
-        """Some of these, at least one, in any order."""
+        """Return some of these, at least one, in any order."""
         return self.random.sample(instance_ids, self.random.randint(1, len(instance_ids)))
 
     def _able(self, group: Sequence[InstanceId]) -> list[InstanceId]:
-        """Those of a group that can be masters."""
+        """Return the members of a group that can be masters."""
         return [i for i in group if i in self.full_ids]
 
     def _pieces(self, positions: range, count: int) -> list[range]:
-        """At most `count` parts of some positions: stripes, or runs."""
+        """Return at most `count` parts of some positions: stripes, or runs."""
         if self.random.random() < 0.5:
             pieces = [positions[i::count] for i in range(count)]
         else:
@@ -133,7 +134,7 @@ class _Draw:
                     yield extension
 
     def _migrations(self, view: RequestView) -> Iterator[KVMigration]:
-        """All that is on host tiers comes back to instances; if nothing is, some parts go anywhere."""
+        """Yield migrations of all KV on host tiers back to instances, or else of some parts anywhere."""
         segments = view.placement.segments
         offloaded = [segment for segment in segments if segment.instance_id in self.host_ids]
         for segment in offloaded or segments:
@@ -150,9 +151,9 @@ class _Draw:
                 yield KVMigration(segment._replace(positions=positions), destination_id)
 
     def _batches(self, views: list[RequestView]) -> Iterator[BatchPlan]:
-        """Groups of idle instances, mostly around a request whose KV they hold, with others that fit.
+        """Yield batches of idle instances, mostly around a request whose KV they hold, with others that fit.
 
-        Holders that are busy, and some that are not, serve instead.
+        Busy holders, and some others, serve instead.
         """
         idle = {instance.instance_id for instance in self.snapshot.instances if instance.is_idle}
         while views and idle:
@@ -201,7 +202,9 @@ class _Draw:
     def _chunk(
         self, view: RequestView, group: tuple[InstanceId, ...]
     ) -> tuple[list[QueryBlock], list[KVSegment]] | None:
-        """Some of the next positions, in parts of any shape, computed and stored anywhere in the group."""
+        """Return some of the next positions, in parts of any shape, computed and stored anywhere in the
+        group.
+        """
         first, rest = view.num_computed_tokens, view.num_uncomputed_tokens
         count = rest if self.random.random() < 0.4 else self.random.randint(1, rest)
         masters = self._subset(self._able(group))

@@ -45,14 +45,14 @@ def plan_nothing(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """The moment at which a request of the same run has produced so many tokens, or has ended."""
+    """The moment at which a request of the same run has produced a number of tokens, or has ended."""
 
     request_id: RequestId
     num_tokens: int
 
 
 class Recorder:
-    """An `Executor` that keeps, in order, what it was told to do and what it told."""
+    """An `Executor` that keeps, in order, its instructions and its events."""
 
     def __init__(self, executor: WorkersExecutor) -> None:
         self._executor = executor
@@ -74,8 +74,8 @@ class Recorder:
 class Cluster:
     """A running engine whose policy each test chooses.
 
-    `log` is what happened since the last run began, and `lines` are those of its decision log.
-    `prompt_logprobs` are those of its requests that asked for them.
+    `log` are the events and instructions since the last run began, and `lines` those of its decision log.
+    `prompt_logprobs` are those of its requests.
     """
 
     def __init__(self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...]) -> None:
@@ -105,7 +105,7 @@ class Cluster:
 
     @property
     def history(self) -> ClusterHistory:
-        """What ran last, of all runs."""
+        """The history of all runs."""
         return self._engine.history()
 
     def run(
@@ -117,10 +117,10 @@ class Cluster:
         leaving: Mapping[RequestId, int] | None = None,
         timeout: float = 30,
     ) -> Outputs:
-        """All tokens of all requests; checks that every slot is free at the end.
+        """Return all tokens of all requests, and check that every slot is free at the end.
 
-        Requests are there before the policy is first asked, unless `arrivals` says when they come. A choice
-        in `leaving` is let go of after so many tokens, at least one.
+        Requests are there before the first plan, unless `arrivals` has their time. A choice in `leaving` is
+        aborted after that number of tokens, at least one.
         """
         self._raise_failure()
         clients = _Clients(self._engine, requests, arrivals or {}, leaving or {})
@@ -135,12 +135,12 @@ class Cluster:
             raise AssertionError(f"stuck after\n{happened}\nin {self._engine.snapshot()}") from error
 
     def abort(self, request_id: RequestId) -> None:
-        """Let the client of a request go now; for policies, which run in the engine's thread."""
+        """Abort a request now. For policies, which run in the engine's thread."""
         assert self._clients is not None
         self._clients.leave(request_id)
 
     def stop(self) -> None:
-        """Let the engine end."""
+        """Stop the engine."""
         with suppress(RuntimeError):  # it has ended before
             self._loop.call_soon_threadsafe(self._executor.post, Drained())
 
@@ -193,17 +193,17 @@ class _Clients:
 
     @property
     def num_first(self) -> int:
-        """Requests that wait for no other, each choice counted."""
+        """The number of choices that wait for no other request."""
         return sum(r.num_choices for r in self.requests if r.request_id not in self._arrivals)
 
     async def outputs(self) -> Outputs:
-        """The tokens that each client got."""
+        """Return the tokens of each client."""
         self._tasks = {r.request_id: asyncio.create_task(self._collect(r)) for r in self.requests}
         await asyncio.gather(*self._tasks.values())
         return self._outputs
 
     def leave(self, request_id: RequestId) -> None:
-        """Let a client go."""
+        """Abort a client's request."""
         self._tasks[request_id].cancel()
 
     async def _collect(self, request: Request) -> None:
@@ -234,9 +234,9 @@ def running_cluster(
     believed: tuple[ElasticInstance, ...] | None = None,
     lookahead: LookaheadMargin | None = None,
 ) -> Iterator[Cluster]:
-    """A cluster in a thread of its own, so that one serves many tests; ends are predicted by `lookahead`.
+    """Yield a cluster in its own thread, so that one serves many tests. `lookahead` predicts ends.
 
-    The engine takes its instances for `believed`, if that is given: it may be wrong about their room.
+    With `believed`, the engine has this view of its instances, which may be wrong about their room.
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed

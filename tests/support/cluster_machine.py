@@ -1,4 +1,4 @@
-"""A state machine of clients, faults and workers around `ClusterState`; the workers count their own slots."""
+"""A state machine of clients, faults and workers around `ClusterState`. The workers count their own slots."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -89,7 +89,7 @@ class ToyBatch:
 
 @dataclass
 class ToyWorkers:
-    """The slot that each instance has for each position of an owner, from instructions alone."""
+    """The slots of each owner's positions on each instance, from instructions alone."""
 
     held: dict[InstanceId, dict[RequestId, dict[int, int]]] = field(default_factory=dict)
     slots: Iterator[int] = field(default_factory=count)  # each number is one slot, for ever
@@ -111,7 +111,7 @@ class ToyWorkers:
         )
 
     def movable(self) -> list[int]:
-        """The migrations of KV that no batch told before them still reads."""
+        """Return the migrations of KV that no earlier batch still reads."""
         return sorted(
             migration_id
             for migration_id, migration in self.migrations.items()
@@ -201,7 +201,7 @@ class ToyWorkers:
         return batch.num_steps_taken
 
     def drop_passing(self, batch: ToyBatch) -> None:
-        """What a batch has pushed is no longer where it was made."""
+        """Free the slots of KV that a batch has pushed to another instance."""
         for segment in passing(batch.run.plan):
             for position in segment.positions if segment.instance_id in self.held else ():
                 del self.held[segment.instance_id][segment.owner_id][position]
@@ -336,7 +336,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.check()
 
     def check_inputs(self, run: RunBatch) -> None:
-        """The workers are told the right tokens, and where the KV before them is."""
+        """Check that workers receive the right tokens, and the place of the KV before them."""
         assert [given.request_id for given in run.inputs] == list(run.plan.request_ids)
         for given in run.inputs:
             prompt, outputs = self.requests[given.request_id].prompt_token_ids, self.outputs[given.request_id]
@@ -408,7 +408,7 @@ class ClusterMachine(RuleBasedStateMachine):
         if request.num_prompt_logprobs is not None:  # with the first token all of the prompt is scored
             all_positions = {*range(1, len(request.prompt_token_ids))}
             assert self.scored[request_id.partition("-")[0]] == all_positions
-        if request_id in self.workers.stopped:  # which nobody knew who told of this batch
+        if request_id in self.workers.stopped:  # unknown when the batch was submitted
             batch.left.add(request_id)
             return ProducedToken(request_id, token_id, FinishReason.LENGTH)
         if request_id in self.ended:  # computed on: its workers do not know that it was aborted
@@ -479,7 +479,7 @@ class ClusterMachine(RuleBasedStateMachine):
             assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_predicted(request_id)
 
     def is_predicted(self, request_id: RequestId) -> bool:
-        """Whether a batch that is ending is to give a request a token."""
+        """Return whether a batch that is ending gives a token to a request."""
         ending = (self.workers.batches[batch.batch_id] for batch in self.view().ending)
         return request_id not in self.ended and any(
             request_id in batch.sampled and request_id not in batch.reported for batch in ending
@@ -505,7 +505,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 def passing(plan: BatchPlan) -> list[KVSegment]:
-    """What takes slots where it is made, until it is pushed."""
+    """Return the KV that takes slots where it is made, until it is pushed."""
     return [push.passing for push in plan.pushes if push.is_attended_in_place]
 
 

@@ -1,4 +1,4 @@
-"""Runs with a decision log: in virtual time, or told by hand."""
+"""Runs with a decision log: in virtual time, or from events that a test makes."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -69,7 +69,7 @@ def logged(
 
 
 class EventReporter:
-    """A loop without policy or executor: a test tells its events and plans. Batches start when planned."""
+    """A loop without policy or executor: a test makes its events and plans. Batches start when planned."""
 
     def __init__(self, log: DecisionLog, instances: Iterable[ElasticInstance]) -> None:
         self.state = ClusterState(tuple(instances))

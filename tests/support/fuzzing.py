@@ -223,7 +223,7 @@ def server_in_a_thread(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def in_a_thread(serving: AbstractAsyncContextManager[str]) -> Iterator[str]:
-    """What a server's context gives, while its event loop runs in a thread."""
+    """Yield the value of a server's context, while its event loop runs in a thread."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever)
     thread.start()

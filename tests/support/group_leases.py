@@ -25,8 +25,8 @@ class Lease:
     num_steps: int
 
 
-class Story:
-    """Greedy requests, and what is told to do about them, as an engine would that knows their tokens."""
+class LeaseScript:
+    """Greedy requests and the commands for them, from an engine that knows their tokens."""
 
     def __init__(
         self, folder: Path, group: tuple[InstanceId, ...], lengths: Sequence[int], **params: object

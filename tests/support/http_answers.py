@@ -1,4 +1,4 @@
-"""What servers send, taken apart for tests."""
+"""Requests to servers, and their answers, for tests."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What kernel tests are made of: random values between NaN, and comparison with the definition."""
+"""Inputs of kernel tests: random values in NaN-filled memory, and comparison with the definition."""
 
 import torch
 from torch import Tensor
@@ -14,12 +14,12 @@ def random_values(seed: int, *shape: int, dtype: torch.dtype, device: torch.devi
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory that nobody has written: every element is NaN."""
+    """Return unwritten memory: every element is NaN."""
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
 
 def poisoned_partial(num_tokens: int, num_heads: int, head_dim: int, device: torch.device) -> Partial:
-    """Room for a partial that nobody has written."""
+    """Return an unwritten partial."""
     partial = Partial.empty(num_tokens, num_heads, head_dim, device)
     return Partial(partial.out.fill_(torch.nan), partial.lse.fill_(torch.nan))
 

@@ -1,4 +1,4 @@
-"""How long an event loop is kept from its next turn, while large requests come."""
+"""The longest stalls of an event loop while large requests arrive."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ _MILLION_CHARACTERS = (_TEXT * (1_000_000 // len(_TEXT) + 1))[:1_000_000]
 
 LARGE_REQUESTS: Mapping[str, tuple[str, dict[str, object]]] = {
     "a million token ids": ("/v1/completions", {"prompt": [77] * 1_000_000, "max_tokens": 1}),
-    "a million token ids, told back": (
+    "a million token ids, returned": (
         "/v1/completions",
         {"prompt": [[77] * 1_000_000], "max_tokens": 1, "return_token_ids": True},
     ),
@@ -66,7 +66,7 @@ class Stalls:
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Stalls]:
-    """What is found while the context lasts."""
+    """Yield the stalls, which are measured while the context lasts."""
     stalls, before = Stalls(), time.process_time()
     watching = asyncio.create_task(stalls.watch())
     try:

@@ -46,7 +46,7 @@ BESIDE_ITS_ENGINE = pytest.mark.parametrize("serving", ["beside its engine"], in
 
 
 def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
-    """What makes such a server of an engine and settings; its context gives the address."""
+    """Return a function that serves an engine with settings; its context yields the address."""
 
     @asynccontextmanager
     async def listen(

@@ -1,4 +1,4 @@
-"""Samples of every kind of work, from the scenarios that a profile tells."""
+"""Samples of every kind of work, from the scenarios of a profile."""
 
 import asyncio
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ def measured_scenarios(
     num_instances: int = NUM_INSTANCES,
     incidents: Iterable[Event] = (),
 ) -> list[Measured]:
-    """One story of each kind and DoP on a simulated cluster."""
+    """Return one measured scenario of each kind and DoP on a simulated cluster."""
     executor = SimulatedExecutor(clock, [], incidents)
     cluster = ProfiledCluster(instances_with([kv_capacity] * num_instances), executor, clock.host.idle)
 

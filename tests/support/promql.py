@@ -1,4 +1,4 @@
-"""Answers queries as Prometheus would, of a server that was asked twice."""
+"""Answers queries like Prometheus, for a server that was read twice."""
 
 import math
 import re
@@ -30,7 +30,7 @@ _OPERATIONS: Mapping[str, Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Scrapes:
-    """What `/metrics` said at two times so many seconds apart."""
+    """The texts of `/metrics` at two times, and the seconds between them."""
 
     before: str
     after: str

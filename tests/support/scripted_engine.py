@@ -1,4 +1,4 @@
-"""An engine without a model, for tests of what stands before an engine: it says what the test told it to."""
+"""An engine without a model, which produces the tokens that a test defines."""
 
 import asyncio
 import itertools

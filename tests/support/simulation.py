@@ -23,7 +23,7 @@ MAX_EVENTS = 200_000
 
 @dataclass
 class Run:
-    """What a run told. Times are virtual."""
+    """The results of a run. Times are virtual."""
 
     tokens: dict[str, list[ProducedToken]] = field(default_factory=dict)
     token_times: dict[str, list[float]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def simulate(
     cost_model: CostModel | None = None,
     incidents: Iterable[Event] = (),
 ) -> Run:
-    """Run until drained, checking the books at every plan, and that nothing is left."""
+    """Run until drained. Check the accounting at every plan, and that nothing is left at the end."""
     run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()

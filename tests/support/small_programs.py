@@ -11,7 +11,7 @@ from loong.scheduler.common.batching_program import Demand, Offer, SolvedBatch
 
 
 class Program(NamedTuple):
-    """What `solve` is asked."""
+    """The input of `solve`."""
 
     demands: list[Demand]
     offers: list[Offer]
@@ -58,7 +58,7 @@ def _random_offer(random: Random, room: int) -> Offer:
 
 
 def cost_of(batch: SolvedBatch, program: Program) -> float:
-    """What one batch costs; infinite where it cannot be."""
+    """Return the cost of one batch, infinite if it is impossible."""
     demands, offers = program.demands[batch.demands], program.offers[batch.offers]
     dop = sum(offer.num_instances for offer in offers)
     num_free = sum(offer.num_free for offer in offers)

@@ -50,7 +50,7 @@ def decoding(
 def running(
     batch_id: int, plan: BatchPlan, started_at: float = 0.0, num_steps_taken: int = 0
 ) -> RunningBatch:
-    """A batch in flight that nobody has told to end, and whose steps took what was predicted."""
+    """Return a batch in flight that is not to end early, and whose steps took the predicted time."""
     stepped_at = started_at + num_steps_taken * (plan.predicted_time or 0.0)
     return RunningBatch(batch_id, plan, started_at, num_steps_taken, plan.num_steps, stepped_at)
 
@@ -65,7 +65,7 @@ def snapshot_of(
 ) -> Snapshot:
     """Instances 0, 1, ... with these pools, used by the KV of `views` and what `batches` are to write.
 
-    Views of a batch are told that they are in it.
+    Views of a batch record that they are in it.
     """
     batch_of = {request_id: batch.batch_id for batch in batches for request_id in batch.plan.request_ids}
     on = {i: batch.batch_id for batch in batches for i in batch.plan.group.instance_ids}

@@ -19,7 +19,7 @@ SPARE_BYTES = 16 << 20  # of an arena, for what tests reserve in it
 
 
 class Carrier(Enum):
-    """What carries messages. Tensors that a process makes are of the device that they travel from."""
+    """The transports of messages. A process makes tensors on the device that they travel from."""
 
     SOCKETS = "sockets"
     ARENAS = "arenas"  # of memory of the host
@@ -35,10 +35,10 @@ def run_in_world(
     carrier: Carrier = Carrier.SOCKETS,
     seconds: float = 60.0,
 ) -> list[object]:
-    """Call `function(fabric, instance_id, tp_rank, *args)` in each process; returns what each gave, by rank.
+    """Call `function(fabric, instance_id, tp_rank, *args)` in each process; return the results by rank.
 
-    They have so many seconds. Nobody leaves the world before all have returned but the `num_victims` that are
-    to die or to stay stopped.
+    They have `seconds` seconds. No process leaves the world before all have returned, except `num_victims`
+    processes that die or stay stopped.
     """
     everyone_returned = context().Barrier(world.size - num_victims)
     path, name = function.__code__.co_filename, function.__name__
