@@ -19,7 +19,15 @@ from line_picture import Line, Panel, write_lines
 RULE = "tight"
 RULE_TPOT_MS = 50.0
 TPOTS_MS = (8.0, 10.0, 15.0, 25.0, 50.0)
-POLICIES = ("esp", "esp-fixed-8", "esp-fixed-4", "esp-fixed-1", "esp-disaggregated", "esp-paper")
+POLICIES = (
+    "esp",
+    "esp-served",
+    "esp-fixed-8",
+    "esp-fixed-4",
+    "esp-fixed-1",
+    "esp-disaggregated",
+    "esp-paper",
+)
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 

@@ -51,7 +51,7 @@ def num_retained_tokens(batch: BatchPlan) -> int:
     total = 0
     for request_id in batch.request_ids:
         blocks = batch.blocks_of(request_id)
-        if blocks[0].transfer is Transfer.QUERY:  # whose KV stays at its masters
+        if blocks[0].transfer is Transfer.QUERY and not batch.pushes:  # whose KV stays at its masters
             continue
         made = {block.master_id: block.positions for block in blocks}
         for segment in batch.writes_of(request_id):

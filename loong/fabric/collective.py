@@ -37,6 +37,8 @@ class CollectiveFabric:
     `sockets` carries control messages, and reports members that are lost or have left.
     """
 
+    arena = None
+
     def __init__(self, sockets: SocketFabric, device: torch.device, backend: str = "nccl") -> None:
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # it would end the process without an error
         self.traffic, self.world = sockets.traffic, sockets.world

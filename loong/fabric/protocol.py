@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from loong.fabric.traffic import Channel, Traffic
 from loong.fabric.world import World
+
+if TYPE_CHECKING:  # it imports kernels, which CPUs do without
+    from loong.fabric.memory.arena import Arena
 
 
 class Pending(Protocol):
@@ -80,6 +83,13 @@ class Fabric(Exchanging, Protocol):
 
     world: World
     traffic: Traffic
+
+    @property
+    def arena(self) -> "Arena | None":
+        """The memory that devices of other processes write into, so that captured steps can exchange.
+
+        None where only the host can move tensors.
+        """
 
     @property
     def tensor_parallel(self) -> TensorParallelVerbs:

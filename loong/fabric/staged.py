@@ -32,6 +32,8 @@ class _Staged:
 class StagedFabric:
     """Implements Fabric for tensors of any device, over a fabric for the host's tensors."""
 
+    arena = None
+
     def __init__(self, fabric: Fabric) -> None:
         self.world, self.traffic = fabric.world, fabric.traffic
         self._fabric = fabric

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange
@@ -15,7 +14,7 @@ from loong.kernels import reference_draw
 from loong.kernels.sampling.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
 from loong.model.tensor_parallel import Shard
-from loong.worker.sampling.random_sampling import uniform
+from loong.worker.sampling.random_sampling import chances
 from loong.worker.sampling.sampler import Sampler, TorchSampler
 from loong.worker.steps.group_exchange import FabricExchange, KVExchange
 
@@ -125,9 +124,7 @@ class CpuBackend:
 
     def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
         """See Backend."""
-        rows = zip(params.seed.tolist(), params.position.tolist(), strict=True)
-        chance = torch.tensor([uniform(seed, position) for seed, position in rows], dtype=torch.float64)
-        tokens.copy_(reference_draw.draw(logits, params, chance))
+        tokens.copy_(reference_draw.draw(logits, params, chances(params)))
         largest.copy_(logits.amax(dim=1))
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:

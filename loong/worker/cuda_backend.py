@@ -9,7 +9,6 @@ from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.attention.put_exchange import PutExchange, num_exchange_bytes
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
-from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric, ServingFabric
 from loong.kernels import gpu
@@ -69,7 +68,7 @@ class CudaBackend:
         if num_instances > 1:
             spare_bytes = num_mailbox_bytes(num_instances, shard) + num_exchange_bytes(num_instances, shard)
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
-        self.takes_leases = sockets.world.tp_size == 1 or isinstance(fabric, SymmetricFabric)
+        self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
         return fabric
 
     def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:  # noqa: ARG002 - see Backend
@@ -79,7 +78,7 @@ class CudaBackend:
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """See Backend."""
         messages = MessageExchange(fabric, self.device)
-        if not isinstance(fabric, SymmetricFabric) or fabric.world.num_instances == 1:
+        if fabric.arena is None or fabric.world.num_instances == 1:
             return messages
         puts = PutExchange(fabric.arena, shard, self.device, messages)
         puts.warm_up()
@@ -92,7 +91,7 @@ class CudaBackend:
         shard: Shard,
     ) -> KVExchange | None:
         """See Backend."""
-        if not isinstance(fabric, SymmetricFabric) or fabric.world.num_instances == 1:
+        if fabric.arena is None or fabric.world.num_instances == 1:
             return None
         return MailboxExchange(fabric.arena, shard, self.device)
 

@@ -1,4 +1,4 @@
-"""An instance without an engine. It imports nothing slow."""
+"""An instance without an engine. Imports nothing that is slow to import."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +21,15 @@ from loong.worker.sampling.grammar_constraints import Constraints
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A lease is to end before `step`.
-
-    The instance receives this during its step number `reported_in`, from 1.
-    """
+    """Ends a lease before `step`; the instance receives it during its step number `reported_in`, from 1."""
 
     step: int
     reported_in: int = 1
 
 
 @dataclass(slots=True)
-class ScriptedLeaseEnd:
-    """The answer of an instance at each step boundary to the question for the end of its lease."""
+class ReceivedEnd:
+    """The end of a lease as an instance sees it at each step boundary."""
 
     stop: Stop | None
     num_steps: int
@@ -44,12 +41,12 @@ class ScriptedLeaseEnd:
         return self.stop.step if self.stop is not None and is_reported else self.num_steps
 
     def wait_for_room(self, num_steps: int) -> None:
-        """Return at once, because there is always room."""
+        """There is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The results of a command on one instance: `tokens` with the steps that made them."""
+    """The result of a command on one instance: `tokens` with the steps that made them."""
 
     num_steps: int
     tokens: tuple[tuple[int, ProducedToken], ...]
@@ -59,7 +56,7 @@ class Outcome:
 
 
 class BareInstance:
-    """Model, pool and runner of an instance. `stop` ends every lease."""
+    """Model, pool and runner; what it knows of the end of every lease is `stop`."""
 
     def __init__(
         self,
@@ -83,7 +80,7 @@ class BareInstance:
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 
     def poison(self) -> None:
-        """Fill all memory of the pool with NaN, so that reads of unwritten memory are visible."""
+        """Fill all memory of the pool with NaN, so that a read of unwritten memory shows."""
         for layer in range(self._pool.num_layers):
             self._pool.layer(layer).fill_(torch.nan)
 
@@ -97,7 +94,7 @@ class BareInstance:
         elif self._instance_id in command.plan.group.instance_ids:
             begun = self._runner.begin(command)
             num_steps = begun.finish(
-                ScriptedLeaseEnd(self._stop, command.plan.num_steps),
+                ReceivedEnd(self._stop, command.plan.num_steps),
                 lambda step, tokens, _is_last: produced.extend((step, token) for token in tokens),
             )
             found = begun.prompt_logprobs()

@@ -25,9 +25,9 @@ def run_commands(
     tp_size: int = 1,
     num_slots: int = 256,
 ) -> list[list[Outcome]]:
-    """Return the outcomes of all commands on each process. `stops` are the ends of all leases, by instance.
+    """Return the outcomes of all commands on each process. `stops` are the ends of every lease by instance.
 
-    Tensor-parallel rank 0 receives them. The other ranks receive them too late.
+    Tensor-parallel rank 0 receives them in time; the other ranks receive them too late.
     """
     world = World(num_instances, tp_size)
     by_rank = run_in_world(_on_instance, world, folder, commands, stops or {}, takes_leases, num_slots)

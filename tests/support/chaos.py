@@ -1,4 +1,4 @@
-"""A policy that makes any plan that the rules allow, at random."""
+"""A policy that does anything the rules allow, for no reason at all."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,11 +26,10 @@ _MAX_DRAWS = 20
 
 
 def chaos(seed: int) -> Policy:
-    """Return a policy with random groups, holders, masters, chunks, retention, leases, migrations and
-    preemptions.
+    """Groups, holders outside, rings, masters, chunks, retention, leases, migrations, preemptions at random.
 
-    It continues as long as there are requests: if nothing is in flight, it samples until something is, and
-    makes room if nothing can be.
+    It goes on as long as there are requests: if nothing is in flight it draws until something is, and makes
+    room if nothing can be.
     """
     random = Random(seed)
 
@@ -53,7 +52,7 @@ def any_plan(random: Random, snapshot: Snapshot) -> IterationPlan:
 
 @dataclass
 class _Draw:
-    """One plan. `free` is the room that it leaves."""
+    """One plan; `free` is the room that it leaves."""
 
     random: Random
     snapshot: Snapshot
@@ -68,7 +67,7 @@ class _Draw:
         self.host_ids = frozenset(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
 
     def plan(self) -> IterationPlan:
-        """Return parts for each request that is not in flight, or none."""
+        """Something for each request that is at rest, or nothing."""
         waiting, running = self.snapshot.waiting, self.snapshot.running
         computed: list[RequestView] = []
         migrations: list[KVMigration] = []
@@ -104,7 +103,7 @@ class _Draw:
         return self.random.sample(instance_ids, self.random.randint(1, len(instance_ids)))
 
     def _able(self, group: Sequence[InstanceId]) -> list[InstanceId]:
-        """Return the members of a group that can be masters."""
+        """Return those of a group that can be masters."""
         return [i for i in group if i in self.full_ids]
 
     def _pieces(self, positions: range, count: int) -> list[range]:
@@ -134,7 +133,7 @@ class _Draw:
                     yield extension
 
     def _migrations(self, view: RequestView) -> Iterator[KVMigration]:
-        """Yield migrations of all KV on host tiers back to instances, or else of some parts anywhere."""
+        """All that is on host tiers comes back to instances; if nothing is, some parts go anywhere."""
         segments = view.placement.segments
         offloaded = [segment for segment in segments if segment.instance_id in self.host_ids]
         for segment in offloaded or segments:
@@ -151,9 +150,9 @@ class _Draw:
                 yield KVMigration(segment._replace(positions=positions), destination_id)
 
     def _batches(self, views: list[RequestView]) -> Iterator[BatchPlan]:
-        """Yield batches of idle instances, mostly around a request whose KV they hold, with others that fit.
+        """Groups of idle instances, mostly around a request whose KV they hold, with others that fit.
 
-        Busy holders, and some others, serve instead.
+        Holders that are busy, and some that are not, serve instead.
         """
         idle = {instance.instance_id for instance in self.snapshot.instances if instance.is_idle}
         while views and idle:
@@ -202,9 +201,7 @@ class _Draw:
     def _chunk(
         self, view: RequestView, group: tuple[InstanceId, ...]
     ) -> tuple[list[QueryBlock], list[KVSegment]] | None:
-        """Return some of the next positions, in parts of any shape, computed and stored anywhere in the
-        group.
-        """
+        """Some of the next positions, in parts of any shape, computed and stored anywhere in the group."""
         first, rest = view.num_computed_tokens, view.num_uncomputed_tokens
         count = rest if self.random.random() < 0.4 else self.random.randint(1, rest)
         masters = self._subset(self._able(group))
@@ -225,7 +222,7 @@ class _Draw:
         return None if writes is None else (blocks, writes)
 
     def _servers(self, group: Sequence[InstanceId]) -> list[InstanceId]:
-        """Instances outside a group that KV may be pushed to."""
+        """Return instances outside a group that KV may be pushed to."""
         instances = (i for i in self.snapshot.instances if i.serves and i.kind is not InstanceKind.HOST)
         return [i.instance_id for i in instances if i.instance_id not in group]
 
@@ -235,7 +232,7 @@ class _Draw:
         parts: Sequence[tuple[range, InstanceId]],
         passing: Sequence[tuple[range, InstanceId]] = (),
     ) -> list[KVSegment] | None:
-        """The segments that these parts make, if there is room for them, and for what is there for a time."""
+        """Return the segments of these parts, if there is room for them and for temporary KV."""
         left = dict(self.free)
         for positions, instance_id in (*parts, *passing):
             left[instance_id] -= len(positions)

@@ -45,21 +45,21 @@ def plan_nothing(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """The moment at which a request of the same run has produced a number of tokens, or has ended."""
+    """The moment at which a request of the same run has produced `num_tokens` tokens, or has ended."""
 
     request_id: RequestId
     num_tokens: int
 
 
 class Recorder:
-    """An `Executor` that keeps, in order, its instructions and its events."""
+    """An `Executor` that keeps its instructions and events, in order."""
 
     def __init__(self, executor: WorkersExecutor) -> None:
         self._executor = executor
         self.log: list[Event | Instruction] = []
 
     async def next_events(self) -> Sequence[Event]:
-        """The executor's next events."""
+        """Return the executor's next events."""
         events = await self._executor.next_events()
         self.log += events
         return events
@@ -74,8 +74,8 @@ class Recorder:
 class Cluster:
     """A running engine whose policy each test chooses.
 
-    `log` are the events and instructions since the last run began, and `lines` those of its decision log.
-    `prompt_logprobs` are those of its requests.
+    `log` is what happened since the last run began, and `lines` are those of its decision log.
+    `prompt_logprobs` are those of its requests that asked for them.
     """
 
     def __init__(self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...]) -> None:
@@ -105,7 +105,7 @@ class Cluster:
 
     @property
     def history(self) -> ClusterHistory:
-        """The history of all runs."""
+        """Return the last batches of all runs."""
         return self._engine.history()
 
     def run(
@@ -117,10 +117,10 @@ class Cluster:
         leaving: Mapping[RequestId, int] | None = None,
         timeout: float = 30,
     ) -> Outputs:
-        """Return all tokens of all requests, and check that every slot is free at the end.
+        """Return all tokens of all requests; check that every slot is free at the end.
 
-        Requests are there before the first plan, unless `arrivals` has their time. A choice in `leaving` is
-        aborted after that number of tokens, at least one.
+        Requests arrive before the first plan, unless `arrivals` says when. A choice in `leaving` is aborted
+        after that number of tokens, at least one.
         """
         self._raise_failure()
         clients = _Clients(self._engine, requests, arrivals or {}, leaving or {})
@@ -135,12 +135,12 @@ class Cluster:
             raise AssertionError(f"stuck after\n{happened}\nin {self._engine.snapshot()}") from error
 
     def abort(self, request_id: RequestId) -> None:
-        """Abort a request now. For policies, which run in the engine's thread."""
+        """Let the client of a request go now; for policies, which run in the engine's thread."""
         assert self._clients is not None
         self._clients.leave(request_id)
 
     def stop(self) -> None:
-        """Stop the engine."""
+        """Let the engine end."""
         with suppress(RuntimeError):  # it has ended before
             self._loop.call_soon_threadsafe(self._executor.post, Drained())
 
@@ -193,17 +193,17 @@ class _Clients:
 
     @property
     def num_first(self) -> int:
-        """The number of choices that wait for no other request."""
+        """Requests that wait for no other, each choice counted."""
         return sum(r.num_choices for r in self.requests if r.request_id not in self._arrivals)
 
     async def outputs(self) -> Outputs:
-        """Return the tokens of each client."""
+        """Return the tokens that each client got."""
         self._tasks = {r.request_id: asyncio.create_task(self._collect(r)) for r in self.requests}
         await asyncio.gather(*self._tasks.values())
         return self._outputs
 
     def leave(self, request_id: RequestId) -> None:
-        """Abort a client's request."""
+        """Let a client go."""
         self._tasks[request_id].cancel()
 
     async def _collect(self, request: Request) -> None:
@@ -234,9 +234,9 @@ def running_cluster(
     believed: tuple[ElasticInstance, ...] | None = None,
     lookahead: LookaheadMargin | None = None,
 ) -> Iterator[Cluster]:
-    """Yield a cluster in its own thread, so that one serves many tests. `lookahead` predicts ends.
+    """A cluster in a thread of its own, so that one serves many tests; ends are predicted by `lookahead`.
 
-    With `believed`, the engine has this view of its instances, which may be wrong about their room.
+    The engine takes its instances for `believed`, if that is given: it may be wrong about their room.
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed

@@ -1,4 +1,4 @@
-"""Requests to servers, and their answers, for tests."""
+"""Answers of servers, parsed for tests."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Inputs of kernel tests: random values in NaN-filled memory, and comparison with the definition."""
+"""Building blocks of kernel tests: random values between NaN, and comparison with the definition."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 def random_values(seed: int, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Normal values, the same on every device."""
+    """Return normal values, the same on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
@@ -19,7 +19,7 @@ def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def poisoned_partial(num_tokens: int, num_heads: int, head_dim: int, device: torch.device) -> Partial:
-    """Return an unwritten partial."""
+    """Return memory for a partial that is unwritten."""
     partial = Partial.empty(num_tokens, num_heads, head_dim, device)
     return Partial(partial.out.fill_(torch.nan), partial.lse.fill_(torch.nan))
 

@@ -15,7 +15,7 @@ COMMIT = "1" * 40
 
 @dataclass
 class SmallHub:
-    """The models of the hub, and the requests that it received. `gated` models need `token`.
+    """The hub's files, and its requests: `gated` models need `token`, which is no one's otherwise.
 
     The first answer with a file of `broken_off` ends in its middle.
     """

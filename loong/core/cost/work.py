@@ -32,7 +32,7 @@ class InstanceWork:
     num_keys: int = 0  # read for longer blocks
     num_pairs: float = 0.0  # computed for longer blocks
     num_part_pairs: float = 0.0  # of these, with keys that the instance does not compute itself in the step
-    num_ring_keys: int = 0  # keys and values received round the ring
+    num_ring_keys: int = 0  # keys and values received round the ring, or pushed from a group by its masters
     num_hops: int = 0  # blocks of these, a layer
     num_sent_queries: int = (
         0  # queries that go to another instance, and come back as partials; see `StepWork`
@@ -304,4 +304,7 @@ def _add_kept(count: WorkCount, made: Mapping[InstanceId, int], writes: Iterable
     for segment in writes:
         num_own = min(left.get(segment.instance_id, 0), len(segment.positions))
         left[segment.instance_id] = left.get(segment.instance_id, 0) - num_own
-        count.at(segment.instance_id).num_kept_keys += len(segment.positions) - num_own
+        work, num_kept = count.at(segment.instance_id), len(segment.positions) - num_own
+        work.num_kept_keys += num_kept
+        if segment.instance_id not in count.instances:
+            work.num_ring_keys += num_kept

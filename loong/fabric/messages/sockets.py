@@ -77,6 +77,8 @@ class SocketFabric:
     it.
     """
 
+    arena = None
+
     def __init__(self, directory: Path, world: World, rank: int, *, deadline: float) -> None:
         self.traffic = Traffic()
         self.directory = directory

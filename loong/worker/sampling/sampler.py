@@ -1,7 +1,7 @@
 """From logits to tokens, with the parameters and the order of processing of vLLM.
 
 Log probabilities are of the unchanged logits. Then, row by row: logits processors (`logits_processors.py`),
-temperature, min-p, top-k, top-p, and one draw (`random_sampling.py`), or the likeliest token.
+temperature, min-p, top-k, top-p, and one draw (`reference_draw.draw`), or the likeliest token.
 """
 
 import math
@@ -17,7 +17,7 @@ from loong.core.request import TokenId
 from loong.kernels import Dims, reference_draw
 from loong.kernels.sampling.draw_params import Penalties
 from loong.worker.sampling.logits_processors import LogitsOps, LogitsProcessors
-from loong.worker.sampling.random_sampling import draw, uniform
+from loong.worker.sampling.random_sampling import chances, draw_params
 from loong.worker.sampling.sampling_input import SamplingInput
 
 _ROWS_PER_DRAW = 32  # bounds the float64 and int64 copies of the logits that a draw makes
@@ -63,9 +63,9 @@ class TorchSampler:
         """See Sampler."""
         largest, tokens = logits.max(dim=-1)
         for rows in _drawn_rows(inputs):
-            params = [inputs[row].params for row in rows]
-            uniforms = [uniform(inputs[row].params.seed, inputs[row].position) for row in rows]
-            tokens[rows] = draw(logits[rows], params, uniforms)
+            drawn = [inputs[row] for row in rows]
+            params = draw_params([i.params for i in drawn], [i.position for i in drawn], logits.shape[1])
+            tokens[rows] = reference_draw.draw(logits[rows], params, chances(params))
         return tokens, largest
 
 

@@ -1,4 +1,4 @@
-"""What a step is counted to do is what attention, by its definition, has to do."""
+"""The counted work of a step equals that of attention by its definition."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, fields, replace
@@ -59,7 +59,7 @@ def test_retention_is_counted_to_the_nearest_token() -> None:
 
 
 def ring_of(num_tokens: int, placements: Mapping[RequestId, Placement]) -> StepWork:
-    """A chunk striped over instances 0 and 1 in the group of 0, 1 and 2."""
+    """Return a chunk striped over instances 0 and 1 in the group of 0, 1 and 2."""
     first = placements["r"].num_tokens
     chunk = range(first, first + num_tokens)
     blocks = tuple(QueryBlock("r", chunk[i::2], i, Transfer.KV) for i in (0, 1))
@@ -99,7 +99,7 @@ def test_queries_travel_to_every_other_holder_of_kv() -> None:
 
 
 def decode_of(num_held: dict[int, int], master_id: int, *group: int) -> StepWork:
-    """A decode of a request that has so many tokens on each instance."""
+    """Return a decode of a request with these numbers of tokens on each instance."""
     starts = accumulate(num_held.values(), initial=0)
     segments = (
         KVSegment("r", range(first, first + num), i)
@@ -136,7 +136,7 @@ def test_kv_that_is_pushed_to_an_instance_outside_the_group_is_kept_there() -> N
     block = QueryBlock("r", range(40), 0, Transfer.QUERY)
     batch = BatchPlan(ESPGroup((0,)), (block,), (KVSegment("r", range(40), 1),))
     work = step_work(batch, {"r": Placement()})
-    assert work.holders[1] == InstanceWork(num_requests=1, num_kept_keys=40)
+    assert work.holders[1] == InstanceWork(num_requests=1, num_ring_keys=40, num_kept_keys=40)
 
 
 def test_what_is_added_to_a_copy_serves_nobody_in_what_it_is_of() -> None:

@@ -8,8 +8,7 @@ from loong.kernels import reference_draw
 from loong.kernels.sampling.draw import DrawWorkspace, draw
 from loong.kernels.sampling.draw_params import DrawParams, Penalties
 from loong.kernels.sampling.penalties import penalize
-from loong.worker.sampling.random_sampling import draw as draw_of_worker
-from loong.worker.sampling.random_sampling import uniform
+from loong.worker.sampling.random_sampling import chances
 
 ROWS = [
     SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
@@ -54,11 +53,6 @@ def drawn(logits: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
     return tokens, largest
 
 
-def chances(params: DrawParams) -> list[float]:
-    pairs = zip(params.seed.tolist(), params.position.tolist(), strict=True)
-    return [uniform(seed, position) for seed, position in pairs]
-
-
 def test_penalties_equal_the_definition(device: torch.device) -> None:
     logits = random_values(1, 3, 3000, dtype=torch.float32, device=device)
     is_in_prompt = torch.zeros(3, 3000, dtype=torch.bool, device=device)
@@ -79,22 +73,14 @@ def test_penalties_equal_the_definition(device: torch.device) -> None:
 
 @pytest.mark.parametrize("num_levels", [None, 2])
 @pytest.mark.parametrize("num_tokens", [1, 50, 4096, 9000])
-def test_tokens_equal_the_definition_and_those_of_the_worker(
-    num_tokens: int, num_levels: int | None, device: torch.device
-) -> None:
+def test_tokens_equal_the_definition(num_tokens: int, num_levels: int | None, device: torch.device) -> None:
     logits = 3 * random_values(num_tokens, len(ROWS), num_tokens, dtype=torch.float32, device=device)
     if num_levels is not None:  # many equal logits, and zeros of both signs
         logits = (logits * num_levels).round() / num_levels
     params = params_of(ROWS, num_tokens, device)
     tokens, largest = drawn(logits, params)
-    chance = torch.tensor(chances(params), dtype=torch.float64, device=device)
-    assert torch.equal(tokens, reference_draw.draw(logits, params, chance))
+    assert torch.equal(tokens, reference_draw.draw(logits, params, chances(params).to(device)))
     assert torch.equal(largest, logits.amax(1))
-    random_rows = [i for i, row in enumerate(ROWS) if row.temperature > 0]
-    of_worker = draw_of_worker(
-        logits[random_rows], [ROWS[i] for i in random_rows], [chances(params)[i] for i in random_rows]
-    )
-    assert torch.equal(tokens[random_rows], of_worker)
 
 
 def test_rows_of_invalid_logits_are_reported_by_their_largest(device: torch.device) -> None:
