@@ -133,8 +133,8 @@ def ttft(client: Client, lengths: Sequence[int]) -> dict[str, object]:
         (first,) = client.send(1, length, 2)
         records = [client.send(1, length, 2)[0] for _ in range(max(3, int(NUM_SECONDS / first.ttft)))]
         seconds = median(record.ttft for record in records)
-        beside = "" if vllm is None else f"   vLLM {vllm * 1e3:>8.0f} ms"
-        print(f"TTFT of {length:>7} tokens: {seconds * 1e3:>9.1f} ms{beside}")
+        compared = "" if vllm is None else f"   vLLM {vllm * 1e3:>8.0f} ms"
+        print(f"TTFT of {length:>7} tokens: {seconds * 1e3:>9.1f} ms{compared}")
         rows[str(length)] = {"seconds": seconds, "first": first.ttft, "vllm": vllm}
     return rows
 

@@ -48,17 +48,17 @@ def main() -> None:
         for policy in args.policy:
             calm = float(np.quantile([ttft for _, ttft in ttfts(hardware, policy, chats)], 0.99))
             both = ttfts(hardware, policy, load)
-            beside = float(np.quantile([ttft for n, ttft in both if n < LONG], 0.99))
+            mixed = float(np.quantile([ttft for n, ttft in both if n < LONG], 0.99))
             longs = [ttft / hardware.unloaded_prefill()(n) for n, ttft in both if n >= LONG]
             slowest = max(longs, default=None)
-            results.append([model, policy, calm, beside, slowest])
+            results.append([model, policy, calm, mixed, slowest])
             rows.append(
                 (
                     model,
                     policy,
                     f"{1e3 * calm:.1f}",
-                    f"{1e3 * beside:.1f}",
-                    f"{beside / calm:.2f}x",
+                    f"{1e3 * mixed:.1f}",
+                    f"{mixed / calm:.2f}x",
                     "refused" if slowest is None else f"{slowest:.2f}x",
                 )
             )
@@ -66,7 +66,7 @@ def main() -> None:
         "model",
         "policy",
         "P99 TTFT of chats alone, ms",
-        "beside long prompts, ms",
+        "with long prompts, ms",
         "ratio",
         "slowest long prompt",
     )

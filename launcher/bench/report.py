@@ -113,7 +113,7 @@ def _print_tables(found: BenchFindings, config: BenchConfig) -> None:
 
 
 def _summary(found: BenchFindings, config: BenchConfig) -> dict[str, JSON]:
-    """All in short: the goodputs, or of each server the medians of its repeated runs."""
+    """Return a summary: the goodputs, or of each server the medians of its repeated runs."""
     load = config.load
     head: dict[str, JSON] = {
         "workload": load.workload,

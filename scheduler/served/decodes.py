@@ -147,7 +147,7 @@ class ServedDecodes:
         return sum(view.num_remaining_tokens for view in self.all_views) <= free
 
     def _step_seconds(self, number: int) -> float:
-        """Seconds of a step of all decodes, with as many masters."""
+        """Return the seconds of a step of all decodes, with this number of masters."""
         if number not in self._seconds:
             group = ESPGroup(self._last(number))
             count = WorkCount(group.instance_ids, is_lease=True)
