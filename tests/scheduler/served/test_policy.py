@@ -83,7 +83,7 @@ def test_decodes_take_the_fewest_instances_that_meet_the_tightest_target() -> No
         views = [decoding(f"d{n}", 200, (n % 4,)) for n in range(256)]
         return [replace(view, slo=SLO(tpot=tpot)) for view in views]
 
-    numbers = [len(group_of_decodes(*some(tpot))) for tpot in (1.0, 8.5e-3, 7e-3)]
+    numbers = [len(group_of_decodes(*some(tpot))) for tpot in (1.0, 9.6e-3, 9e-3)]
     assert numbers[0] == 1 < numbers[1] < numbers[2]
     assert len(group_of_decodes(*some(1e-6))) == 1  # no number would do
 
