@@ -124,7 +124,7 @@ class ChunkSizer:
         return min((self.seconds_with(view, part) for part in parts), default=0.0)
 
     def keeper(self, view: RequestView) -> InstanceId | None:
-        """Return the roomiest instance that can keep a whole prompt, without KV on others; None if none can."""
+        """Return the roomiest instance that can keep a whole prompt without KV on others, or None."""
         held = view.placement.instance_ids
         able = [
             i
