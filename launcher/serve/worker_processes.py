@@ -40,7 +40,7 @@ class WorkerProcesses:
         self._num_failures: Counter[InstanceId] = Counter()  # in a row
         self._started_at: dict[InstanceId, float] = {}
         self._executor: WorkersExecutor | None = None
-        self.restarts = Restarts(self._restart, instances)
+        self.restarts = Restarts(self._end, self._restart, instances)
 
     def start(self, commands: Mapping[WorkerId, str], executor: WorkersExecutor) -> None:
         """Start all workers, which take commands at these endpoints."""
@@ -74,15 +74,19 @@ class WorkerProcesses:
         if self._processes[worker_id] is process:
             executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
 
+    def _end(self, instance_id: InstanceId) -> None:
+        """End all processes of an instance: one that is stopped or hangs must not wake up later."""
+        for worker_id, process in self._processes.items():
+            if worker_id[0] == instance_id:
+                process.kill()
+
     def _restart(self, instance_id: InstanceId) -> None:
-        """End what is left of an instance, and start it again."""
+        """Start an instance again once its processes have ended."""
         assert self._executor is not None, "it was started before"
         self._run(self._start_again(instance_id, self._executor), self._executor)
 
     async def _start_again(self, instance_id: InstanceId, executor: WorkersExecutor) -> None:
         workers = {w: process for w, process in self._processes.items() if w[0] == instance_id}
-        for process in workers.values():
-            process.kill()  # a process that is stopped or hangs must not wake up later
         for process in workers.values():
             await process.wait()
         await asyncio.sleep(self._delay(instance_id))

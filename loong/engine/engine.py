@@ -176,7 +176,7 @@ class Engine:
                         put(token)
             case BatchFinished() | MigrationFinished():
                 self._advanced_at = event.time
-            case InstanceLost() if not self._executor.survives_losses:
+            case InstanceLost() if not event.returns:
                 raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
             case _:
                 pass

@@ -12,11 +12,13 @@ from loong.core.request import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """How lost instances come back: `start` ends all processes of one and starts new ones.
+    """How lost instances come back: `end` ends all processes of one, and `start` starts new ones later.
 
-    `instances` are all that can join again, empty.
+    They start only when no batch in flight has the lost one as a member: a batch never meets two processes of
+    one worker. `instances` are all that can join again, empty.
     """
 
+    end: Callable[[InstanceId], None]
     start: Callable[[InstanceId], None]
     instances: tuple[ElasticInstance, ...]
 
@@ -69,10 +71,6 @@ class Recovery:
     def is_void(self, batch_id: int) -> bool:
         """Return whether a batch is void, or was."""
         return batch_id in self._ever_void
-
-    def is_pending(self, instance_id: InstanceId) -> bool:
-        """Return whether the loss of an instance is no event yet."""
-        return instance_id in self._losses
 
     def fail(self, batch_id: int) -> None:
         """Note that a worker has left a batch before its end."""

@@ -19,7 +19,6 @@ from loong.core.events import (
     MigrationFinished,
     TokensProduced,
 )
-from loong.core.instance import ElasticInstance
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
@@ -88,7 +87,6 @@ class WorkersExecutor:
         self._losses = Losses(self._declare_lost)
         self._recovery = Recovery(self._outstanding.is_left)
         self._restarting: dict[InstanceId, set[WorkerId]] = {}  # workers that are not ready again
-        self._ready_again: list[InstanceId] = []  # instances whose loss is not an event yet
         self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
@@ -125,16 +123,12 @@ class WorkersExecutor:
         """Add an event of this process to the stream."""
         self._events.put(event)
 
-    @property
-    def survives_losses(self) -> bool:
-        """Return whether lost instances are started again."""
-        return self._restarts is not None
-
     def lose(self, worker_id: WorkerId, reason: str) -> None:
         """Record that a worker is gone. The instance that is then lost is the one that failed first."""
         if self._restarts is not None and worker_id[0] in self._restarting:
             logger.warning("instance %d did not start again: %s", worker_id[0], reason)
             self._drop_workers(worker_id[0])
+            self._restarts.end(worker_id[0])
             self._restarts.start(worker_id[0])
         else:
             self._losses.end(worker_id, reason)
@@ -157,7 +151,7 @@ class WorkersExecutor:
         self._recovery.lose(instance_id, reason)
         for migration_id in self._outstanding.drop_workers(workers):
             self.post(MigrationFinished(self.now, migration_id, is_committed=False))
-        self._restarts.start(instance_id)
+        self._restarts.end(instance_id)
         self._report_losses()
 
     def _drop_workers(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
@@ -172,16 +166,14 @@ class WorkersExecutor:
         return workers
 
     def _report_losses(self) -> None:
-        """Post the losses whose void batches all workers have left, and the joins that waited for that."""
+        """Post the losses whose void batches all workers have left, and start these instances again."""
         over, losses = self._recovery.settle()
         self._close_void(over)
         for instance_id, reason in losses.items():
-            for instance in self._kept_by(instance_id):
+            assert self._restarts is not None, "void batches are those of instances that return"
+            for instance in self._restarts.kept_by(instance_id):
                 self.post(InstanceLost(self.now, instance.instance_id, reason, returns=True))
-        if losses:
-            ready, self._ready_again = self._ready_again, []
-            for instance_id in ready:
-                self._join(instance_id)
+            self._restarts.start(instance_id)
 
     def _close_void(self, batch_ids: Iterable[int]) -> None:
         for batch_id in batch_ids:
@@ -200,20 +192,15 @@ class WorkersExecutor:
                     self._end_predictions.begin(begun_id, self.now)
 
     def _join(self, instance_id: InstanceId) -> None:
-        """Post that an instance is there again, once its loss has been posted."""
-        if self._recovery.is_pending(instance_id):
-            self._ready_again.append(instance_id)
-            return
+        """Post that an instance is there again."""
+        assert self._restarts is not None, "it was started again"
         workers = self._endpoints.workers_of(instance_id)
         self._heartbeats.add(workers)
         self.calls.add(workers)
         self._losses.rejoin(instance_id)
         logger.info("instance %d is there again", instance_id)
-        for instance in self._kept_by(instance_id):
+        for instance in self._restarts.kept_by(instance_id):
             self.post(InstanceJoined(self.now, instance))
-
-    def _kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
-        return () if self._restarts is None else self._restarts.kept_by(instance_id)
 
     def fail(self, error: BaseException) -> None:
         """Raise this error in `next_events`, after the events so far."""

@@ -108,12 +108,12 @@ class SocketFabric:
         if self._instance_id not in group:
             raise InvalidMessageError(f"instance {self._instance_id} opened a batch of {group}")
         ranks = [rank for i in group for rank in self.world.ranks(i) if rank != self.rank]
-        links, lost = self._reached(Plane.BATCH, batch_id, ranks)
-        served, lost_holder = self._reached(Plane.SERVICE, batch_id, map(self._counterpart, holders))
+        links = {rank: self._peer_registry.link(rank, Plane.BATCH, f"batch {batch_id}") for rank in ranks}
+        served, lost = self._service_links(batch_id, holders)
         batch = _Batch(batch_id, group, links, served)
         self._mailbox.open(Plane.BATCH, batch_id)
         with self._opened(Plane.BATCH, batch_id, links.values()), self._reporting_to_holders(batch):
-            _raise_lost(lost or lost_holder)
+            _raise_lost(lost)
             self._open_batch = batch
             try:
                 yield
@@ -122,7 +122,7 @@ class SocketFabric:
 
     def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
         """See ServingFabric."""
-        links, lost = self._reached(Plane.SERVICE, batch_id, map(self._counterpart, group))
+        links, lost = self._service_links(batch_id, group)
         batch = _Batch(batch_id, group, links, {}, is_served=True)
         self._mailbox.open(Plane.SERVICE, batch_id)
         return self._serving(batch, lost)
@@ -148,15 +148,15 @@ class SocketFabric:
             self._abandon(address, batch.holders.values())
             raise
 
-    def _reached(
-        self, plane: Plane, batch_id: int, ranks: Iterable[int]
+    def _service_links(
+        self, batch_id: int, instance_ids: tuple[int, ...]
     ) -> tuple[Mapping[int, Link], PeerLostError | None]:
-        """Return the links to those of `ranks` that are there, and the error of one that is not."""
+        """Return the links to those of these instances that are there, and the error of one that is not."""
         links: dict[int, Link] = {}
         lost: PeerLostError | None = None
-        for rank in ranks:
+        for rank in map(self._counterpart, instance_ids):
             try:
-                links[rank] = self._peer_registry.link(rank, plane, f"batch {batch_id}")
+                links[rank] = self._peer_registry.link(rank, Plane.SERVICE, f"batch {batch_id}")
             except PeerLostError as error:
                 lost = error
         return links, lost
@@ -288,7 +288,7 @@ class SocketFabric:
         """Run a batch or migration. At its end, drop its messages, and report an error to its members."""
         try:
             yield
-        except AbandonedError:  # the other members see the same
+        except (PeerLostError, AbandonedError):  # the other members see the same
             raise
         except BaseException:
             self._abandon(Address(plane.abandoned, batch_or_migration_id, self.rank), links)

@@ -60,6 +60,8 @@ class ClusterCollector(Collector):
         yield self._counter(
             "loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", stats.num_retained_tokens
         )
+        yield self._counter("loong:instance_losses", "Instances that were lost.", stats.num_losses)
+        yield self._counter("loong:instance_joins", "Lost instances that joined again.", stats.num_joins)
         yield self._counter(
             "loong:log_records_dropped",
             "Log records dropped because nobody read the log.",
