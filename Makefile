@@ -5,10 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Folders whose tests compute only, so that they may run beside each other. All others start processes,
-# watch them or measure time: these tests run one after another.
-PARALLEL := $(wildcard $(addprefix tests/,attention core executor grammar kernels model \
-	observability scheduler state worker workloads))
+# Tests that measure how fast servers are. These run one after another, and all others beside each other.
+SERIAL := tests/launcher/bench tests/end_to_end/test_bench.py
 
 .DEFAULT_GOAL := help
 .PHONY: help chat demo test coverage check format setup clean
@@ -26,8 +24,8 @@ demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes
 	@echo "This measured a tiny random model. \`make chat\` talks to a small real one."
 
 test: check  ## check the code and run all tests that need no GPU
-	$(BIN)/pytest $(PARALLEL) --numprocesses auto --maxprocesses 8 --dist loadfile; parallel=$$?; \
-		$(BIN)/pytest $(PARALLEL:%=--ignore=%) && exit $$parallel
+	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile; parallel=$$?; \
+		$(BIN)/pytest $(SERIAL) && exit $$parallel
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
 coverage: $(READY)  ## fail unless tests reach every branch of the core and the scheduler

@@ -160,9 +160,9 @@ def of_agents(url: str, model: str) -> dict[str, Callable[[], object]]:
             return weather(city)
 
         tool = function_tool(noted, name_override="weather")
-        told = asyncio.run(runs.run("required", tools=[tool], **options)).final_output
+        output = asyncio.run(runs.run("required", tools=[tool], **options)).final_output
         (city,) = calls
-        return f"{checked('weather', json.dumps({'city': city}))}, then {told!r}"
+        return f"{checked('weather', json.dumps({'city': city}))}, then {output!r}"
 
     def structured() -> object:
         return asyncio.run(AgentRuns(url, model).run(output_type=Report)).final_output

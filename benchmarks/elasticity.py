@@ -29,10 +29,10 @@ from loong.fabric.traffic import Channel, TrafficSnapshot
 
 NUM_STEPS, NUM_ROUNDS = 12, 12
 DECODED = Requests(8, 4096, (0, 1))
-BESIDE = Requests(32, 4096, (0, 1))
+OTHERS = Requests(32, 4096, (0, 1))
 MOVED_TOKENS, NUM_MOVES = 65536, 6
 PROMPT_TOKENS = 16384
-NUM_BESIDE_STEPS = 150
+NUM_OTHER_STEPS = 150
 NUM_SLOTS = 160_000
 # By the number of instances: the change of each lease of a round, its group and its masters. The first
 # follows the last.
@@ -139,19 +139,19 @@ def moves_of(group: GpuGroup, moved: Requests, destination_id: int) -> list[Move
     return [MoveKV(group.next_id(), migration) for _ in range(NUM_MOVES)]
 
 
-def measure_beside(group: GpuGroup) -> dict[str, float]:
+def measure_other_steps(group: GpuGroup) -> dict[str, float]:
     """Return the steps of instances 0 and 1, alone and while KV goes from 2 to 3."""
     moved = Requests(1, MOVED_TOKENS, (2,))
-    for requests in (BESIDE, moved):
+    for requests in (OTHERS, moved):
         group.each(partial(GpuInstance.hold, requests=requests))
-    lease = BESIDE.lease(group.next_id(), BESIDE.held_on, BESIDE.held_on, NUM_BESIDE_STEPS)
+    lease = OTHERS.lease(group.next_id(), OTHERS.held_on, OTHERS.held_on, NUM_OTHER_STEPS)
     alone, *_ = group.each(partial(GpuInstance.run, commands=[lease]))
-    lease = BESIDE.lease(group.next_id(), BESIDE.held_on, BESIDE.held_on, NUM_BESIDE_STEPS)
+    lease = OTHERS.lease(group.next_id(), OTHERS.held_on, OTHERS.held_on, NUM_OTHER_STEPS)
     both = group.each(partial(decode_or_move, lease=lease, moves=moves_of(group, moved, 3)))
     seconds = both[3].reported_at[-1] - both[3].begun_at
-    before, beside = _step_seconds(alone[0]), _step_seconds(both[0], seconds)
-    print(f"steps on other instances: {before * 1e3:.3f} ms, beside it {beside * 1e3:.3f} ms")
-    return {"step_alone": before, "step_beside": beside}
+    before, during = _step_seconds(alone[0]), _step_seconds(both[0], seconds)
+    print(f"steps on other instances: {before * 1e3:.3f} ms; during the migration {during * 1e3:.3f} ms")
+    return {"step_alone": before, "step_during": during}
 
 
 def decode_or_move(instance: GpuInstance, lease: RunBatch, moves: Sequence[MoveKV]) -> Ran:
@@ -169,9 +169,13 @@ def _step_seconds(ran: Ran, until: float = inf) -> float:
 
 def main() -> None:
     parser = script_parser("elasticity", __doc__)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
+    parser.add_argument("--model", default="llama-3.1-8b", help="built-in shape of the model (%(default)s)")
     parser.add_argument(
-        "--num-gpus", type=int, choices=CHANGES, default=4, help="2 have fewer changes (%(default)s)"
+        "--num-gpus",
+        type=int,
+        choices=CHANGES,
+        default=4,
+        help="number of GPUs; with 2, some changes are left out (%(default)s)",
     )
     args = parser.parse_args()
     group = GpuGroup(args.model, args.num_gpus, NUM_SLOTS)
@@ -182,7 +186,7 @@ def main() -> None:
         "num_gpus": args.num_gpus,
         **measure_changes(group, args.num_gpus),
         "migration": measure_migration(group, args.num_gpus),
-        "beside": measure_beside(group) if args.num_gpus == 4 else None,
+        "other_steps": measure_other_steps(group) if args.num_gpus == 4 else None,
         "prompt_bytes_sent": measure_retention(group, args.num_gpus),
     }
     print_result("elasticity", numbers, save=args.save)

@@ -1,14 +1,14 @@
 """Measures the cost of the HTTP front end, with an engine that costs nothing.
 
-A server of the real application, on a core of its own, gets requests from another core. `beside`: the engine
-is in the server's process. `apart`: it is in another, on the generator's core, as with --api-server-count.
-`short`: requests of 8 tokens that the engine gives at once, 64 connections that ask again and again.
-`tokens`: 500 streams, of which each gets a token at every tick, and ticks as fast as the server takes them.
-Then follow the same at half of the wanted rate, and the delay of the last byte of an answer, or of each
-token. Either all streams get theirs at once or, `by turns`, eight groups one after the other. The delay of
-the generator's own timer is reported too. `floor` is the rate at which a bare loop writes events, which no
-server on it can exceed. Rates are for a second of the clock and, since others may use the cores, for a second
-of the processor time of the process that answers.
+A server of the real application, on a core of its own, gets requests from another core. `together`: the
+engine is in the server's process. `apart`: it is in another, on the generator's core, as with
+--api-server-count. `short`: requests of 8 tokens that the engine gives at once, 64 connections that ask again
+and again. `tokens`: 500 streams, of which each gets a token at every tick, and ticks as fast as the server
+takes them. Then follow the same at half of the wanted rate, and the delay of the last byte of an answer, or
+of each token. Either all streams get theirs at once or, `by turns`, eight groups one after the other. The
+delay of the generator's own timer is reported too. `floor` is the rate at which a bare loop writes events,
+which no server on it can exceed. Rates are for a second of the clock and, since others may use the cores, for
+a second of the processor time of the process that answers.
 """
 
 import argparse
@@ -124,7 +124,7 @@ class ReadyEngine:
 
 
 @asynccontextmanager
-async def beside(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> AsyncIterator[None]:
+async def together(engine: ReadyEngine, tokenizer: Tokenizer, listener: socket) -> AsyncIterator[None]:
     """Serve with the engine and the API in this process."""
     runner = await serve(create_app(engine, tokenizer, SETTINGS), listener)
     yield
@@ -154,9 +154,13 @@ def processor_seconds(pid: int) -> float:
 
 
 def api_pid() -> int:
-    """Return the process that answers: the only child, or this one."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return int(children[0]) if children else os.getpid()
+    """Return the process that answers: the one that the only child has forked, or this one."""
+    children = _children_of(os.getpid())
+    return _children_of(children[0])[0] if children else os.getpid()
+
+
+def _children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def be_server(part: Part, origin: float) -> None:
@@ -168,7 +172,7 @@ async def be_server(part: Part, origin: float) -> None:
     with TemporaryDirectory() as folder, bound_socket("127.0.0.1", 0) as listener:
         tokenizer = Tokenizer.from_folder(tiny_model(Path(folder)), CONFIG.eos_token_ids)
         engine = ReadyEngine(part, origin)
-        async with (apart if part.is_apart else beside)(engine, tokenizer, listener):
+        async with (apart if part.is_apart else together)(engine, tokenizer, listener):
             gc.freeze()  # as a server does
             pids = api_pid(), os.getpid()
             at_start = [processor_seconds(pid) for pid in pids]
@@ -401,8 +405,16 @@ def all_parts(seconds: float, is_apart: bool) -> dict[str, dict[str, object]]:
 
 def main() -> None:
     parser = script_parser("front_end", __doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each part (%(default)s)")
-    parser.add_argument("--way", choices=("beside", "apart"), nargs="*", default=["beside", "apart"])
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="duration of each part, in seconds (%(default)s)"
+    )
+    parser.add_argument(
+        "--way",
+        choices=("together", "apart"),
+        nargs="*",
+        default=["together", "apart"],
+        help="process of the engine: with the API, or apart (%(default)s)",
+    )
     parser.add_argument("--be-server", nargs=5, type=float, help=argparse.SUPPRESS)
     parser.add_argument("--be-sink", nargs=2, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -75,7 +75,7 @@ async def measure(server: Server, number: int) -> dict[str, object]:
     begin = time.monotonic()
     idle = await opened(server, number)
     open_seconds = time.monotonic() - begin
-    beside = await asyncio.to_thread(completion_seconds, server)
+    among_idle = await asyncio.to_thread(completion_seconds, server)
     among = await asyncio.to_thread(server.sample)
     if early := sum(one.closed_at is not None for one in idle):
         raise SystemExit(f"{early} of {number} connections were closed at once")
@@ -83,7 +83,7 @@ async def measure(server: Server, number: int) -> dict[str, object]:
     after = await asyncio.to_thread(server.sample)
     kib = 1024 * (among.api_memory_mib - before.api_memory_mib) / number
     print(f"{number:,} connections, {among.num_descriptors:,} descriptors, opened in {open_seconds:.1f} s")
-    for name, seconds in (("alone", alone), ("among them", beside)):
+    for name, seconds in (("alone", alone), ("among them", among_idle)):
         print(
             f"a completion {name}: median {1e3 * seconds['median']:.1f} ms, P99 {1e3 * seconds['p99']:.1f} ms"
         )
@@ -92,7 +92,7 @@ async def measure(server: Server, number: int) -> dict[str, object]:
         "num_connections": number,
         "num_descriptors": [before.num_descriptors, among.num_descriptors, after.num_descriptors],
         "open_seconds": open_seconds,
-        "completion_seconds": {"alone": alone, "among": beside},
+        "completion_seconds": {"alone": alone, "among": among_idle},
         "kib_per_connection": kib,
         "api_memory_mib": [before.api_memory_mib, among.api_memory_mib, after.api_memory_mib],
         "closed_after_seconds": [first, last],
@@ -101,7 +101,9 @@ async def measure(server: Server, number: int) -> dict[str, object]:
 
 def main() -> None:
     parser = script_parser("idle_connections", __doc__)
-    parser.add_argument("--connections", type=int, default=10_000, help="(%(default)s)")
+    parser.add_argument(
+        "--connections", type=int, default=10_000, help="number of idle connections (%(default)s)"
+    )
     args = parser.parse_args()
     allow_many_connections()
     with TemporaryDirectory() as folder:

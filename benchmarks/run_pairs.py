@@ -218,8 +218,8 @@ def _swept_rate(policy: str, rule: SLORule, attempts: Sequence[Repeats]) -> floa
 def _row(pair: RunPair) -> tuple[str, ...]:
     cells = [_cells_of(runs) for runs in pair.sides]
     missing = [["-"] * len(cells[0])] * (2 - len(cells))
-    beside = zip(*cells, *missing, strict=True)
-    return (pair.policy, f"{pair.rate:g}", f"{pair.seed}", *(cell for both in beside for cell in both))
+    side_by_side = zip(*cells, *missing, strict=True)
+    return (pair.policy, f"{pair.rate:g}", f"{pair.seed}", *(cell for both in side_by_side for cell in both))
 
 
 def _cells_of(runs: Sequence[PolicyRun]) -> list[str]:

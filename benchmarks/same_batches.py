@@ -44,7 +44,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TimedInstructions:
     """Instructions given at a time, after a number of batches and migrations had ended."""
 
     time: float
@@ -56,7 +56,7 @@ class NotingExecutor:
     """An `Executor` that records its instructions with their times, so that they can be repeated."""
 
     def __init__(self, executor: WorkersExecutor) -> None:
-        self.reported: list[Told] = []
+        self.reported: list[TimedInstructions] = []
         self.ends = Ends()
         self._executor = executor
 
@@ -72,7 +72,7 @@ class NotingExecutor:
         if reported := tuple(instructions):
             now = self._executor.now
             self.ends.begin(reported, now)
-            self.reported.append(Told(now, len(self.ends.ids), reported))
+            self.reported.append(TimedInstructions(now, len(self.ends.ids), reported))
             self._executor.submit(reported)
 
 
@@ -96,7 +96,7 @@ async def repeated(noted: NotingExecutor, executor: WorkersExecutor) -> Mapping[
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch())
         offset = executor.now - noted.reported[0].time
-        for reported in (*noted.reported, Told(0.0, len(noted.ends.ids), ())):
+        for reported in (*noted.reported, TimedInstructions(0.0, len(noted.ends.ids), ())):
             needed = {first_id + earlier_id for earlier_id in noted.ends.ids[: reported.num_ended]}
             while not needed.issubset(ends.ids):
                 has_ended.clear()

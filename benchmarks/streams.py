@@ -93,8 +93,7 @@ class Server:
 
     def sample(self) -> Sample:
         """Return a sample of now."""
-        children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text().split()
-        own, *others = (_memory_mib(pid) for pid in (str(self._pid), *children))
+        own, *others = map(_memory_mib, _with_children(str(self._pid)))
         num_descriptors = len([*Path(f"/proc/{self._pid}/fd").iterdir()])
         log = self._decision_log
         decisions_mib = 0.0 if log is None else log.stat().st_size / 2**20
@@ -104,6 +103,11 @@ class Server:
         with urlopen(f"{self.url}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         return sum(map(float, re.findall(r"^loong:instance_kv_tokens{.*} (\S+)$", text, re.MULTILINE)))
+
+
+def _with_children(pid: str) -> list[str]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in _with_children(child))]
 
 
 def _memory_mib(pid: str) -> float:
@@ -205,9 +209,21 @@ def child_pid() -> int:
 
 def main() -> None:
     parser = script_parser("streams", __doc__)
-    parser.add_argument("--streams", type=int, default=1000, help="open at a time (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="in which nobody leaves (%(default)s)")
-    parser.add_argument("--leave-seconds", type=float, default=300.0, help="(%(default)s)")
+    parser.add_argument(
+        "--streams", type=int, default=1000, help="number of streams open at a time (%(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="duration of the part in which no client leaves, in seconds (%(default)s)",
+    )
+    parser.add_argument(
+        "--leave-seconds",
+        type=float,
+        default=300.0,
+        help="duration of the part in which clients leave, in seconds (%(default)s)",
+    )
     args = parser.parse_args()
     random.seed(0)
     with TemporaryDirectory() as folder:

@@ -35,10 +35,17 @@ def ttfts(hardware: Hardware, policy: str, load: Sequence[WorkloadRequest]) -> l
 
 def main() -> None:
     parser = script_parser("victims", __doc__)
-    parser.add_argument("--model", nargs="+", default=["llama-3.1-8b", "lwm-1m"])
-    parser.add_argument("--policy", nargs="+", default=["esp", "esp-paper", "chunked", "replicas"])
-    parser.add_argument("--num-instances", type=int, default=8)
-    parser.add_argument("--num-requests", type=int, default=900)
+    parser.add_argument(
+        "--model", nargs="+", default=["llama-3.1-8b", "lwm-1m"], help="models to simulate (%(default)s)"
+    )
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        default=["esp", "esp-paper", "chunked", "replicas"],
+        help="policies to compare (%(default)s)",
+    )
+    parser.add_argument("--num-instances", type=int, default=8, help="number of instances (%(default)s)")
+    parser.add_argument("--num-requests", type=int, default=900, help="number of requests (%(default)s)")
     args = parser.parse_args()
     load = make_workload("victim-attacker", args.num_requests, seed=0, request_rate=10.0)
     chats = [request for request in load if request.num_prompt_tokens < LONG]
@@ -48,17 +55,17 @@ def main() -> None:
         for policy in args.policy:
             calm = float(np.quantile([ttft for _, ttft in ttfts(hardware, policy, chats)], 0.99))
             both = ttfts(hardware, policy, load)
-            beside = float(np.quantile([ttft for n, ttft in both if n < LONG], 0.99))
+            mixed = float(np.quantile([ttft for n, ttft in both if n < LONG], 0.99))
             longs = [ttft / hardware.unloaded_prefill()(n) for n, ttft in both if n >= LONG]
             slowest = max(longs, default=None)
-            results.append([model, policy, calm, beside, slowest])
+            results.append([model, policy, calm, mixed, slowest])
             rows.append(
                 (
                     model,
                     policy,
                     f"{1e3 * calm:.1f}",
-                    f"{1e3 * beside:.1f}",
-                    f"{beside / calm:.2f}x",
+                    f"{1e3 * mixed:.1f}",
+                    f"{mixed / calm:.2f}x",
                     "refused" if slowest is None else f"{slowest:.2f}x",
                 )
             )
@@ -66,7 +73,7 @@ def main() -> None:
         "model",
         "policy",
         "P99 TTFT of chats alone, ms",
-        "beside long prompts, ms",
+        "with long prompts, ms",
         "ratio",
         "slowest long prompt",
     )

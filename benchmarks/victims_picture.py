@@ -41,7 +41,7 @@ class Victims:
 
     policy: str
     alone: float
-    beside: float
+    mixed: float
     slowest: float | None
 
 
@@ -49,8 +49,8 @@ def read(file: Path, model: str) -> list[Victims]:
     """Return a model's rows of the last line."""
     rows = json.loads(file.read_text().splitlines()[-1])["rows"]
     return [
-        Victims(policy, 1e3 * alone, 1e3 * beside, slowest)
-        for of_model, policy, alone, beside, slowest in rows
+        Victims(policy, 1e3 * alone, 1e3 * mixed, slowest)
+        for of_model, policy, alone, mixed, slowest in rows
         if of_model == model
     ]
 
@@ -63,12 +63,12 @@ def figure_of(rows: Sequence[Victims]) -> "Figure":
     styles = styles_of(row.policy for row in rows)
     for place, row in enumerate(rows):
         color = styles[row.policy].color
-        left.plot((row.alone, row.beside), (place, place), color=color)
+        left.plot((row.alone, row.mixed), (place, place), color=color)
         left.plot(row.alone, place, marker="o", color=color, fillstyle="none")
-        left.plot(row.beside, place, marker="o", color=color)
-        reported = _times(row.beside / row.alone)
+        left.plot(row.mixed, place, marker="o", color=color)
+        reported = _times(row.mixed / row.alone)
         left.annotate(
-            reported, (row.beside, place), (7, 0), textcoords="offset points", va="center", color=INK
+            reported, (row.mixed, place), (7, 0), textcoords="offset points", va="center", color=INK
         )
         right.barh(place, row.slowest or 0.0, height=0.5, color=color)
         reported = "refused" if row.slowest is None else _times(row.slowest)
@@ -76,7 +76,7 @@ def figure_of(rows: Sequence[Victims]) -> "Figure":
             reported, (row.slowest or 0.0, place), (4, 0), textcoords="offset points", va="center", color=INK
         )
     log_scale(left, "x", is_time=True)
-    left.set(title="P99 TTFT of chats: alone (o), beside long prompts", xlim=(None, 4 * left.get_xlim()[1]))
+    left.set(title="P99 TTFT of chats: alone (o), with long prompts", xlim=(None, 4 * left.get_xlim()[1]))
     right.set(title="slowest long prompt, of an idle cluster's time", xlim=(0, 1.12 * right.get_xlim()[1]))
     right.axvline(1.0, color=PALE_INK, linestyle=":")
     _name(left, rows)
@@ -95,9 +95,16 @@ def _name(panel: "Axes", rows: Sequence[Victims]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--file", type=Path, default=FOLDER / "victims.jsonl")
-    parser.add_argument("--model", default="llama-3.1-8b")
-    parser.add_argument("--output", type=Path, default=IMAGES / "victims.svg", help="a .png or .svg")
+    parser.add_argument(
+        "--file", type=Path, default=FOLDER / "victims.jsonl", help="results of victims.py (%(default)s)"
+    )
+    parser.add_argument("--model", default="llama-3.1-8b", help="model to draw (%(default)s)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=IMAGES / "victims.svg",
+        help="file to write, a .png or .svg (%(default)s)",
+    )
     args = parser.parse_args()
     rows = read(args.file, args.model)
     if not rows:

@@ -1,4 +1,4 @@
-"""What the processes of a server are given, and which signals do not end them."""
+"""The inputs of a server's processes, and signals that do not end them."""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ async def test_signals_from_its_first_moment_on_do_not_end_a_process(fork_server
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal_children(number)
     assert await child.wait() == child.returncode == 3
-    child.send_signal(signal.SIGKILL)  # which finds nobody
+    child.send_signal(signal.SIGKILL)  # which finds no process
 
 
 @pytest.mark.parametrize("is_forked", [False, True])

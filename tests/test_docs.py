@@ -1,4 +1,4 @@
-"""What pages refer to is there."""
+"""The targets of references in pages exist."""
 
 import re
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its blocks of code."""
     return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
 
 
 def anchors(page: Path) -> Iterator[str]:
-    """What headings of a page are called in links."""
+    """Yield the link targets of a page's headings."""
     for heading in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.lower())
         yield re.sub(r"[^\w\- ]", "", text).replace(" ", "-")

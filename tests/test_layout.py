@@ -19,7 +19,7 @@ def python(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a wheel is built of, so that building leaves nothing in the checkout."""
+    """Return the sources of a wheel, so that building leaves nothing in the checkout."""
     source = tmp_path_factory.mktemp("source")
     for name in ("loong", *LINKED):
         copytree(ROOT / name, source / name, symlinks=True, ignore=ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""How the server's log looks, and what becomes of it when nobody reads."""
+"""The format of the server's log, and its behavior when it is not read."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ def queue_to(descriptor: int) -> LineQueue:
 
 
 def read_all(descriptor: int) -> bytes:
-    """Read until nobody can write there any more."""
+    """Read until no process can write any more."""
     return b"".join(iter(lambda: os.read(descriptor, 2**16), b""))
 
 

@@ -1,4 +1,4 @@
-"""What SIGUSR1 shows of a process that hangs."""
+"""The output of SIGUSR1 for a process that hangs."""
 
 import signal
 import subprocess

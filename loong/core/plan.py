@@ -118,7 +118,7 @@ class BatchPlan:
 
         They hold some of the KV in `placements`, that of its requests, or are to hold KV that it makes.
         """
-        held = frozenset().union(*[placement.instance_ids for placement in placements])
+        held = {segment.instance_id for placement in placements for segment in placement.segments}
         return tuple(sorted(held.union(self.num_stored_tokens).difference(self.group.instance_ids)))
 
     @cached_property

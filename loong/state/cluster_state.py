@@ -259,7 +259,7 @@ class ClusterState:
         return frozenset(owners)
 
     def _void_copied(self, instance_id: InstanceId) -> set[RequestId]:
-        """Forget what was copied to or from a lost instance; return the requests."""
+        """Remove copies to or from a lost instance; return their requests."""
         owners = set()
         for request_id, live in self._accounting.requests.items():
             void = [m for m in live.copied if instance_id in (m.segment.instance_id, m.destination_id)]

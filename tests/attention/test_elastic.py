@@ -1,4 +1,4 @@
-"""A step's attention is that of one instance with all KV, whoever has it, asks for it, or only answers."""
+"""A step's attention equals that of one instance with all KV, on every role of an instance."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -31,7 +31,7 @@ from loong.worker.kv.pool import KVPool
 
 GROUP = (0, 1)
 NUM_HEADS, NUM_KV_HEADS = 4, 2
-SHARP = 3.0  # queries so large that a token sees little but some keys: whatever is left out shows
+SHARP = 3.0  # queries so large that a token attends mainly a few keys: an omission shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Chunk:
         return self.num_history + self.num_new
 
     def history(self, request_id: RequestId) -> Placement:
-        """The KV before the step."""
+        """Return the KV before the step."""
         return striped(request_id, range(self.num_history), self.holders)
 
     def blocks(self, request_id: RequestId) -> Iterator[QueryBlock]:
-        """What each master computes."""
+        """Yield the blocks of each master."""
         positions = range(self.num_history, self.num_tokens)
         for index, master_id in enumerate(self.masters):
             yield QueryBlock(
@@ -76,9 +76,9 @@ class Chunk:
 
 
 def steps(sizes: Sizes) -> Iterator[dict[RequestId, Chunk]]:
-    """A chunk of every kind alone, and beside a decode of either master, whose KV either instance has.
+    """Yield a chunk of every kind alone, and with a decode of either master and KV on either instance.
 
-    Those of which instance 1 alone is master are left out: they are others, seen from the other side.
+    Steps whose only master is instance 1 are left out: they mirror others.
     """
     kinds = product(((), (0,), (1,), GROUP), ((0,), GROUP), Transfer)
     for holders, masters, transfer in kinds:
@@ -119,7 +119,7 @@ class Instance:
         exchange: str,
         group: tuple[InstanceId, ...] = GROUP,
     ) -> bool:
-        """Whether the attention of this instance's rows is that over all KV in one place."""
+        """Return whether the attention of this instance's rows equals that over all KV in one place."""
         q = {name: SHARP * self._values(0, chunk, NUM_HEADS) for name, chunk in chunks.items()}
         kv = {name: self._values(1, chunk, 2, NUM_KV_HEADS) for name, chunk in chunks.items()}
         step = self._step(chunks, kv, group)
@@ -137,7 +137,7 @@ class Instance:
         )
 
     def _values(self, seed: int, chunk: Chunk, *shape: int) -> Tensor:
-        """The same on all instances, of each token of a request."""
+        """Return the same on all instances, of each token of a request."""
         generator = torch.Generator().manual_seed(2 * chunk.num_new + seed)
         values = torch.randn(
             chunk.num_tokens, *shape, self._config.head_dim, generator=generator, device="cpu"
@@ -150,7 +150,7 @@ class Instance:
         kv: Mapping[RequestId, Tensor],
         group: tuple[InstanceId, ...],
     ) -> AttentionStep:
-        """The step, with histories in a pool that is NaN where nothing is known yet."""
+        """Return the step, with histories in a pool that is NaN where nothing is known yet."""
         num_slots = sum(chunk.num_tokens for chunk in chunks.values())
         pool = KVPool(
             1,
@@ -175,7 +175,7 @@ class Instance:
 
 
 def _rows(step: AttentionStep, values: Mapping[RequestId, Tensor]) -> Tensor:
-    """What a step has of its rows."""
+    """Return the values of a step's rows."""
     rows = [values[block.request_id][list(block.positions)] for block in step.blocks]
     return torch.cat([next(iter(values.values()))[:0], *rows])
 
@@ -189,7 +189,7 @@ def _alone(q: Tensor, kv: Tensor, positions: Sequence[int]) -> Tensor:
 def wrong_steps(
     fabric: Fabric, instance_id: InstanceId, tp_rank: int, dtypes: Sequence[str], *numbers: int
 ) -> list[str]:
-    """The steps of which this instance's rows are wrong."""
+    """Return the steps of which this instance's rows are wrong."""
     assert isinstance(fabric, SymmetricFabric)
     is_on_gpu = torch.get_default_device().type == "cuda"
     torch.set_default_device("cpu")

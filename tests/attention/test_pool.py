@@ -19,7 +19,7 @@ HELD, CHUNK, OTHER = range(30), range(30, 37), range(5)
 
 
 def attention_of(*prompts: str) -> tuple[PoolAttention, KVPool]:
-    """What chunks of prompts attend on one instance: of "a" behind a history, of "b" a whole prompt."""
+    """Return the attention of chunks on one instance: of "a" after a history, of "b" a whole prompt."""
     kv = KVPool(1, 2, 4, 64, torch.float32, torch.device("cpu"))
     kv.layer(0).copy_(torch.randn(kv.layer(0).shape))
     for owner_id, positions in (("a", HELD), ("b", OTHER), ("a", CHUNK)):

@@ -1,4 +1,4 @@
-"""Which batches and migrations the timeline of `loong.observability.timeline` keeps."""
+"""The batches and migrations that the timeline of `loong.observability.timeline` keeps."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ MOVE = MoveKV(5, KVMigration(KVSegment("r", range(0, 8, 2), 1), 2))
 
 
 def history_of(reported: Sequence[Instruction], *events: Event) -> ClusterHistory:
-    """What is kept when `reported` starts at time 1, and then `events` come."""
+    """Return what is kept when `reported` starts at time 1, and then `events` come."""
     timeline = Timeline()
     timeline.on_plan([InstanceLost(1.0, 9)], Snapshot(1.0, INSTANCES), IterationPlan(), reported)
     for event in events:

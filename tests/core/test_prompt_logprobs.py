@@ -11,7 +11,7 @@ from loong.core.prompt_logprobs import AssembledLogprobs, PromptLogprobs
 
 
 def part_of(positions: range, num_top: int = 2) -> PromptLogprobs:
-    """What would be found there, different at each position."""
+    """Return log probabilities at these positions, different at each."""
     return PromptLogprobs(
         "r",
         positions,

@@ -1,4 +1,4 @@
-"""What a snapshot is beside its fields, and in what order its requests are."""
+"""Derived properties of a snapshot, and the order of its requests."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def prefill(state: ClusterState, batch_id: int, request_id: RequestId, instance_
 
 
 def order(state: ClusterState) -> tuple[str, str]:
-    """The requests that wait, and those that run."""
+    """Return the requests that wait, and those that run."""
     snapshot = state.snapshot(1.0)
     assert_same_by_id(snapshot)
     return (

@@ -1,4 +1,4 @@
-"""What docs/api.md tells people to type does what it says, on a real server."""
+"""The commands of docs/api.md do what it says, on a real server."""
 
 import json
 import shlex
@@ -46,7 +46,7 @@ def typed(command: str, url: str) -> httpx.Response:
 
 
 def parsed(text: str) -> list[Any]:
-    """The JSON of an answer, or of each of its events."""
+    """Return the JSON of an answer, or of each of its events."""
     if not text.startswith("data: "):
         return [json.loads(text)]
     events = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]
@@ -54,7 +54,7 @@ def parsed(text: str) -> list[Any]:
 
 
 def assert_has(reported: Any, shown: Any) -> None:
-    """What is shown is told, by its names and kinds."""
+    """Check that the answer has the shown fields, by their names and kinds."""
     if isinstance(shown, dict):
         for name, value in shown.items():
             assert name in reported

@@ -1,4 +1,4 @@
-"""What `loong bench` promises, on real servers: groups of many sizes, measured, drawn, and nothing left."""
+"""The promises of `loong bench`, on real servers: groups of many sizes, measured, drawn, and nothing left."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SMALL = "--extra-server-args=--calibration-time 0 --kv-cache-tokens 1792 --max-n
 
 @contextmanager
 def benchmark(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A benchmark that writes into `folder`, which its processes can be told by."""
+    """Run a benchmark that writes into `folder`, by which its processes can be found."""
     command = [sys.executable, "-c", ENTRY, "bench", *LOAD, *RELAXED, *arguments, "--output-dir", str(folder)]
     environment = {**os.environ, MARK: str(folder)}
     pipe = subprocess.PIPE
@@ -42,7 +42,7 @@ def benchmark(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The processes of a benchmark, however they were started."""
+    """Return the processes of a benchmark, however they were started."""
     mark = f"{MARK}={folder}".encode()
     return [int(p.name) for p in Path("/proc").glob("[0-9]*") if mark in _environment(p)]
 
@@ -64,7 +64,7 @@ def dops_of(run: dict[str, Any]) -> set[int]:
 
 
 def assert_all_requests_are_in_trace_and_log(folder: Path, run: dict[str, Any]) -> None:
-    """What the client noted, what the server did and why are of the same requests."""
+    """Check that the records of client, trace and decision log are of the same requests."""
     history = parse_trace((folder / run["trace"]).read_bytes())
     index = indexed(read_log(folder / run["decision_log"]))
     assert set(run["request_ids"]) == {span.request_id for span in history.requests}

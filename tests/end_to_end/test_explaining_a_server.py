@@ -1,4 +1,4 @@
-"""What a server wrote down explains what its clients saw."""
+"""A server's decision log explains what its clients saw."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`loong profile` on real workers, and a server that goes by what it found."""
+"""`loong profile` on real workers, and a server that uses the result."""
 
 import json
 import subprocess

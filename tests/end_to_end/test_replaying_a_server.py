@@ -1,4 +1,4 @@
-"""What a server recorded is planned again, on a machine without its workers."""
+"""A server's event log is planned again, on a machine without its workers."""
 
 from pathlib import Path
 

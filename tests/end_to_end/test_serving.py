@@ -1,4 +1,4 @@
-"""What a user of `loong serve` sees, with real processes, sockets and signals."""
+"""`loong serve` as its users see it, with real processes, sockets and signals."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What signals, and a log that nobody reads, do to all processes of a server."""
+"""The effect of signals, and of a log that is not read, on all processes of a server."""
 
 import fcntl
 import os
@@ -39,7 +39,7 @@ class LogReader:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Read nothing, but for what one call of the system takes."""
+        """Read nothing, except the bytes of one system call."""
         self._may_read.clear()
         try:
             yield

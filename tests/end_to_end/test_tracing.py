@@ -1,4 +1,4 @@
-"""A server writes one timeline of what all its workers did."""
+"""A server writes one timeline of all its workers."""
 
 import json
 import time

@@ -91,7 +91,7 @@ async def running_engine(workers: IdleWorkers, policy: Policy = no_plan) -> Asyn
 
 
 def with_schema(request_id: str, num_choices: int = 1) -> NewRequest:
-    """A request whose grammar is named by its id."""
+    """Return a request whose grammar is named by its id."""
     params = SamplingParams(max_tokens=5, grammar=Grammar(GrammarKind.REGEX, request_id))
     return NewRequest(request_id, (1, 2, 3), params, num_choices=num_choices)
 
@@ -157,7 +157,7 @@ async def test_requests_after_an_engine_has_failed_end_at_once() -> None:
         workers.post(InstanceLost(0.0, 0, "it fell over"))
         with pytest.raises(EngineStoppedError):
             await held
-        workers.grammars["held"].set_result(None)  # too late for anybody to arrive
+        workers.grammars["held"].set_result(None)  # too late for any request to arrive
         for late in (REQUEST, with_schema("late")):
             with pytest.raises(EngineStoppedError):
                 await first_token(engine, late)

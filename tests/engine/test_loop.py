@@ -1,4 +1,4 @@
-"""The loop that takes events in, plans and tells."""
+"""The loop that applies events, plans and sends instructions."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Seen:
 
 
 def seen(policy: Policy, executor: SimulatedExecutor) -> Seen:
-    """What an observer sees of a run until drained."""
+    """Return an observer's record of a run until it is drained."""
     observer = Seen()
     state = ClusterState(instances_with([600, 600]))
 

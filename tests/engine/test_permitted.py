@@ -1,4 +1,4 @@
-"""What of a refused plan is done keeps the rules, and leaves out no more than it must."""
+"""The part of a refused plan that is carried out keeps the rules, and leaves out no more than it must."""
 
 from dataclasses import replace
 from random import Random

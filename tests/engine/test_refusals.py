@@ -101,7 +101,7 @@ class Failures:
         self.reasons: dict[str, str] = {}
 
     def on_event(self, event: Event, /) -> None:
-        """Events do not tell of failures."""
+        """Ignore events, which do not report failures."""
 
     def on_plan(self, _events: object, _snapshot: object, plan: IterationPlan, _reported: object, /) -> None:
         """Keep the reasons."""

@@ -1,7 +1,7 @@
-"""Clusters for all tests that need nothing special of theirs.
+"""Clusters for all tests without special needs.
 
-Their model has a rope that changes with the length of the sequence, so it shows whoever loses count of
-positions or lengths. Their pools are small, so a few leaked slots are missed soon.
+Their model has a rope that changes with the length of the sequence, so wrong positions or lengths show. Their
+pools are small, so a few leaked slots show soon.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """Instances 0 to 3, and their host tiers 4 to 7."""
+    """Yield instances 0 to 3, and their host tiers 4 to 7."""
     tokenizer = tiny_model(folder.parent)  # of more tokens: those that the model lacks never come
     config = ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96, tokenizer_folder=str(tokenizer))
     with shared_cluster(config) as running:
@@ -42,7 +42,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def predicting(folder: Path) -> Iterator[Cluster]:
-    """As `cluster`, but each batch that can be told while another runs is."""
+    """Yield a cluster as `cluster`, but with batches submitted while another runs where possible."""
     config = ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96)
     with shared_cluster(config, lookahead=AtOnce(0.0, 0.0)) as running:
         yield running
@@ -50,7 +50,7 @@ def predicting(folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def sharded_overlapping(folder: Path) -> Iterator[Cluster]:
-    """As `sharded`, but each batch that can be told while another runs is."""
+    """Yield a cluster as `sharded`, but with batches submitted while another runs where possible."""
     config = ClusterConfig(str(folder), num_instances=2, tp_size=2, kv_capacity=384, host_kv_capacity=96)
     with shared_cluster(config, lookahead=AtOnce(0.0, 0.0)) as running:
         yield running
@@ -58,7 +58,7 @@ def sharded_overlapping(folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def sharded(folder: Path) -> Iterator[Cluster]:
-    """Instances 0 and 1 of two ranks each, and their host tiers 2 and 3."""
+    """Yield instances 0 and 1 of two ranks each, and their host tiers 2 and 3."""
     config = ClusterConfig(str(folder), num_instances=2, tp_size=2, kv_capacity=384, host_kv_capacity=96)
     with shared_cluster(config) as running:
         yield running
@@ -66,6 +66,6 @@ def sharded(folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(params=["cluster", "sharded"])
 def any_cluster(request: pytest.FixtureRequest) -> Cluster:
-    """Each of the two, for what the ranks of an instance may do differently."""
+    """Return each of the two, for behavior that may differ among the ranks of an instance."""
     found: Cluster = request.getfixturevalue(request.param)
     return found

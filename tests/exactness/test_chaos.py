@@ -1,4 +1,4 @@
-"""Whatever is done to requests, and whenever, their tokens are those of transformers, their stories true."""
+"""Under random incidents at any time, tokens of requests are those of transformers, and stories are true."""
 
 from pathlib import Path
 from random import Random
@@ -39,7 +39,7 @@ def test_stories_of_policies_on_real_workers_are_true(predicting: Cluster, polic
 
 
 def aborting(cluster: Cluster, policy: Policy, victims: set[RequestId], random: Random) -> Policy:
-    """The policy, and now and then the end of a victim, whatever is being done to it."""
+    """Return the policy with random aborts of victims, at any time."""
 
     def plan(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         for view in (*snapshot.waiting, *snapshot.running):

@@ -1,4 +1,4 @@
-"""However prompts are cut, in whatever ring and wherever the history is: the tokens are the same."""
+"""Tokens do not depend on chunks, on the ring, or on the place of the history."""
 
 from itertools import chain, combinations, permutations
 from pathlib import Path

@@ -28,13 +28,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> Iterator[Cluster]:
-    """Two instances with room for a prompt that takes long."""
+    """Yield two instances with room for a prompt that takes long."""
     with shared_cluster(ClusterConfig(str(llama), num_instances=2, kv_capacity=4096)) as running:
         yield running
 
 
 def during(cluster: Cluster, group: tuple[InstanceId, ...], index: int = 0) -> list[RunBatch]:
-    """The batches of other groups that began and finished while one batch of `group` ran."""
+    """Return the batches of other groups that began and finished while one batch of `group` ran."""
     batches = [reported for reported in cluster.log if isinstance(reported, RunBatch)]
     slow = [batch for batch in batches if batch.plan.group.instance_ids == group][index]
     finished = [reported.batch_id for reported in cluster.log if isinstance(reported, BatchFinished)]
@@ -73,7 +73,7 @@ def test_a_long_prefill_does_not_delay_the_decode_steps_of_another_group(pair: C
 
 
 def test_a_long_lease_does_not_delay_what_another_group_does(cluster: Cluster, folder: Path) -> None:
-    """One group takes 120 steps on one plan; the other finishes batch after batch meanwhile."""
+    """One group takes 120 steps on one plan, while the other finishes batch after batch."""
     leased = greedy_request(random_prompt(20, seed=8), 121)
     others = [greedy_request(random_prompt(length, seed=length), 5) for length in (30, 7, 12)]
     groups = {leased.request_id: (2, 0), **{other.request_id: (1, 3) for other in others}}

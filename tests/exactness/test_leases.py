@@ -1,4 +1,4 @@
-"""Many steps on one plan: whatever ends a lease, no token is lost or repeated."""
+"""Many steps on one plan: no token is lost or repeated, for every way that a lease ends."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ PROMPTS = tuple(random_prompt(length, seed=length) for length in (21, 8, 33))
 
 
 def leases(cluster: Cluster) -> list[tuple[RunBatch, int, int]]:
-    """The decode batches, with the steps of which tokens were told and those that each says it took."""
+    """Return the decode batches, with the steps whose tokens were reported and the number that each took."""
     reported = [
         what for what in cluster.log if isinstance(what, RunBatch) and what.inputs[0].num_output_tokens
     ]

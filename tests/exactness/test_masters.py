@@ -1,4 +1,4 @@
-"""Who is master of a decode token decides where its work is done, and nothing else."""
+"""The master of a decode token decides where its work is done, and nothing else."""
 
 from itertools import product
 from pathlib import Path

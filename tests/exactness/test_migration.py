@@ -26,10 +26,10 @@ Moves = Callable[[RequestView], Iterable[KVMigration]]
 
 
 def moving_before_steps(group: tuple[InstanceId, ...], moves: Moves, homes: dict[RequestId, int]) -> Policy:
-    """Requests run on their homes; the one without a home runs on `group`, one step at a time.
+    """Return requests run on their homes; the one without a home runs on `group`, one step at a time.
 
-    Before each of its steps it makes `moves` once, and then takes back what is outside its group. Meanwhile
-    the others run.
+    Before each of its steps it makes `moves` once, and then moves back the KV outside its group. The others
+    run at the same time.
     """
     moved_at: set[int] = set()
 
@@ -58,14 +58,14 @@ def moving_before_steps(group: tuple[InstanceId, ...], moves: Moves, homes: dict
 
 
 def one_step(view: RequestView, group: tuple[InstanceId, ...], num_steps: int = 1) -> BatchPlan:
-    """A chunk of nine tokens, or decode steps with the first of the group for master."""
+    """Return a chunk of nine tokens, or decode steps with the first of the group for master."""
     if view.is_decoding:
         return decode([view], group, {view.request_id: group[0]}, num_steps=num_steps)
     return prefill([view], group, num_tokens=9)
 
 
-def num_moves_beside_batches(cluster: Cluster) -> int:
-    """Migrations that were told to begin together with a batch at one of their ends."""
+def num_moves_with_batches(cluster: Cluster) -> int:
+    """Return the migrations that were sent together with a batch at one of their ends."""
     num_moves = 0
     ends: list[set[InstanceId]] = []
     for reported in cluster.log:
@@ -99,7 +99,7 @@ def test_any_part_of_the_kv_moves_while_other_groups_run(
     homes = {other.request_id: i for other, i in zip(others, home_ids, strict=True)}
     outputs = any_cluster.run([mover, *others], moving_before_steps(group, moves, homes))
     assert_exact(folder, [mover, *others], outputs)
-    assert num_moves_beside_batches(any_cluster) >= 2
+    assert num_moves_with_batches(any_cluster) >= 2
 
 
 def offloaded_once(source_id: InstanceId, host_id: InstanceId, back_id: InstanceId) -> Policy:

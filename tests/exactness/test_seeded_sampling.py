@@ -1,4 +1,4 @@
-"""What is drawn depends on the request alone, and ends where the request says."""
+"""Sampled tokens depend on the request alone, and end where the request says."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""KV that lies outside a batch's group is attended where it is, whatever its instance runs meanwhile."""
+"""KV outside a batch's group is attended where it is, while its instance runs other batches."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,7 +50,7 @@ def three_requests() -> list[Request]:
 
 
 def members(cluster: Cluster) -> tuple[InstanceId, InstanceId]:
-    """One instance that prefills, and one that decodes."""
+    """Return one instance that prefills, and one that decodes."""
     return cluster.full_ids[0], cluster.full_ids[-1]
 
 
@@ -144,7 +144,7 @@ def test_siblings_begin_with_kv_of_their_prompt_that_lies_outside_its_last_group
 
 
 def test_what_a_holder_runs_itself_may_be_preempted_while_it_serves(cluster: Cluster, folder: Path) -> None:
-    """A request of the holder loses its KV between its chunks, whatever the lease does that is served."""
+    """A request of the holder loses its KV between its chunks, while the lease is served."""
     served, victim = three_requests()[0], greedy_request(random_prompt(40, seed=40), 3)
     num_preempted = 0
 

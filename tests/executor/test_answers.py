@@ -1,4 +1,4 @@
-"""Commands that all workers carry out, by what they report."""
+"""Commands that all workers carry out, and their reports."""
 
 import asyncio
 

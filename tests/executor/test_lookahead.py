@@ -31,7 +31,7 @@ MARGIN = LookaheadMargin.on(DEFAULT_HOST)
 
 
 def cluster(*request_ids: RequestId, max_tokens: int = 8, num_choices: int = 1) -> ClusterState:
-    """Three instances, and requests that wait."""
+    """Return three instances, and requests that wait."""
     state = ClusterState(tuple(ElasticInstance(i, 1, InstanceKind.FULL, CAPACITY) for i in range(3)))
     params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(0,))
     for request_id in request_ids:
@@ -52,7 +52,7 @@ def commit(state: ClusterState, *batches: BatchPlan, now: float = 0.0) -> tuple[
 
 
 def prompts(state: ClusterState, *request_ids: RequestId, num_tokens: int | None = None) -> BatchPlan:
-    """A batch of prompts on instance 0."""
+    """Return a batch of prompts on instance 0."""
     return prefill([view(state, i) for i in request_ids], (0,), num_tokens=num_tokens)
 
 
@@ -268,7 +268,7 @@ def test_who_was_in_a_batch_that_is_lost_gets_nothing_of_the_next_one() -> None:
 
 
 def ignored(state: ClusterState, batch_id: int) -> bool:
-    """Whether nothing is predicted of a batch."""
+    """Return whether no end of a batch is predicted."""
     before = state.snapshot(1.0)
     state.apply(BatchEndPredicted(1.0, batch_id, 2.0))
     state.check()

@@ -13,7 +13,7 @@ NEVER = 600.0
 
 
 class Declared:
-    """What was declared, in its order."""
+    """The declared losses, in order."""
 
     def __init__(self) -> None:
         self.all: list[tuple[InstanceId, str]] = []

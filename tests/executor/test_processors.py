@@ -7,7 +7,7 @@ from loong.executor.processors import Processors
 
 
 def ends(processors: Processors) -> list[tuple[int, float]]:
-    """What is left, in the order in which it ends."""
+    """Return the remaining steps, in the order in which they end."""
     reported = []
     while (time := processors.next_end) < inf:
         reported.append((processors.end(), time))

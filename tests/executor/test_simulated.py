@@ -37,7 +37,7 @@ MODEL = WorkCostModel()
 
 
 class Stage:
-    """An executor and the state that instructs it; every event is applied as it is told."""
+    """An executor and the state that instructs it; every event is applied at once."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Stage:
         self.commit(IterationPlan(batches=(batch,)))
 
     def prefilled(self, num_requests: int = 1) -> "Stage":
-        """After the arrival and the prefill of so many requests, on instance 0."""
+        """Return the stage after the arrival and the prefill of `num_requests` requests, on instance 0."""
         for _ in range(num_requests):
             self.next_event()
         self.run(prefill(self.state.snapshot(0).waiting, (0,)))

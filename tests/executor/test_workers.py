@@ -37,7 +37,7 @@ from loong.wire import (
 
 
 async def reports_of(num_steps: Iterable[int]) -> Sequence[Event]:
-    """What an executor tells, or raises, when the workers of batch 7 have taken these numbers of steps."""
+    """Return the executor's events, or raise, when workers of batch 7 have taken these numbers of steps."""
     with executor_and_reports() as (executor, reports):
         executor.submit([RunBatch(7, BatchPlan(ESPGroup((0, 1)), (), ()), ())])
         for (instance_id, tp_rank), count in zip(WORKERS, num_steps, strict=True):
@@ -55,7 +55,7 @@ async def reports_of(num_steps: Iterable[int]) -> Sequence[Event]:
 
 
 async def steps_reported(bursts: Iterable[int]) -> list[int]:
-    """The steps that an executor tells when workers report so many at once, each time it waits for more."""
+    """Return the steps that an executor reports when workers report this many at once, wait by wait."""
     with executor_and_reports() as (executor, reports):
         executor.submit([batch(7, 0, 1)])
         reading = asyncio.create_task(executor.read_reports())
@@ -174,7 +174,7 @@ async def test_there_are_no_events_after_the_last() -> None:
 
 def test_a_batch_is_finished_when_all_its_workers_are() -> None:
     [started, event] = asyncio.run(reports_of((5, 5, 5, 5)))
-    assert isinstance(started, BatchStarted)  # whoever did not say so
+    assert isinstance(started, BatchStarted)  # for the worker that did not report it
     assert isinstance(event, BatchFinished)
     assert (event.batch_id, event.num_steps) == (7, 5)
 

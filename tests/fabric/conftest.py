@@ -11,6 +11,6 @@ from socket_worlds import Carrier
     ids=lambda carrier: carrier.value,
 )
 def carrier(request: pytest.FixtureRequest) -> Carrier:
-    """What carries the messages; the laws are the same for all."""
+    """Return the carrier of messages; the laws are the same for all."""
     found: Carrier = request.param
     return found

@@ -1,4 +1,4 @@
-"""Messages that somebody receives, by communicators: gloo's here, NCCL's between GPUs."""
+"""Messages with a receiver, by communicators: gloo's here, NCCL's between GPUs."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ KILLED = Exited(-signal.SIGKILL)
 
 
 def make_fabric(backend: str, directory: Path, world: World, rank: int, deadline: float) -> CollectiveFabric:
-    """One process's end; on GPUs, its tensors are there."""
+    """Return one process's end; on GPUs, its tensors are there."""
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -37,7 +37,7 @@ def make_fabric(backend: str, directory: Path, world: World, rank: int, deadline
 def use_every_verb(
     rank: int, directory: Path, backend: str, everyone_returned: Barrier
 ) -> tuple[list[list[float]], Sent]:
-    """What each verb gave in a world of two instances, with a segment of 4 MB from 0 to 1 beside it."""
+    """Return the results of each verb in a world of two instances, with a segment of 4 MB from 0 to 1."""
     with closing(make_fabric(backend, directory, World(2, 1), rank, 20.0)) as fabric:
         segment = torch.full((1 << 20,), 5.0 + rank)
 
@@ -103,7 +103,7 @@ def turn(fabric: CollectiveFabric) -> None:
 
 
 def turn_until_one_is_gone(rank: int, directory: Path, how: signal.Signals) -> str:
-    """Process 1 is killed or stopped; what process 0 is then told, which ends it."""
+    """Kill or stop process 1; return the error that ends process 0."""
     fabric = make_fabric("nccl", directory, World(2, 1), rank, SOON)
     with fabric.batch(0, (0, 1)):
         pid = torch.tensor([os.getpid()], device="cpu")

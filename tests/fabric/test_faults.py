@@ -45,7 +45,7 @@ def turn_and_die(fabric: Fabric, ring: tuple[int, ...], num_steps: int) -> None:
 def turn_until_one_is_killed(
     fabric: Fabric, instance_id: int, tp_rank: int, victim: tuple[int, int]
 ) -> tuple[int, int]:
-    """Rotate round a ring until it breaks; returns whose loss this process was told."""
+    """Rotate round a ring until it breaks; return the process whose loss was reported here."""
     ring, num_steps = (0, 2, 1), 25 if (instance_id, tp_rank) == victim else 50
     with pytest.raises(PeerLostError) as caught, fabric.batch(0, ring):
         turn_and_die(fabric, ring, num_steps)
@@ -110,7 +110,7 @@ def test_a_stopped_process_is_an_error_at_the_deadline(size: int, carrier: Carri
 
 
 def state_of(pid: int) -> str:
-    """The state of a process as the kernel names it: T is stopped, S waits."""
+    """Return the state of a process as the kernel names it: T is stopped, S waits."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

@@ -1,4 +1,4 @@
-"""Ranks of an instance sum and gather: bitwise what the definition gives, and the same on all."""
+"""Ranks of an instance sum and gather: bitwise as the definition, and the same on all."""
 
 from functools import reduce
 
@@ -15,14 +15,14 @@ NUM_BATCHES = 3
 
 
 def shards(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Every rank's, which depends on its shape."""
+    """Return every rank's, which depends on its shape."""
     generator = torch.Generator().manual_seed(shape[-1])
     drawn = torch.randn(size, *shape, generator=generator, device="cpu").to(dtype)
     return list(drawn.to(torch.get_default_device()))
 
 
 def differences(fabric: Fabric, instance_id: int, tp_rank: int) -> list[str]:
-    """What was not the definition's, in several batches with an odd number of calls."""
+    """Return differences from the definition, in several batches with an odd number of calls."""
     group, found = fabric.tensor_parallel, []
     for batch_id in range(NUM_BATCHES):
         with fabric.batch(batch_id, (instance_id,)):

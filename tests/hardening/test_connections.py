@@ -39,7 +39,7 @@ async def test_a_connection_too_many_is_reported_and_there_is_room_again_when_on
             for connection in (first, second):
                 await connection.send(completion_request(prompt="a", max_tokens=1))
                 assert await connection.status() == 200
-            for _ in range(2 * MAX_REFUSED):  # also when more come than can be told
+            for _ in range(2 * MAX_REFUSED):  # also when more come than can be refused
                 async with raw_connection(url):
                     pass
             await until_reported(url)

@@ -1,4 +1,4 @@
-"""A short while of what `benchmarks/fuzz.py` does for long."""
+"""A short run of `benchmarks/fuzz.py`."""
 
 import asyncio
 from collections.abc import Iterator

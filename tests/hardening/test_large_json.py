@@ -23,7 +23,7 @@ values = st.recursive(
 
 
 def reported(read: Any, *arguments: Any) -> object:
-    """What is read, or the status that refuses it."""
+    """Return the value that is read, or the status that refuses it."""
     try:
         return repr(read(*arguments))
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What is compiled while requests wait is said."""
+"""Compilation while requests wait is logged."""
 
 import logging
 from collections.abc import Iterator

@@ -34,7 +34,7 @@ def serve_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _served_by_stubs(servers: Mapping[str, ServerConfig], _: BenchConfig) -> Served:
-    """What stubs take that have these arguments; they answer at once."""
+    """Return the capacity of stubs with these arguments; they answer at once."""
     server = next(iter(servers.values()))
     words = iter(server.extra_arguments)
     found = [int(next(words)) for word in words if word == "--max-model-len"]

@@ -1,4 +1,4 @@
-"""What bash offers, asked of a real bash."""
+"""Completions by a real bash."""
 
 import subprocess
 

@@ -10,7 +10,7 @@ from loong.launcher.config_file import apply_config_file
 
 
 def parsed(tmp_path: Path, text: str, *typed: str, command: str = "serve") -> dict[str, object]:
-    """What a command is told by a file and by what is typed after it."""
+    """Return the flags of a command, from a file and from the words typed after it."""
     path = tmp_path / f"{command}.yaml"
     path.write_text(text)
     words = [command, "--config", str(path), *typed]

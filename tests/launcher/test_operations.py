@@ -1,4 +1,4 @@
-"""What docs/operations.md says of memory is so."""
+"""The claims of docs/operations.md about memory hold."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ TABLE = [
 
 
 def row(start: str) -> str:
-    """What is said of what is kept, and its bound."""
+    """Return the row of the table for kept data, with its bound."""
     (found,) = (cells for cells in TABLE if cells[0].startswith(start))
     return f"{found[0]}: {found[2]}"
 

@@ -1,4 +1,4 @@
-"""Which tiles a library is to compute is measured on the GPU at hand."""
+"""The tiles that a library computes are measured on the local GPU."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How much memory histories take, whatever is in them."""
+"""The memory of histories is bounded for any contents."""
 
 import gc
 import tracemalloc
@@ -61,7 +61,7 @@ def push_line(recent: RecentLines, num_letters: int) -> None:
 
 @contextmanager
 def bytes_at_most(bound: int) -> Iterator[None]:
-    """Fail unless what is made meanwhile, and kept, takes no more."""
+    """Fail unless memory allocated and kept inside the context is within the bound."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -115,7 +115,7 @@ def test_requests_take_no_more_memory_than_their_bound() -> None:
 @pytest.mark.parametrize("num_letters", [20, 300, 100_000])
 def test_lines_take_no_more_memory_than_their_bound(num_letters: int) -> None:
     recent = RecentLines(BYTES)
-    push_line(recent, 1)  # the first is kept beside them
+    push_line(recent, 1)  # the first is kept in addition
     with bytes_at_most(BYTES):
         for _ in range(NUM_BOUNDS * BYTES // num_letters):
             push_line(recent, num_letters)

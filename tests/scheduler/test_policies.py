@@ -32,7 +32,7 @@ def clusters(draw: st.DrawFn, name: str) -> list[int]:
 
 @st.composite
 def workloads(draw: st.DrawFn, max_tokens: int) -> list[Request]:
-    """Requests, in order of arrival, each of which fits the cluster by itself."""
+    """Return requests, in order of arrival, each of which fits the cluster by itself."""
     shapes = draw(
         st.lists(
             st.tuples(
@@ -120,7 +120,7 @@ def test_no_lease_ends_for_a_request_that_ends_if_its_room_helps_nobody(
     name: str, num_prompt: int | None
 ) -> None:
     requests = [timed_request(0, 100, 20), timed_request(1, 20, 200)]
-    if num_prompt is not None:  # it finds no room beside the other
+    if num_prompt is not None:  # it finds no room next to the other
         requests.append(timed_request(2, num_prompt, 10, arrival_time=0.05))
     run = simulate(name, [300], requests, config=PolicyConfig(lease_steps=64))
     assert not any(plan.lease_ends for _, plan in run.plans)

@@ -1,4 +1,4 @@
-"""Which policies there are, and what each can run."""
+"""The names of policies, and the instances that each can run."""
 
 import re
 from dataclasses import fields

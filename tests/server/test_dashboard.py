@@ -1,4 +1,4 @@
-"""What the dashboard's page is served."""
+"""The data that the dashboard's page receives."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def source() -> RequestObservers:
 
 
 def two_requests(source: RequestObservers) -> Snapshot:
-    """One under way and one that has left, as the source was told of them."""
+    """Return a snapshot of one request in flight and one that has left, as the source has seen them."""
     reporter = EventReporter(DecisionLog(None, listeners=[source.recent, source.runs]), INSTANCES)
     prefill_two(reporter)
     reporter.report(RequestAborted(2.0, "r001"))
@@ -152,7 +152,7 @@ async def test_a_page_is_reported_the_past_and_who_was_in_time(serving: Serving)
     assert hello["past"][0][0] == tick["now"] == 300.0
     (over,) = tick["over"]
     assert over["waited"] is not None
-    assert tick["num_judged"] == hello["past"][0][5] == 0  # it was over before anybody counted
+    assert tick["num_judged"] == hello["past"][0][5] == 0  # it was over before the counter began
 
 
 def test_the_past_is_bounded_by_bytes_and_keeps_what_is_newest() -> None:
@@ -174,7 +174,7 @@ PAGE = files("loong.server.dashboard").joinpath("page")
 
 
 def schemes() -> tuple[dict[str, str], dict[str, str]]:
-    """The colors of the page in light and in dark."""
+    """Return the colors of the page in light and in dark."""
     light, dark = re.findall(r":root \{(.*?)\}", PAGE.joinpath("style.css").read_text(), re.DOTALL)
     by_day = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+)", light))
     return by_day, by_day | dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+)", dark))

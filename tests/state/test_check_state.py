@@ -1,4 +1,4 @@
-"""Accounting that do not balance are refused, with what is wrong in them."""
+"""Accounting that does not balance is refused, with the error in it."""
 
 from collections.abc import Callable
 

@@ -45,7 +45,7 @@ PROMPT = (50, 51, 52, 53)
 
 
 def cluster() -> ClusterState:
-    """Four instances and the request r, which waits."""
+    """Return four instances and the request r, which waits."""
     state = ClusterState(tuple(ElasticInstance(i, 1, InstanceKind.FULL, 20) for i in range(4)))
     assert state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, arrival_time=0.0))).instructions == ()
     return state

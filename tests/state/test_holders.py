@@ -20,7 +20,7 @@ from loong.state.cluster_state import ClusterState
 
 
 def alone(request_id: RequestId, positions: range, instance_id: InstanceId, num_steps: int = 1) -> BatchPlan:
-    """Some positions, or a lease from the first, at one master."""
+    """Return some positions, or a lease from the first, at one master."""
     blocks = QueryBlock(
         request_id, positions[:1] if num_steps > 1 else positions, instance_id, Transfer.QUERY
     )
@@ -87,7 +87,7 @@ def test_kv_that_a_batch_reads_is_released_after_it_alone() -> None:
 
 
 def copying(stage: Stage) -> MoveKV:
-    """The KV of `a` on instance 0 is copied to instance 2 while the lease reads it."""
+    """Return the KV of `a` on instance 0 is copied to instance 2 while the lease reads it."""
     move = KVMigration(KVSegment("a", range(8), 0), 2)
     (told,) = stage.state.commit(IterationPlan(migrations=(move,)), stage.state.snapshot(1.0))
     assert isinstance(told, MoveKV)

@@ -1,4 +1,4 @@
-"""Who holds what of a prompt's KV, held to sets of positions."""
+"""Holders of a prompt's KV, compared with sets of positions."""
 
 from collections import Counter, defaultdict
 

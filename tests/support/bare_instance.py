@@ -21,17 +21,15 @@ from loong.worker.sampling.grammar_constraints import Constraints
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A lease is to end before `step`; the instance is told so during its step number
-    `reported_in`, from 1.
-    """
+    """Ends a lease before `step`; the instance receives it during its step number `reported_in`, from 1."""
 
     step: int
     reported_in: int = 1
 
 
 @dataclass(slots=True)
-class Told:
-    """What an instance answers at each step boundary when it is asked for the end of its lease."""
+class ReceivedEnd:
+    """The end of a lease as an instance sees it at each step boundary."""
 
     stop: Stop | None
     num_steps: int
@@ -48,7 +46,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command did on one instance: `tokens` with the steps that made them."""
+    """The result of a command on one instance: `tokens` with the steps that made them."""
 
     num_steps: int
     tokens: tuple[tuple[int, ProducedToken], ...]
@@ -82,7 +80,7 @@ class BareInstance:
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 
     def poison(self) -> None:
-        """Let all memory of the pool be NaN: whoever reads what nobody wrote has that."""
+        """Fill all memory of the pool with NaN, so that a read of unwritten memory shows."""
         for layer in range(self._pool.num_layers):
             self._pool.layer(layer).fill_(torch.nan)
 
@@ -96,7 +94,7 @@ class BareInstance:
         elif self._instance_id in command.plan.group.instance_ids:
             begun = self._runner.begin(command)
             num_steps = begun.finish(
-                Told(self._stop, command.plan.num_steps),
+                ReceivedEnd(self._stop, command.plan.num_steps),
                 lambda step, tokens, _is_last: produced.extend((step, token) for token in tokens),
             )
             found = begun.prompt_logprobs()

@@ -25,9 +25,9 @@ def run_commands(
     tp_size: int = 1,
     num_slots: int = 256,
 ) -> list[list[Outcome]]:
-    """The outcomes of all commands on each process. `stops` is what instances are told of every lease.
+    """Return the outcomes of all commands on each process. `stops` are the ends of every lease by instance.
 
-    They are told by their tensor-parallel rank 0; what the others hear comes too late.
+    Tensor-parallel rank 0 receives them in time; the other ranks receive them too late.
     """
     world = World(num_instances, tp_size)
     by_rank = run_in_world(_on_instance, world, folder, commands, stops or {}, takes_leases, num_slots)

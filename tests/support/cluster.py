@@ -45,21 +45,21 @@ def plan_nothing(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """The moment at which a request of the same run has produced so many tokens, or has ended."""
+    """The moment at which a request of the same run has produced `num_tokens` tokens, or has ended."""
 
     request_id: RequestId
     num_tokens: int
 
 
 class Recorder:
-    """An `Executor` that keeps, in order, what it was told to do and what it told."""
+    """An `Executor` that keeps its instructions and events, in order."""
 
     def __init__(self, executor: WorkersExecutor) -> None:
         self._executor = executor
         self.log: list[Event | Instruction] = []
 
     async def next_events(self) -> Sequence[Event]:
-        """The executor's next events."""
+        """Return the executor's next events."""
         events = await self._executor.next_events()
         self.log += events
         return events
@@ -105,7 +105,7 @@ class Cluster:
 
     @property
     def history(self) -> ClusterHistory:
-        """What ran last, of all runs."""
+        """Return the last batches of all runs."""
         return self._engine.history()
 
     def run(
@@ -117,10 +117,10 @@ class Cluster:
         leaving: Mapping[RequestId, int] | None = None,
         timeout: float = 30,
     ) -> Outputs:
-        """All tokens of all requests; checks that every slot is free at the end.
+        """Return all tokens of all requests; check that every slot is free at the end.
 
-        Requests are there before the policy is first asked, unless `arrivals` says when they come. A choice
-        in `leaving` is let go of after so many tokens, at least one.
+        Requests arrive before the first plan, unless `arrivals` says when. A choice in `leaving` is aborted
+        after that number of tokens, at least one.
         """
         self._raise_failure()
         clients = _Clients(self._engine, requests, arrivals or {}, leaving or {})
@@ -197,7 +197,7 @@ class _Clients:
         return sum(r.num_choices for r in self.requests if r.request_id not in self._arrivals)
 
     async def outputs(self) -> Outputs:
-        """The tokens that each client got."""
+        """Return the tokens that each client got."""
         self._tasks = {r.request_id: asyncio.create_task(self._collect(r)) for r in self.requests}
         await asyncio.gather(*self._tasks.values())
         return self._outputs

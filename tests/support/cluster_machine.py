@@ -111,7 +111,7 @@ class ToyWorkers:
         )
 
     def movable(self) -> list[int]:
-        """The migrations of KV that no batch told before them still reads."""
+        """Return the migrations of KV that no earlier batch still reads."""
         return sorted(
             migration_id
             for migration_id, migration in self.migrations.items()
@@ -189,19 +189,22 @@ class ToyWorkers:
                     read = {p for held in given.placement.on(instance_id) for p in held}
                     assert read.isdisjoint(gone), f"batch {batch_id} reads {read & gone} of {owner_id}"
 
-    def finish(self, batch_id: int) -> int:
+    def finish(self, batch_id: int, ended: set[RequestId]) -> int:
         """The group is done: slots of steps that were not taken are free again."""
         batch = self.batches.pop(batch_id)
         self.drop_passing(batch)
         if batch.run.plan.num_steps > 1:
-            for segment in batch.run.plan.writes:
+            writes = (
+                s for s in batch.run.plan.writes if s.owner_id not in ended
+            )  # of those all goes at once
+            for segment in writes:
                 num_steps = batch.num_computed.get(segment.owner_id, 0)
                 for position in segment.positions[num_steps:]:
                     del self.held[segment.instance_id][segment.owner_id][position]
         return batch.num_steps_taken
 
     def drop_passing(self, batch: ToyBatch) -> None:
-        """What a batch has pushed is no longer where it was made."""
+        """Drop the KV that a batch has pushed from where it was made."""
         for segment in passing(batch.run.plan):
             for position in segment.positions if segment.instance_id in self.held else ():
                 del self.held[segment.instance_id][segment.owner_id][position]
@@ -213,7 +216,7 @@ class ToyWorkers:
                 del self.batches[batch_id]
                 self.drop_passing(batch)
                 behind = (other for other_id, other in self.batches.items() if other_id > batch_id)
-                for other in behind:  # nobody can go on with its requests
+                for other in behind:  # none can go on with its requests
                     other.void.update(set(batch.run.plan.request_ids) & set(other.run.plan.request_ids))
                     self.void |= other.void
         for migration_id, migration in tuple(self.migrations.items()):
@@ -338,7 +341,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.check()
 
     def check_inputs(self, run: RunBatch) -> None:
-        """The workers are told the right tokens, and where the KV before them is."""
+        """Check that workers receive the right tokens, and the placement of the KV before them."""
         assert [given.request_id for given in run.inputs] == list(run.plan.request_ids)
         for given in run.inputs:
             prompt, outputs = self.requests[given.request_id].prompt_token_ids, self.outputs[given.request_id]
@@ -387,7 +390,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def advance(self, batch_id: int, random: Random) -> None:
         batch = self.workers.batches[batch_id]
         if batch.is_done:
-            self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id)))
+            self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id, self.ended)))
             return
         if batch.num_steps_taken == 0:
             assert not self.apply(BatchStarted(self.now(), batch_id)).needs_plan
@@ -408,7 +411,7 @@ class ClusterMachine(RuleBasedStateMachine):
         if request.num_prompt_logprobs is not None:  # with the first token all of the prompt is scored
             all_positions = {*range(1, len(request.prompt_token_ids))}
             assert self.scored[request_id.partition("-")[0]] == all_positions
-        if request_id in self.workers.stopped:  # which nobody knew who told of this batch
+        if request_id in self.workers.stopped:  # which was not known when this batch was sent
             batch.left.add(request_id)
             return ProducedToken(request_id, token_id, FinishReason.LENGTH)
         if request_id in self.ended:  # computed on: its workers do not know that it was aborted
@@ -479,14 +482,14 @@ class ClusterMachine(RuleBasedStateMachine):
             assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_predicted(request_id)
 
     def is_predicted(self, request_id: RequestId) -> bool:
-        """Whether a batch that is ending is to give a request a token."""
+        """Return whether a batch that is ending is to give a request a token."""
         ending = (self.workers.batches[batch.batch_id] for batch in self.view().ending)
         return request_id not in self.ended and any(
             request_id in batch.sampled and request_id not in batch.reported for batch in ending
         )
 
     def teardown(self) -> None:
-        """Whatever happened, one spare instance is enough for all requests to end."""
+        """Check that one spare instance is enough for all requests to end, after any events."""
         random = Random(0)
         self.join(ElasticInstance(SPARE, 1, InstanceKind.FULL, 10_000))
         for _ in range(100):  # far more rounds than any request has tokens
@@ -505,7 +508,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 def passing(plan: BatchPlan) -> list[KVSegment]:
-    """What takes slots where it is made, until it is pushed."""
+    """Return the segments that take slots where they are made, until they are pushed."""
     return [push.passing for push in plan.pushes if push.is_attended_in_place]
 
 

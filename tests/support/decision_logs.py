@@ -1,4 +1,4 @@
-"""Runs with a decision log: in virtual time, or told by hand."""
+"""Runs with a decision log: in virtual time, or scripted."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ from loong.state.cluster_state import ClusterState
 
 
 def clock(step: float, token: float, moved_key: float = 0.0) -> WorkCostModel:
-    """Seconds of a step whatever is in it, of each token of its busiest instance, and of moving a token."""
+    """Return a cost model: seconds of a step, of each token of its busiest instance, and of a moved token."""
     nothing = dict.fromkeys((field.name for field in fields(Coefficients)), 0.0)
     return WorkCostModel(Coefficients(**{**nothing, "step": step, "token": token, "moved_key": moved_key}))
 
@@ -42,7 +42,7 @@ SIMPLE_CLOCK = clock(step=10e-3, token=1e-3, moved_key=0.1e-3)
 
 
 def host_tier(instance_id: int, kv_capacity: int) -> ElasticInstance:
-    """A host-memory pool."""
+    """Return a host-memory pool."""
     return ElasticInstance(instance_id, 1, InstanceKind.HOST, kv_capacity)
 
 
@@ -55,7 +55,7 @@ def logged(
     cost_model: CostModel = SIMPLE_CLOCK,
     aborts: Iterable[RequestAborted] = (),
 ) -> tuple[Line, ...]:
-    """The log of a run until drained, read back from `path`."""
+    """Return the log of a run until drained, read back from `path`."""
 
     async def drain() -> None:
         state = ClusterState(tuple(instances))
@@ -69,7 +69,7 @@ def logged(
 
 
 class EventReporter:
-    """A loop without policy or executor: a test tells its events and plans. Batches start when planned."""
+    """A loop without policy or executor: a test passes events and plans. Batches start when planned."""
 
     def __init__(self, log: DecisionLog, instances: Iterable[ElasticInstance]) -> None:
         self.state = ClusterState(tuple(instances))
@@ -95,14 +95,14 @@ class EventReporter:
 def reported(
     path: Path, instances: Iterable[ElasticInstance], script: Callable[[EventReporter], None]
 ) -> tuple[Line, ...]:
-    """The log of what a script tells, read back from `path`."""
+    """Return the log of a script, read back from `path`."""
     with decision_log(path) as log:
         script(EventReporter(log, instances))
     return read_log(path)
 
 
 def prefill_two(reporter: EventReporter) -> tuple[RequestView, RequestView]:
-    """Two requests of 6 prompt and 9 output tokens, with their first tokens at second 1.
+    """Return two requests of 6 prompt and 9 output tokens, with their first tokens at second 1.
 
     The KV of r000 is on instances 0 and 1, that of r001 on instance 2.
     """

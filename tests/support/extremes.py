@@ -1,4 +1,4 @@
-"""Requests with one value at its extreme, made of what a server says of itself, and what must hold of it."""
+"""Requests with one value at its extreme, made from a server's document, and what must hold of them."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ PLAIN: Mapping[str, Mapping[str, object]] = {  # what each address answers with 
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [97]},
 }
-_COMPANIONS: Mapping[str, Mapping[str, object]] = {  # what a field needs beside it
+_COMPANIONS: Mapping[str, Mapping[str, object]] = {  # other fields that a field needs
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "messages": {"prompt": None},
@@ -26,7 +26,7 @@ _OF_PROMPTS: Mapping[str, frozenset[str]] = {  # what else a refusal of a prompt
     "tools": frozenset({"messages", "input"}),
     "instructions": frozenset({"input"}),
 }
-_BESIDE: Mapping[str, Mapping[str, object]] = {  # likewise, within a field
+_COMPANIONS_WITHIN: Mapping[str, Mapping[str, object]] = {  # the same, within a field
     "json_schema": {"type": "json_schema"},
     "text": {"type": "text"},
     "content": {"role": "user"},
@@ -83,14 +83,14 @@ def _texts(place: Place) -> Sequence[str]:
         return ("1", "-0.0", "18446744073709551616", "1e308", "NaN", *_OTHERS)
     low, high = place.schema["minimum"], place.schema["maximum"]
     steps = (0, 1) if isinstance(low, int) else (0.0, 1e-9, 1.0)
-    beside = [number for step in steps for number in (low - step, low + step, high - step, high + step)]
-    return (*map(json.dumps, beside), *_NUMBERS, *_OTHERS[:8])
+    companions = [number for step in steps for number in (low - step, low + step, high - step, high + step)]
+    return (*map(json.dumps, companions), *_NUMBERS, *_OTHERS[:8])
 
 
 def _at(
-    address: str, path: Sequence[str | int], texts: Iterable[str], beside: Json | None = None
+    address: str, path: Sequence[str | int], texts: Iterable[str], companions: Json | None = None
 ) -> Iterator[Extreme]:
-    field, value = str(path[0]), _nested(path[1:], beside or {})
+    field, value = str(path[0]), _nested(path[1:], companions or {})
     companions = _COMPANIONS.get(field, {})
     template = json.dumps({**PLAIN[address], **companions, field: value})
     before, after = template.split(json.dumps(_VALUE))
@@ -99,15 +99,15 @@ def _at(
         yield Extreme(address, before + text + after, fields)
 
 
-def _nested(path: Sequence[str | int], beside: Json) -> object:
+def _nested(path: Sequence[str | int], companions: Json) -> object:
     """Return lists and objects around the value; the innermost has more fields."""
     if not path:
         return _VALUE
     name, *rest = path
-    inner = _nested(rest, beside)
+    inner = _nested(rest, companions)
     if isinstance(name, int):
         return [inner]
-    return {**_BESIDE.get(name, {}), **({} if rest else beside), name: inner}
+    return {**_COMPANIONS_WITHIN.get(name, {}), **({} if rest else companions), name: inner}
 
 
 async def wrong_answers(url: str, requests: Iterable[Extreme], at_once: int = 16) -> Sequence[str]:

@@ -46,7 +46,7 @@ messages = st.lists(
     ),
     max_size=3,
 )
-_SERVABLE: Mapping[str, SearchStrategy[object]] = {  # where most of what the document allows cannot be served
+_SERVABLE: Mapping[str, SearchStrategy[object]] = {  # values of fields with mostly unservable ones
     "messages": messages,
     "prompt": texts | token_ids | st.lists(texts | token_ids, max_size=3),
     "tokens": token_ids,
@@ -155,7 +155,7 @@ def requests(draw: st.DrawFn, *, is_damaged: bool = True) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """The same bytes, mostly; else with some of them lost, doubled or changed."""
+    """Return the same bytes, mostly; else with some of them lost, doubled or changed."""
     found = bytearray(data)
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2, 5]))):
         begin = draw(st.integers(0, len(found)))
@@ -194,9 +194,9 @@ def check_frame(frame: bytes) -> None:
 
 @contextmanager
 def unharmed_server(directory: Path) -> Iterator[Served]:
-    """A server of a real engine; fails unless it is at the end as at the beginning, and blames itself never.
+    """Yield a server of a real engine; fail unless its state is the same at the end, without a server error.
 
-    Whatever it is asked for, it ends after some dozens of tokens.
+    Every request ends after some dozens of tokens.
     """
     limits = ("--max-model-len", "64", "--kv-cache-tokens", "512")
     with served(directory, "--num-instances", "2", *limits) as server:
@@ -215,7 +215,7 @@ def _plain_answer(server: Served) -> object:
 
 @contextmanager
 def server_in_a_thread(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
-    """The address of a server that waits for nobody, over an engine that repeats prompts."""
+    """Yield the address of a server that waits for no one, over an engine that repeats prompts."""
     with in_a_thread(serving_with(tokenizer)(ScriptedEngine(), idle_timeout=0.05, body_timeout=0.05)) as url:
         host, port = url.removeprefix("http://").split(":")
         yield host, int(port)
@@ -223,7 +223,7 @@ def server_in_a_thread(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def in_a_thread(serving: AbstractAsyncContextManager[str]) -> Iterator[str]:
-    """What a server's context gives, while its event loop runs in a thread."""
+    """Yield the result of a server's context, while its event loop runs in a thread."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever)
     thread.start()
@@ -238,5 +238,5 @@ def in_a_thread(serving: AbstractAsyncContextManager[str]) -> Iterator[str]:
 
 @st.composite
 def frames(draw: st.DrawFn) -> bytes:
-    """The bytes of a message between engine and workers, of which a few may be wrong."""
+    """Return the bytes of a message between engine and workers, of which a few may be wrong."""
     return draw(damaged(encode(draw(st.sampled_from((*COMMANDS, *REPORTS))))) | st.binary(max_size=100))

@@ -26,12 +26,12 @@ class Lease:
 
 
 class Story:
-    """Greedy requests, and what is told to do about them, as an engine would that knows their tokens."""
+    """Greedy requests and their instructions, as from an engine that knows their tokens."""
 
     def __init__(
         self, folder: Path, group: tuple[InstanceId, ...], lengths: Sequence[int], **params: object
     ) -> None:
-        """Begin with the prompts of requests of so many tokens, computed on a group."""
+        """Begin with the prompts of requests of these lengths, computed on a group."""
         self._folder = folder
         self.lives = [
             LiveRequest(greedy_request(prompt, length, **{"num_logprobs": None, **params}))

@@ -52,8 +52,9 @@ def _mapped(descriptor: int, num_bytes: int) -> Tensor:
 
 
 class ThreadCopyStream:
-    """Implements CopyStream for memory of the host, by a thread. The caller's own work is done
-    when it calls.
+    """Implements CopyStream for memory of the host, by a thread.
+
+    The caller's own work is done when it calls.
     """
 
     def __init__(self, arena: Arena, plane: Plane) -> None:
@@ -115,7 +116,7 @@ class ThreadCopyStream:
         def carry_out() -> None:
             try:
                 if before is not None:
-                    before.result()  # whatever failed before fails this, too
+                    before.result()  # an earlier failure fails this, too
                 work()
             finally:
                 self._room.release()

@@ -1,4 +1,4 @@
-"""What servers send, taken apart for tests."""
+"""Answers of servers, parsed for tests."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What kernel tests are made of: random values between NaN, and comparison with the definition."""
+"""Building blocks of kernel tests: random values between NaN, and comparison with the definition."""
 
 import torch
 from torch import Tensor
@@ -9,17 +9,17 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 def random_values(seed: int, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Normal values, the same on every device."""
+    """Return normal values, the same on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def poisoned(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory that nobody has written: every element is NaN."""
+    """Return unwritten memory: every element is NaN."""
     return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
 
 def poisoned_partial(num_tokens: int, num_heads: int, head_dim: int, device: torch.device) -> Partial:
-    """Room for a partial that nobody has written."""
+    """Return memory for a partial that is unwritten."""
     partial = Partial.empty(num_tokens, num_heads, head_dim, device)
     return Partial(partial.out.fill_(torch.nan), partial.lse.fill_(torch.nan))
 

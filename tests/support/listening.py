@@ -26,19 +26,19 @@ from loong.server.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The built-in one, in which the token id of a byte is the byte."""
+    """Return the built-in one, in which the token id of a byte is the byte."""
     return Tokenizer.from_folder(tiny_model(tmp_path_factory.mktemp("models")), CONFIG.eos_token_ids)
 
 
 @pytest.fixture
 def serving(tokenizer: Tokenizer) -> Serving:
-    """A server on a real socket with the production runner; the context gives its address."""
+    """Return a server on a real socket with the production runner; the context gives its address."""
     return serving_with(tokenizer)
 
 
 @pytest.fixture(params=["beside its engine", "apart from its engine"])
 def serving_anywhere(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Serving:
-    """The same, and one that talks to its engine as an API process does."""
+    """Return the same, and one that talks to its engine as an API process does."""
     return serving_with(tokenizer, is_apart=request.param.startswith("apart"))
 
 
@@ -46,7 +46,7 @@ BESIDE_ITS_ENGINE = pytest.mark.parametrize("serving", ["beside its engine"], in
 
 
 def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
-    """What makes such a server of an engine and settings; its context gives the address."""
+    """Return the function that makes such a server; its context gives the address."""
 
     @asynccontextmanager
     async def listen(
@@ -73,7 +73,7 @@ async def _app_apart(
     request_observers: RequestObservers | None,
     stack: AsyncExitStack,
 ) -> web.Application:
-    """An application over a channel to the engine and a socket that tells of the cluster."""
+    """Return an application over a channel to the engine and a socket with the cluster's state."""
     path = Path(stack.enter_context(TemporaryDirectory())) / "cluster"
     cluster = cluster_of(engine, settings, request_observers=request_observers)
     cluster_runner = await serve_cluster(create_cluster_app(cluster), path, shutdown_timeout=1.0)

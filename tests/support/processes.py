@@ -38,19 +38,19 @@ class RankFailedError(AssertionError):
 
 
 def context() -> ForkServerContext:
-    """The context whose processes (and barriers, queues) belong together."""
+    """Return the context whose processes (and barriers, queues) belong together."""
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["pytest", "torch", "numpy", "triton"])
     return forking
 
 
 def run_on_ranks(
-    function: Callable[..., Result], num_ranks: int, *args: object, seconds: float = 60.0
+    function: Callable[..., Result], num_ranks: int, *args: object, seconds: float = 150.0
 ) -> list[Result | Exited]:
-    """Call `function(rank, *args)` in `num_ranks` processes; returns what each gave.
+    """Call `function(rank, *args)` in `num_ranks` processes; return the results.
 
     `function` is at the top level of a module, which may be a test's. Raises RankFailedError if one raised.
-    Whatever still runs afterwards, or is stopped, is killed.
+    Processes that still run afterwards, or are stopped, are killed.
     """
     path, name = function.__code__.co_filename, function.__name__
     connections: list[Connection] = []
@@ -102,7 +102,7 @@ def _collect(
 
 
 def _report(connection: Connection, path: str, name: str, rank: int, args: tuple[object, ...]) -> None:
-    os.environ |= {"OMP_NUM_THREADS": "1", **ENVIRONMENT}
+    os.environ |= ENVIRONMENT
     try:
         result = getattr(load(path), name)(rank, *args)
     except BaseException:

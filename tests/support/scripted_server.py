@@ -1,4 +1,4 @@
-"""A completions endpoint on a real socket that streams whatever a script writes."""
+"""A completions endpoint on a real socket that streams the bytes of a script."""
 
 import contextlib
 import json

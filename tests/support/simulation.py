@@ -23,7 +23,7 @@ MAX_EVENTS = 200_000
 
 @dataclass
 class Run:
-    """What a run told. Times are virtual."""
+    """The results of a run. Times are virtual."""
 
     tokens: dict[str, list[ProducedToken]] = field(default_factory=dict)
     token_times: dict[str, list[float]] = field(default_factory=dict)
@@ -32,17 +32,17 @@ class Run:
     ended_at: float = 0.0
 
     def ttft(self, request: Request) -> float:
-        """Seconds from arrival to the first token."""
+        """Return seconds from arrival to the first token."""
         return self.token_times[request.request_id][0] - request.arrival_time
 
 
 def instances_with(capacities: Iterable[int]) -> tuple[ElasticInstance, ...]:
-    """Instances 0, 1, ... with these pools."""
+    """Return instances 0, 1, ... with these pools."""
     return tuple(ElasticInstance(i, 1, InstanceKind.FULL, c) for i, c in enumerate(capacities))
 
 
 def timed_request(number: int, num_prompt: int, num_output: int, arrival_time: float = 0.0) -> Request:
-    """A request whose tokens mean nothing."""
+    """Return a request whose tokens mean nothing."""
     params = SamplingParams(max_tokens=num_output)
     return Request(f"r{number:03}", (7,) * num_prompt, params, arrival_time=arrival_time)
 

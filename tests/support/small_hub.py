@@ -15,7 +15,7 @@ COMMIT = "1" * 40
 
 @dataclass
 class SmallHub:
-    """What the hub has, and what it was asked: `gated` models want `token`, which is nobody's otherwise.
+    """The hub's files, and its requests: `gated` models need `token`, which is no one's otherwise.
 
     The first answer with a file of `broken_off` ends in its middle.
     """
@@ -31,7 +31,7 @@ class SmallHub:
 
 @contextmanager
 def small_hub(hub: SmallHub) -> Iterator[SmallHub]:
-    """Serve a hub until the context ends, and tell it its address."""
+    """Serve a hub until the context ends, and set its address."""
 
     class Handler(_Handler):
         served = hub

@@ -11,7 +11,7 @@ from loong.scheduler.common.batching_program import Demand, Offer, SolvedBatch
 
 
 class Program(NamedTuple):
-    """What `solve` is asked."""
+    """The arguments of `solve`."""
 
     demands: list[Demand]
     offers: list[Offer]
@@ -58,7 +58,7 @@ def _random_offer(random: Random, room: int) -> Offer:
 
 
 def cost_of(batch: SolvedBatch, program: Program) -> float:
-    """What one batch costs; infinite where it cannot be."""
+    """Return the cost of one batch; infinite where it is impossible."""
     demands, offers = program.demands[batch.demands], program.offers[batch.offers]
     dop = sum(offer.num_instances for offer in offers)
     num_free = sum(offer.num_free for offer in offers)
@@ -90,7 +90,7 @@ def least_cost_of_all(program: Program) -> float:
 
 
 def _runs(first: int, stop: int, num_runs: int) -> Iterator[Sequence[slice]]:
-    """Every choice of `num_runs` runs within range(first, stop), in order and apart."""
+    """Yield every choice of `num_runs` runs within range(first, stop), in order and apart."""
     if not num_runs:
         yield ()
         return
@@ -101,7 +101,7 @@ def _runs(first: int, stop: int, num_runs: int) -> Iterator[Sequence[slice]]:
 
 
 def least_cost_by_equation(program: Program) -> float:
-    """Equation (5), every term of it."""
+    """Return equation (5), every term of it."""
     n, m = len(program.demands), len(program.offers)
     f = [[0.0] * (m + 1)] + [[inf] * (m + 1) for _ in range(n)]
     for i in range(1, n + 1):

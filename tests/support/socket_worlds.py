@@ -15,11 +15,11 @@ from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
 
-SPARE_BYTES = 16 << 20  # of an arena, for what tests reserve in it
+SPARE_BYTES = 16 << 20  # of an arena, for tests
 
 
 class Carrier(Enum):
-    """What carries messages. Tensors that a process makes are of the device that they travel from."""
+    """The carrier of messages. Tensors that a process makes are on the device that they travel from."""
 
     SOCKETS = "sockets"
     ARENAS = "arenas"  # of memory of the host
@@ -33,12 +33,12 @@ def run_in_world(
     deadline: float = 20.0,
     num_victims: int = 0,
     carrier: Carrier = Carrier.SOCKETS,
-    seconds: float = 60.0,
+    seconds: float = 150.0,
 ) -> list[object]:
-    """Call `function(fabric, instance_id, tp_rank, *args)` in each process; returns what each gave, by rank.
+    """Call `function(fabric, instance_id, tp_rank, *args)` in each process; return results by rank.
 
-    They have so many seconds. Nobody leaves the world before all have returned but the `num_victims` that are
-    to die or to stay stopped.
+    They have a time limit. No process leaves the world before all have returned, except the `num_victims`
+    that are to die or to stay stopped.
     """
     everyone_returned = context().Barrier(world.size - num_victims)
     path, name = function.__code__.co_filename, function.__name__
@@ -59,7 +59,7 @@ def run_in_world(
 
 
 def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, deadline: float) -> Fabric:
-    """One process's end. On GPUs, processes take those of the host by turns."""
+    """Return one process's end. On GPUs, processes take those of the host by turns."""
     sockets = SocketFabric(directory, world, rank, deadline=deadline)
     if carrier is Carrier.SOCKETS:
         return sockets

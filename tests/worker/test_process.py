@@ -8,7 +8,7 @@ import pytest
 from child_processes import own_forked
 from families import write_tiny_model
 
-from loong.core.events import BatchFinished, Event, InstanceLost
+from loong.core.events import BatchFinished, Event, InstanceLost, TokensProduced
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
@@ -54,8 +54,50 @@ async def test_a_worker_that_is_killed_in_a_ring_is_named_and_not_one_that_waite
     ]
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_holder_or_a_member_that_is_killed_ends_a_served_lease_and_is_named(
+    tmp_path: Path, victim: int
+) -> None:
+    folder = write_tiny_model("llama", tmp_path / "model")
+    config = ClusterConfig(str(folder), num_instances=2, kv_capacity=8192)
+    async with local_workers(config) as executor:
+        pid = own_forked("loong.worker.process")[victim]
+        executor.submit([prefill_on_the_first()])
+        while not any(isinstance(event, BatchFinished) for event in await executor.next_events()):
+            pass
+        executor.submit([lease_on_the_second()])
+        while not any(isinstance(event, TokensProduced) for event in await executor.next_events()):
+            pass
+        os.kill(pid, signal.SIGKILL)
+        while not (lost := [e for e in await executor.next_events() if isinstance(e, InstanceLost)]):
+            pass
+    assert [(event.instance_id, event.reason) for event in lost] == [
+        (victim, f"its process {pid} was killed by signal 9")
+    ]
+
+
+def prefill_on_the_first() -> RunBatch:
+    """A prompt of 16 tokens, computed and kept on instance 0."""
+    block = QueryBlock("served", range(16), 0, Transfer.QUERY)
+    plan = BatchPlan(ESPGroup((0,)), (block,), (KVSegment("served", range(16), 0),))
+    given = RequestInput("served", [5] * 16, 16, 0, Placement(), SamplingParams(max_tokens=7000))
+    return RunBatch(1, plan, (given,))
+
+
+def lease_on_the_second() -> RunBatch:
+    """Thousands of decode steps on instance 1, of which each reads the prompt on instance 0."""
+    block, placement = (
+        QueryBlock("served", range(16, 17), 1, Transfer.QUERY),
+        KVSegment("served", range(16), 0),
+    )
+    writes = (KVSegment("served", range(16, 7015), 1),)
+    plan = BatchPlan(ESPGroup((1,)), (block,), writes, num_steps=6999)
+    params = SamplingParams(max_tokens=7000)
+    return RunBatch(2, plan, (RequestInput("served", [5], 16, 1, Placement((placement,)), params),))
+
+
 def ring_prefill(number: int) -> RunBatch:
-    """A batch of one prompt, striped over three instances."""
+    """Return a batch of one prompt, striped over three instances."""
     owner_id, group, length = f"request-{number}", (0, 1, 2), 96
     stripes = [range(i, length, len(group)) for i in group]
     plan = BatchPlan(

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(batch_id: int, plan: BatchPlan, *lives: LiveRequest) -> RunBatch:
-    """What an engine would send; the requests take in that it is done."""
+    """Return the command of an engine; the requests are updated as if it were done."""
     inputs = tuple(live.input_for(plan) for live in lives)
     for live in lives:
         live.placement = live.placement.adding(plan.writes_of(live.request.request_id))
@@ -90,7 +90,7 @@ def test_a_lease_ends_at_one_step_for_all_when_its_leader_says_so_or_nobody_is_l
     masters = {live.request.request_id: i for i, live in enumerate(lives)}
     lease = decode([live.view() for live in lives], (leader_id, *others), masters, num_steps=15)
     commands.append(command(1, lease, *lives))
-    stops = {i: Stop(1) for i in others}  # nobody asks them
+    stops = {i: Stop(1) for i in others}  # they are not asked
     by_rank = run_commands(folder, 4, commands, stops if stop is None else {**stops, leader_id: stop})
     assert [outcomes[1].num_steps for outcomes in by_rank] == [num_steps] * 3 + [0]
     for instance_id, live in enumerate(lives):

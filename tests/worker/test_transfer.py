@@ -22,7 +22,7 @@ NEVER = 600.0  # a deadline no test lives to see
 def make_mover(
     fabric: SocketFabric, instance_id: InstanceId, num_slots: int
 ) -> tuple[SegmentMover, dict[InstanceId, KVPool]]:
-    """One of two instances, with a pool of its own and a host tier of the same size."""
+    """Return one of two instances, with a pool of its own and a host tier of the same size."""
     config = WorkerConfig(
         instance_id=instance_id,
         tp_rank=0,
@@ -48,7 +48,7 @@ def make_mover(
 
 
 def rows_of(layer: int, positions: range) -> torch.Tensor:
-    """KV [n, 2, K, D] that no other layer, position or head has."""
+    """Return KV [n, 2, K, D] that no other layer, position or head has."""
     at = torch.tensor(positions, dtype=torch.float32)[:, None, None] * 100
     k = at + torch.arange(8.0).view(2, 4) + 10 * layer
     return torch.stack((k, -k), dim=1)
@@ -71,7 +71,7 @@ def moving(number: int, positions: range, source_id: InstanceId, destination_id:
 def move_there_and_back(
     fabric: SocketFabric, instance_id: InstanceId, tp_rank: int, source_id: int, destination_id: int
 ) -> list[int]:
-    """Every shape of segment goes and comes back; the ends release as the engine would tell them."""
+    """Move every shape of segment there and back; the ends release as by the engine."""
     mover, pools = make_mover(fabric, instance_id, NUM_SLOTS)
     if source_id in pools:
         fill(pools[source_id], range(NUM_TOKENS))
@@ -104,7 +104,7 @@ def test_any_segment_goes_between_any_two_pools_and_comes_back(
 
 
 def move_where_there_is_no_room(fabric: SocketFabric, instance_id: InstanceId, tp_rank: int) -> list[bool]:
-    """What the destination says of each; the source may learn of the first failure before it is done."""
+    """Return the destination's answers; the source may learn of the first failure before it is done."""
     mover, pools = make_mover(fabric, instance_id, num_slots=10)
     if instance_id == 0:
         fill(pools[0], range(10))
@@ -135,13 +135,13 @@ def test_a_pool_without_room_takes_nothing_and_takes_the_next_segment_that_fits(
 def move_what_is_not_all_there(
     fabric: SocketFabric, instance_id: InstanceId, tp_rank: int, num_there: int
 ) -> list[bool]:
-    """A segment of which the source has the first few tokens only, and one that it has."""
+    """Return a segment of which the source has the first few tokens only, and one that it has."""
     mover, pools = make_mover(fabric, instance_id, NUM_SLOTS)
     if instance_id == 0:
         fill(pools[0], range(num_there))
     done = [mover.move(moving(0, range(NUM_TOKENS), 0, 1))]
     if instance_id == 1:
-        pools[1].release(OWNER)  # as the engine would tell it
+        pools[1].release(OWNER)  # as the engine would do
     done.append(mover.move(moving(1, range(num_there), 0, 1)))
     assert holds(pools[instance_id], range(num_there))
     return done

@@ -29,8 +29,8 @@ def informative_window(history: ClusterHistory) -> tuple[float, float] | None:
     def reported(start: float) -> float:
         """Score a window: high only if groups of several instances prefill while others run."""
         first = min(int(start / width), NUM_BINS - num_bins)
-        wide, beside = (totals[first + num_bins] - totals[first] for totals in sums)
-        return wide * beside
+        wide, concurrent = (totals[first + num_bins] - totals[first] for totals in sums)
+        return wide * concurrent
 
     start = max((max(begin - LEAD * length, 0.0) for begin, _ in prompts), key=reported)
     start = min(start, history.end - length)

@@ -30,6 +30,7 @@ class BatchReport(msgspec.Struct, frozen=True):
     seconds: float | None
     parts: Sequence[BatchPart]
     why: Sequence[str]
+    holders: tuple[int, ...] = ()  # instances outside its group that served it
 
 
 def report_of_batch(index: LogIndex, batch_id: int) -> BatchReport | None:
@@ -48,6 +49,7 @@ def report_of_batch(index: LogIndex, batch_id: int) -> BatchReport | None:
         None if end is None else end.seconds,
         list(_parts(index, batch)),
         list(_why(plan, batch)),
+        batch.holder_ids,
     )
 
 

@@ -111,7 +111,7 @@ def _bare(http: web.Request, batch_id: int) -> BatchReport | None:
             parts = [BatchPart(request_id, None, ended.phase) for request_id in ended.request_ids]
             seconds = ended.ended_at - ended.started_at
             group = ended.group.instance_ids
-            return BatchReport(batch_id, ended.phase, group, 1, 1, None, seconds, parts, ())
+            return BatchReport(batch_id, ended.phase, group, 1, 1, None, seconds, parts, (), ended.holder_ids)
     return None
 
 

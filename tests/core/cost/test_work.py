@@ -1,4 +1,4 @@
-"""What a step is counted to do is what attention, by its definition, has to do."""
+"""The counted work of a step equals that of attention by its definition."""
 
 from collections.abc import Mapping
 from dataclasses import astuple, fields, replace
@@ -59,7 +59,7 @@ def test_retention_is_counted_to_the_nearest_token() -> None:
 
 
 def ring_of(num_tokens: int, placements: Mapping[RequestId, Placement]) -> StepWork:
-    """A chunk striped over instances 0 and 1 in the group of 0, 1 and 2."""
+    """Return a chunk striped over instances 0 and 1 in the group of 0, 1 and 2."""
     first = placements["r"].num_tokens
     chunk = range(first, first + num_tokens)
     blocks = tuple(QueryBlock("r", chunk[i::2], i, Transfer.KV) for i in (0, 1))
@@ -99,7 +99,7 @@ def test_queries_travel_to_every_other_holder_of_kv() -> None:
 
 
 def decode_of(num_held: dict[int, int], master_id: int, *group: int) -> StepWork:
-    """A decode of a request that has so many tokens on each instance."""
+    """Return a decode of a request with these numbers of tokens on each instance."""
     starts = accumulate(num_held.values(), initial=0)
     segments = (
         KVSegment("r", range(first, first + num), i)

@@ -1,4 +1,4 @@
-"""What one process writes into another's memory is there, and what is not there is told."""
+"""Memory that one process writes for another is there, and missing memory is reported."""
 
 import tempfile
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Late messages are dropped, early ones are kept, whatever else is open."""
+"""Late messages are dropped and early ones are kept, with any other batches open."""
 
 import pytest
 

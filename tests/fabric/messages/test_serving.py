@@ -1,4 +1,4 @@
-"""Batches that an instance serves beside those that it runs: open at once, ended by whoever fails."""
+"""Batches that an instance serves while it runs its own: open at once, ended by any failure."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def answer(members: Exchanging, member_id: int) -> None:
 
 
 def answer_and_run_its_own(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[float]:
-    """Instances 0 and 1 run batches 1 and 2, which the holder serves while it runs batches 3 and 5."""
+    """Return instances 0 and 1 run batches 1 and 2, which the holder serves while it runs batches 3 and 5."""
     if instance_id != HOLDER:
         with fabric.batch(1 + instance_id, (instance_id,), (HOLDER,)):
             return [ask(fabric, 10.0 * (1 + instance_id) + step) for step in range(3)]
@@ -57,7 +57,7 @@ def test_batches_are_served_in_any_order_beside_those_that_run() -> None:
 
 
 class _OwnError(Exception):
-    """What a process leaves a batch by."""
+    """The error with which a process leaves a batch."""
 
 
 def serve_and_fail(fabric: SocketFabric, instance_id: int, tp_rank: int) -> str:

@@ -1,4 +1,4 @@
-"""What is so of sockets alone."""
+"""Properties of sockets alone."""
 
 import socket
 import struct
@@ -79,7 +79,7 @@ STRAYS = (
     bytes(16),
     b"GET / HTTP/1.1\r\n\r\n",
     hello(0, Plane.BATCH),  # of the process itself
-    hello(4, Plane.BATCH),  # of nobody
+    hello(4, Plane.BATCH),  # of no instance
     hello(1, Plane.MIGRATION),  # of another rank, with which there are no migrations
     hello(2, Plane.BATCH)[:-4] + struct.pack("<I", 7),
 )

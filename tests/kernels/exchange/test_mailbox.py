@@ -68,9 +68,9 @@ def mailbox(memory: Tensor, num_instances: int, num_tokens: int) -> Mailbox:
 def take_steps(
     rank: int, folder: Path, steps: Steps, rooms: Sequence[int], limit: int
 ) -> tuple[list[Tensor], Tensor]:
-    """What each layer of each step gave the tokens of one instance, and the word of its deadline.
+    """Return the results of each layer of each step for one instance, and the word of its deadline.
 
-    Steps lay the mailbox out for these numbers of tokens by turns.
+    Steps lay the mailbox out for these numbers of tokens in turn.
     """
     num_instances = len(steps[0])
     arenas = [arena(folder, instance) for instance in range(num_instances)]

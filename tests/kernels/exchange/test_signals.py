@@ -1,4 +1,4 @@
-"""Flags: who is told, who waits, and what ends waiting. One process plays all ranks."""
+"""Flags: their writers, waiters, and the ends of waits. One process plays all ranks."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def some_deadline(limit: int, device: torch.device) -> Deadline:
 
 
 def flags_of(device: torch.device) -> Tensor:
-    """The flags of three ranks, two each."""
+    """Return the flags of three ranks, two each."""
     return torch.zeros(3, 2, dtype=torch.int64, device=device)
 
 

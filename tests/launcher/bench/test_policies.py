@@ -1,4 +1,4 @@
-"""Which server each policy is measured on."""
+"""The server that each policy is measured on."""
 
 from pathlib import Path
 

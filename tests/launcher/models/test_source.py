@@ -1,4 +1,4 @@
-"""From what a user calls a model to what is loaded."""
+"""From the user's name of a model to its files."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chosen(*words: str) -> ChosenCluster:
-    """What `loong serve` makes of its flags."""
+    """Return the cluster that the flags of `loong serve` give."""
     return chosen_cluster(build_parser(["serve"])[0].parse_args(["serve", *words]), 60.0)
 
 

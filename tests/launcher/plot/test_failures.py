@@ -1,4 +1,4 @@
-"""Failed requests are told with their reasons, and nothing is said of failures where there were none."""
+"""Failed requests are reported with their reasons; without failures nothing is reported."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which requests are the latest, and what is said of them."""
+"""The choice of the latest requests, and their captions."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The page of a run: whole by itself, with every number, and written beside its pictures."""
+"""The page of a run: self-contained, with every number, and written to the folder of its pictures."""
 
 import json
 import re

@@ -26,7 +26,7 @@ def requests(counts: Mapping[int, int]) -> list[WorkloadRequest]:
 
 
 def run(sent: Mapping[int, int], late: Mapping[int, int], used: UsedCapacity | None = STABLE) -> PolicyRun:
-    """Return a run of so many requests of each prompt length, some of them late."""
+    """Return a run with these numbers of requests by prompt length, some of them late."""
     left, records = dict(late), []
     for request in requests(sent):
         is_late = left.get(request.num_prompt_tokens, 0) > 0

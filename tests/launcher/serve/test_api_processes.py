@@ -35,7 +35,7 @@ PATH = "/v1/completions"
 
 @dataclass
 class Service:
-    """What two processes serve."""
+    """The service of two processes."""
 
     url: str
     front: Front

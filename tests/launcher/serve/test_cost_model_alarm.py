@@ -1,4 +1,4 @@
-"""A cost model that is wrong is told of, and what to do about it."""
+"""A wrong cost model is reported, with what to do about it."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ PREDICTED = BASE.step_time(batch_work(DECODE, {"r": PLACEMENT}, 1)[0][0])
 
 
 class Loop:
-    """Tells a recalibration and its alarm of batches, one at a time."""
+    """Sends batches to a recalibration and its alarm, one at a time."""
 
     def __init__(self, *, is_applied: bool, cost_model: Path | None = None) -> None:
         recalibration = Recalibration(BASE, is_applied=is_applied)

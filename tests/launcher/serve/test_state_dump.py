@@ -1,4 +1,4 @@
-"""What is logged of the scheduler's state."""
+"""The log of the scheduler's state."""
 
 from dataclasses import replace
 

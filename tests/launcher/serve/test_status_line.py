@@ -1,4 +1,4 @@
-"""What the server says of itself."""
+"""The status line of a server."""
 
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.snapshot import ClusterStats, Snapshot

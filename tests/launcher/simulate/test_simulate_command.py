@@ -250,12 +250,12 @@ def test_an_interrupted_simulation_keeps_the_runs_that_ended_and_names_the_other
 
 
 def on_a_terminal(*words: str) -> list[str]:
-    """The lines that a command shows on a terminal, without empty ones."""
+    """Return the lines that a command shows on a terminal, without empty ones."""
     controller, terminal = pty.openpty()
     with subprocess.Popen([sys.executable, "-c", ENTRY, *words], stdout=terminal, stderr=subprocess.PIPE):
         os.close(terminal)
         shown = b""
-        with contextlib.suppress(OSError):  # the end, as Linux tells it
+        with contextlib.suppress(OSError):  # the end, as Linux reports it
             while received := os.read(controller, 2**16):
                 shown += received
     os.close(controller)

@@ -1,4 +1,4 @@
-"""What is written of a run."""
+"""The lines of a run's decision log."""
 
 import logging
 from dataclasses import replace

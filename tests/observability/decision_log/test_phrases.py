@@ -100,7 +100,7 @@ def test_a_reason_names_what_was_passed_over() -> None:
 
 
 def test_every_kind_of_decision_has_words() -> None:
-    waits = {DecisionKind.WAIT.value}  # told with their time instead
+    waits = {DecisionKind.WAIT.value}  # reported with their time instead
     assert phrases.SUBJECTS.keys() == {kind.value for kind in DecisionKind} - waits
 
 

@@ -1,4 +1,4 @@
-"""What is followed line by line, and kept in memory."""
+"""Lines that are followed one by one, and kept in memory."""
 
 from dataclasses import replace
 from pathlib import Path

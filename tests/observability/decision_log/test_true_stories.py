@@ -1,4 +1,4 @@
-"""What observers show of a run keeps the order in which things happened, under every policy."""
+"""Observers show a run in the order in which things happened, under every policy."""
 
 import pytest
 from chaos import chaos

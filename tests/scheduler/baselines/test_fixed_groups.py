@@ -1,4 +1,4 @@
-"""Which of several groups takes a request, and when it has room."""
+"""The group that takes a request, and its room."""
 
 from plans import decode
 from snapshots import decoding, running, snapshot_of, waiting

@@ -1,4 +1,4 @@
-"""Nothing is taken from a request for the want of what a batch about to end may leave."""
+"""No request is preempted for KV that a batch about to end may free."""
 
 from dataclasses import replace
 

@@ -22,7 +22,7 @@ REQUESTS = st.lists(REQUEST, max_size=12)
 
 
 def view(num_remaining: int, num_current: int) -> RequestView:
-    """A request with so many tokens to come, that needs so many slots before."""
+    """Return a request with these tokens to come, and these slots needed before."""
     return waiting("r", num_current + 1, num_remaining)
 
 
@@ -31,7 +31,7 @@ def future_of(requests: list[tuple[int, int]]) -> FutureKV:
 
 
 def simulated_peak(requests: list[tuple[int, int]]) -> int:
-    """The most slots in use while all decode, a token a step, and leave after their last."""
+    """Return the most slots in use while all decode, a token a step, and leave after their last."""
     num_steps = max((remaining for remaining, _ in requests), default=0)
     return max(
         sum(current + step for remaining, current in requests if step <= remaining)

@@ -1,6 +1,4 @@
-"""What a policy can plan with: every instance in one instance set, whole instance sets, and room that is
-really there.
-"""
+"""The planning view: every instance in one instance set, whole sets, and room that is really there."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -20,7 +18,7 @@ from loong.scheduler.common.planning_view import InstanceSet, PlanningView, make
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Groups in flight beside each other, and requests not in flight anywhere, on up to eight instances."""
+    """Draw groups in flight, and requests not in flight anywhere, on up to eight instances."""
     num_instances = draw(st.integers(1, 8))
     ids = st.lists(st.integers(0, num_instances - 1), min_size=1, max_size=3, unique=True).map(tuple)
     views: list[RequestView] = []

@@ -1,4 +1,4 @@
-"""What recalibration owes: it soon finds a constant error, and outliers, however large, do not mislead it."""
+"""Laws of recalibration: it soon finds a constant error, and outliers of any size do not mislead it."""
 
 from math import inf, nan
 from random import Random

@@ -1,4 +1,4 @@
-"""Which steps the cost model takes for captured ones, and what these do not cost."""
+"""The steps that the cost model takes as captured, and the costs that these save."""
 
 from dataclasses import replace
 
@@ -114,7 +114,7 @@ def test_what_travels_in_a_captured_step_hides_under_nothing() -> None:
 def test_history_is_copied_where_it_is_launched_and_met_in_parts_in_groups_and_captured_steps(
     work: InstanceWork, reads_keys: bool, meets_parts: bool
 ) -> None:
-    num_pairs = work.num_pairs or 2e9  # so many that what is launched is hidden
+    num_pairs = work.num_pairs or 2e9  # enough to hide launches
     work = replace(work, num_pairs=num_pairs, num_part_pairs=num_pairs / 2)
     key, part = (
         replace(H200, coefficients=replace(H200.coefficients, **{name: 0.0})) for name in ("key", "part_pair")

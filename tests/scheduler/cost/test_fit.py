@@ -1,4 +1,4 @@
-"""What a fit owes: the truth where samples tell it, what was before where they do not, and no panic."""
+"""Laws of the fit: the truth where samples determine it, the prior where they do not, and no failure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
@@ -53,7 +53,7 @@ def another_model(seed: int) -> WorkCostModel:
 
 
 def samples_of(model: WorkCostModel, seed: int) -> list[Sample]:
-    """What random valid plans take by the clock of `model`."""
+    """Return the times of random valid plans by `model`."""
     return [replace(sample, seconds=sample.predicted(model)) for sample in profile_samples(seed)]
 
 

@@ -49,7 +49,7 @@ def run(
 
 
 class Recording:
-    """Keeps what an observer is told, in order."""
+    """Keeps the calls of an observer, in order."""
 
     def __init__(self) -> None:
         self.took: list[Event | tuple[Sequence[Event], Snapshot, IterationPlan, Sequence[Instruction]]] = []

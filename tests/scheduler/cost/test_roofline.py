@@ -1,4 +1,4 @@
-"""What a roofline owes: known times of known models, and sane ratios."""
+"""Laws of a roofline: known times of known models, and sane ratios."""
 
 from dataclasses import astuple, replace
 

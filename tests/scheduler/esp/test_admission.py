@@ -57,7 +57,7 @@ def ids(prefills: Iterable[PrefillCandidate]) -> list[str]:
 
 
 def in_time(prefills: Sequence[PrefillCandidate], now: float, speed: float) -> bool:
-    """Whether all end by their deadlines, one after the other."""
+    """Return whether all end by their deadlines, one after the other."""
     end = now
     for prefill in prefills:
         end += prefill.work / speed
@@ -283,7 +283,7 @@ def test_equal_users_share_equally() -> None:
 
 @st.composite
 def tight_runs(draw: st.DrawFn) -> tuple[list[int], list[Request]]:
-    """Requests each of which fits the cluster, and far more of them than fit together."""
+    """Return requests each of which fits the cluster, and far more of them than fit together."""
     capacities = draw(st.lists(st.integers(10, 60), min_size=1, max_size=4))
     most, requests = sum(capacities), []
     for number in range(draw(st.integers(4, 14))):
@@ -304,7 +304,7 @@ def test_who_was_admitted_is_never_preempted(
 
 
 def num_overtaken(run: Run, request: Request, others: Iterable[Request]) -> int:
-    """How many that came later began before it."""
+    """Return how many later requests began before it."""
     first = run.token_times[request.request_id][0]
     return sum(
         other.arrival_time > request.arrival_time and run.token_times[other.request_id][0] < first

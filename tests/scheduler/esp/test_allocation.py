@@ -1,4 +1,4 @@
-"""Which instances compute which prompts: long ones widely, short ones at once, nobody twice."""
+"""The instances of prompts: long prompts on many, short ones at once, none on two groups."""
 
 from dataclasses import replace
 
@@ -41,20 +41,18 @@ def instances_of(group: Group) -> list[int]:
 
 
 def dops(groups: list[Group]) -> dict[str, int]:
-    """The DoP that each prompt is to have."""
+    """Return the DoP that each prompt is to have."""
     return {prefill.view.request_id: group.dop for group in groups for prefill in group.prefills}
 
 
 def homes(groups: list[Group]) -> dict[str, list[int]]:
-    """The instances that each prompt is to have."""
+    """Return the instances that each prompt is to have."""
     return {prefill.view.request_id: instances_of(group) for group in groups for prefill in group.prefills}
 
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    """Prompts of all lengths, begun or not, beside decodes in flight and not in flight, with much room or
-    less.
-    """
+    """Draw prompts of all lengths, begun or not, with decodes in flight or not, and much room or less."""
     num_instances = draw(st.integers(1, 8))
     ids = st.lists(st.integers(0, num_instances - 1), min_size=1, max_size=3, unique=True).map(tuple)
     lengths = st.sampled_from([1, 300, 3000, 50_000, 400_000])

@@ -1,4 +1,4 @@
-"""What a group runs next: leases that have room, prompts that go on, and decodes that keep their pace."""
+"""The next batch of a group: leases with room, prompts that go on, and decodes that keep their pace."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 def group_of(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, *, late_ids: Sequence[str] = ()
 ) -> tuple[BatchBuilder, Group]:
-    """All of the cluster as one group, which computes all prompts."""
+    """Return all of the cluster as one group, which computes all prompts."""
     found = make_planning_view(snapshot)
     prefills = PrefillAdmission(found, cost_model, config, by_deadline).admit().prefills
     for prefill in prefills:

@@ -1,4 +1,4 @@
-"""Which KV not in flight is gathered: only what pays, only where there is room, and nothing twice."""
+"""Consolidation of KV not in flight: only with a gain, only where there is room, and nothing twice."""
 
 from dataclasses import replace
 
@@ -21,10 +21,10 @@ from loong.scheduler.esp.consolidation import KVConsolidation
 from loong.scheduler.esp.planner import plan_esp
 
 
-def gathered(
+def consolidated(
     snapshot: Snapshot, cost_model: CostModel = H200, config: PolicyConfig | None = None
 ) -> tuple[KVMigration, ...]:
-    """What is gathered of the instance set of instance 0."""
+    """Return the consolidating moves of the instance set of instance 0."""
     found = make_planning_view(snapshot)
     instance_set = next(
         instance_set for instance_set in found.instance_sets if 0 in instance_set.instance_ids
@@ -54,7 +54,7 @@ def test_what_is_consolidated_is_all_of_one_request_on_an_instance_with_room(
 ) -> None:
     used = [sum(view.placement.tokens_by_instance()[i] for view in views) for i in range(4)]
     snapshot = snapshot_of([num_tokens + num_free for num_tokens in used], views)
-    moves = gathered(snapshot, cost_model)
+    moves = consolidated(snapshot, cost_model)
     check_plan(snapshot, IterationPlan(migrations=moves))
     if moves:
         (request_id,) = {move.segment.owner_id for move in moves}
@@ -68,30 +68,30 @@ def test_what_is_consolidated_is_all_of_one_request_on_an_instance_with_room(
 def test_it_goes_where_most_of_it_is() -> None:
     view = decoding("r", 1000, (0, 1), max_tokens=4000)
     whole = replace(view, placement=view.placement.moving(view.placement.segments[0], 1))
-    assert gathered(snapshot_of([9999] * 2, [whole])) == ()
+    assert consolidated(snapshot_of([9999] * 2, [whole])) == ()
     part = view.placement.segments[1]._replace(positions=range(1, 101, 2))
     mostly_0 = replace(view, placement=view.placement.moving(part, 0))
-    assert {move.destination_id for move in gathered(snapshot_of([9999] * 2, [mostly_0]))} == {0}
+    assert {move.destination_id for move in consolidated(snapshot_of([9999] * 2, [mostly_0]))} == {0}
 
 
 def test_one_that_soon_ends_is_not_worth_it() -> None:
     for max_tokens, expected in ((8, 0), (2000, 3)):
         view = decoding("r", 20_000, (0, 1, 2, 3), max_tokens)
-        assert len(gathered(snapshot_of([H200_CAPACITY] * 4, [view]))) == expected
+        assert len(consolidated(snapshot_of([H200_CAPACITY] * 4, [view]))) == expected
 
 
 def test_one_that_decodes_too_slowly_alone_stays_spread() -> None:
     view = decoding("r", 400_000, (0, 1, 2, 3), 50_000)
     for tpot, expected in ((0.02, 0), (0.2, 3)):
         snapshot = snapshot_of([H200_CAPACITY] * 4, [replace(view, slo=SLO(1.0, tpot))])
-        assert len(gathered(snapshot)) == expected
+        assert len(consolidated(snapshot)) == expected
 
 
 @pytest.mark.parametrize(("num_spared", "expected"), [(0, 0), (500 + 32, 1)])
 def test_room_is_left_for_the_leases_of_all(num_spared: int, expected: int) -> None:
     view = decoding("r", 1000, (0, 1), max_tokens=4000)
-    assert len(gathered(snapshot_of([500 + num_spared] * 2, [view]))) == expected
-    assert not gathered(snapshot_of([500 + num_spared - 1] * 2, [view]))
+    assert len(consolidated(snapshot_of([500 + num_spared] * 2, [view]))) == expected
+    assert not consolidated(snapshot_of([500 + num_spared - 1] * 2, [view]))
 
 
 def test_one_request_is_consolidated_at_a_time_and_the_rest_of_the_unit_decodes_on() -> None:

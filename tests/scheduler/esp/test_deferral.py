@@ -17,7 +17,7 @@ NOW = 100.0
 
 
 def late(name: str = "late", held: tuple[int, ...] = (0, 1, 2, 3), arrival_time: float = 0.0) -> RequestView:
-    """A prompt that has missed its target long ago, computed in part."""
+    """Return a prompt that has missed its target long ago, computed in part."""
     view = begun(name, 400_000, 200_000, held)
     return replace(view, slo=SLO(1.0, 1.0), arrival_time=arrival_time)
 
@@ -47,9 +47,7 @@ def test_a_late_prompt_on_all_instances_leaves_each_to_itself_while_others_have_
     plan = planned(snapshot_with(late(), *map(urgent, range(8))))
     assert dops(plan) == [1, 1, 1, 1]
     assert not computes(plan, "late")
-    assert all(
-        batch.group.dop < len(batch.request_ids) for batch in plan.batches
-    )  # a prompt beside its decode
+    assert all(batch.group.dop < len(batch.request_ids) for batch in plan.batches)  # a prompt with its decode
     (wait,) = (d for d in plan.decisions if d.request_ids == ("late",))
     assert "need not wait for each other" in wait.chosen
 

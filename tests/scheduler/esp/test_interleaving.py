@@ -58,7 +58,7 @@ class EagerGroups:
 
 
 def with_exchange(seconds: float) -> WorkCostModel:
-    """An H200 on which a step in which queries travel takes so much, whatever is in it."""
+    """Return an H200 on which every step in which queries travel takes these seconds more."""
     return replace(H200, coefficients=replace(H200.coefficients, exchange=seconds))
 
 
@@ -84,7 +84,7 @@ def decode(num_output: int, last_token_time: float = 0.0) -> RequestView:
 
 
 def planned(model: CostModel, view: RequestView, now: float) -> BatchPlan:
-    """What its group runs next, where a prompt waits that wants all of it."""
+    """Return the next batch of a group where a prompt waits that wants all of it."""
     snapshot = snapshot_of([50_000, 50_000], [view, waiting("p", 60_000, arrival_time=now)], now=now)
     (batch,) = plan_esp(snapshot, model, PolicyConfig()).batches
     return batch

@@ -1,4 +1,4 @@
-"""Slots are granted so that all who hold any can end, whatever pace each goes at."""
+"""Slots are granted so that all requests that hold KV can end, at any pace."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def banker_of(needs: Sequence[Need], num_free: int) -> BankersAlgorithm:
 
 
 def can_all_end(needs: Sequence[Need], num_free: int) -> bool:
-    """Whether there is an order in which each finds all that it needs, by trying who can be first."""
+    """Return whether there is an order in which each finds all that it needs, by trying each first."""
     if not needs:
         return True
     return any(
@@ -164,7 +164,7 @@ def test_a_batch_in_flight_has_what_it_reserved_and_no_more() -> None:
 
 
 def crowd(num_requests: int) -> list[Request]:
-    """Prompts that are long beside outputs, and the other way round."""
+    """Return prompts that are long relative to their outputs, and the other way round."""
     return [timed_request(n, 5 + 61 * n % 130, 3 + 47 * n % 90, n * 3e-3) for n in range(num_requests)]
 
 

@@ -1,4 +1,4 @@
-"""Chats gather while decodes go on, where a step for each would mostly go to telling of the decodes."""
+"""Chats are batched while decodes go on, where a step for each would mostly go to sending the decodes."""
 
 from dataclasses import replace
 from math import ceil
@@ -73,7 +73,7 @@ STEP = 0.015
 
 
 def end_of_lease(num_taken: int, *prompts: RequestView) -> float:
-    """Seconds from now to the end that a running lease is given which has taken so many steps."""
+    """Return the seconds from now to the end that is set for a running lease with these steps taken."""
     lease = decode(DECODES, [0], {view.request_id: 0 for view in DECODES}, num_steps=64)
     batch = running(1, replace(lease, predicted_time=STEP), NOW - num_taken * STEP, num_taken)
     snapshot = snapshot_of([900_000], [*DECODES, *prompts], [batch], now=NOW)

@@ -1,4 +1,4 @@
-"""However many others come, and whatever they ask for, nobody waits for ever."""
+"""No request waits forever, for any number and size of others."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Crowd:
     def run(
         self, name: str, capacities: list[int], config: PolicyConfig = CONFIG, cost_model: CostModel = CPU
     ) -> Run:
-        """How they are served under a policy."""
+        """Run them under a policy."""
         plan_for = make_policy(name, config)
 
         def watched(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
@@ -67,15 +67,15 @@ class Crowd:
         return simulate(watched, capacities, self.arrivals(), cost_model=cost_model)
 
 
-# Whole prompts and no decode beside them: while prompts come, what they have begun stands still. As published
-# it gives way to prompts of any length.
+# Whole prompts without decodes: while prompts come, decodes stand still. As published,
+# decodes give way to prompts of any length.
 PROMPTS_FIRST = ("replicas", "static-sp", "tp", "esp-paper", "vllm-m", "vllm-s")
 LIMIT = 4.0  # seconds that a crowd comes for: 80 of the config's TTFT targets, and hundreds of steps
 
 
 @st.composite
 def crowds(draw: st.DrawFn, name: str) -> tuple[list[int], Crowd]:
-    """Pools, one request that needs at most half of what it may, and others that come early and late.
+    """Draw pools, one request that needs at most half of its limit, and others that come early and late.
 
     The others may be longer or shorter, and may ask for much less or much more than there is.
     """

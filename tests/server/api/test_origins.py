@@ -1,4 +1,4 @@
-"""Which pages in browsers may use the server, and what bodies a page could send without asking."""
+"""Browser pages that may use the server, and bodies that a page can send without a preflight."""
 
 import httpx
 import pytest

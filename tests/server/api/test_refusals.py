@@ -75,7 +75,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("suffix", "x"),
         ("stream_options", {"include_usage": 1}),
         ("stream_options", {"nonsense": True}),
-        ("stream_options", {"include_usage": True}),  # of what is no stream
+        ("stream_options", {"include_usage": True}),  # without a stream
     ],
 )
 async def test_what_cannot_be_served_is_refused_by_name(serving: Serving, field: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""What a server says of a prompt: `prompt_logprobs`, and `echo` with `logprobs`."""
+"""Log probabilities of a prompt: `prompt_logprobs`, and `echo` with `logprobs`."""
 
 from itertools import chain, pairwise
 from typing import Any

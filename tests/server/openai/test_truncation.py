@@ -14,7 +14,7 @@ LIMITS = EngineLimits(max_model_len=100, max_request_kv=60, vocab_size=264)
 
 
 async def asked(serving: Serving, path: str, **body: Any) -> tuple[ScriptedEngine, dict[str, Any]]:
-    """The engine that was asked, and its answer."""
+    """Return the engine that was asked, and its answer."""
     engine = ScriptedEngine(limits=LIMITS)
     async with serving(engine) as url:
         response = await post(url, path, **body)
@@ -53,7 +53,7 @@ async def test_chats_are_cut_too(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "kept"),
     [
-        (COMPLETIONS, {"prompt": [1] * 200}, 44),  # beside 16 tokens, of 60 in KV
+        (COMPLETIONS, {"prompt": [1] * 200}, 44),  # with 16 tokens of output, of 60 in KV
         (COMPLETIONS, {"prompt": [1] * 200, "max_tokens": 10, "n": 2}, 40),
         (COMPLETIONS, {"prompt": [1] * 20, "max_tokens": 10}, 20),
         (COMPLETIONS, {"prompt": [1] * 200, "max_tokens": 0, "echo": True}, 60),

@@ -31,7 +31,7 @@ described = schemathesis.openapi.from_dict(document())
 
 @pytest.fixture(scope="module")
 def address(tokenizer: Tokenizer) -> Iterator[str]:
-    """A server in a thread of its own, for requests that are sent from this one."""
+    """Yield a server in a thread of its own, for requests that are sent from this one."""
     with bound_socket("127.0.0.1", 0) as listener:
         loop = asyncio.new_event_loop()
         thread = Thread(target=loop.run_forever)
@@ -52,7 +52,7 @@ def address(tokenizer: Tokenizer) -> Iterator[str]:
 @described.parametrize()
 @settings(max_examples=12)
 def test_no_request_breaks_the_server_or_its_word(case: schemathesis.Case[Any], address: str) -> None:
-    """What fits the document may yet be refused: no document knows how many tokens a text has."""
+    """A request that fits the document may be refused, as no document knows the tokens of a text."""
     case.call_and_validate(base_url=address, timeout=60, excluded_checks=[positive_data_acceptance])
 
 
@@ -112,7 +112,7 @@ def test_every_number_of_every_body_has_both_bounds() -> None:
 
 
 def is_dropped(place: Place) -> bool:
-    """Return whether what stands there is ignored: some fields, and what messages hold beside their texts."""
+    """Return whether the field there is ignored: some fields, and parts of messages except their texts."""
     return place.path[-1] in HARMLESS or (place.path[0] in ("messages", "input") and not place.is_number)
 
 

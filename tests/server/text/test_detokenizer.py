@@ -13,7 +13,7 @@ _BYTE_CHARACTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def _byte_level() -> Tokenizer:
-    """Bytes, some longer tokens that begin and end inside characters, and a special token."""
+    """Return bytes, some longer tokens that begin and end inside characters, and a special token."""
     vocab = {character: i for i, character in enumerate(_BYTE_CHARACTERS)}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     for text in ("héé", "日本", "Ġx", "👍a"):
@@ -32,7 +32,7 @@ def backend_bytes(text: str) -> str:
 
 
 def _byte_fallback() -> Tokenizer:
-    """As SentencePiece models decode: pieces with a mark for the blank, and bytes for what has no piece."""
+    """Return a tokenizer as of SentencePiece: a mark for the blank, and bytes for unknown characters."""
     pieces = ["<unk>", "▁", "▁a", "b", "▁▁", "日", "�", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
     vocab = {piece: i for i, piece in enumerate(pieces)}
     backend = Backend(models.WordLevel(vocab=vocab, unk_token="<unk>"))

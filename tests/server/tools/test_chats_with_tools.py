@@ -41,7 +41,7 @@ def called(message: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def put_together(events: Sequence[dict[str, Any]], index: int = 0) -> tuple[dict[str, Any], str | None]:
-    """Return the message that a stream tells of one choice, and why it ends."""
+    """Return the message of one choice in a stream, and why it ends."""
     message: dict[str, Any] = {"content": None}
     reason = None
     for choice in (choice for event in events for choice in event["choices"] if choice["index"] == index):

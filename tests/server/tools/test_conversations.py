@@ -1,4 +1,4 @@
-"""What models with templates of their own are told of tools."""
+"""The tools that models with templates of their own receive."""
 
 import json
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ SAMPLED = ({"temperature": 0.0}, {"seed": 7}, {"seed": 3, "top_k": 5, "top_p": 0
 
 @pytest.fixture
 def fabric(tmp_path: Path) -> Iterator[SocketFabric]:
-    """Of one instance, which has nobody to talk to."""
+    """Yield a fabric of one instance without peers."""
     alone = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
     yield alone
     alone.close()
@@ -44,7 +44,7 @@ def tokenizer(folder: Path) -> Path:
 
 @pytest.fixture
 def leases(monkeypatch: pytest.MonkeyPatch) -> list[RunBatch]:
-    """The leases that did not wait for the host."""
+    """Return the leases that did not wait for the host."""
     begun: list[RunBatch] = []
     finish = DecodeLease.finish
 
@@ -71,7 +71,7 @@ def run(
 ) -> list[Outcome]:
     """Prefill requests, then decode them on a lease of 12 steps; both ways of taking it.
 
-    A `stop` beyond these lets the lease go on. `each` is what they ask for, beside `params`.
+    A `stop` beyond these lets the lease go on. `each` are their parameters in addition to `params`.
     """
     outcomes = []
     for way, takes_leases in enumerate((False, True)):
@@ -241,6 +241,6 @@ def test_a_lease_whose_lists_of_slots_are_too_long_waits_for_the_host(
 ) -> None:
     """Shared slots are in the list of each request that has them: there can be more than there are slots."""
     monkeypatch.setattr(decode_graph, "_LISTS_A_SLOT", 0.1)
-    monkeypatch.setattr(DecodeLease, "_take_steps", None)  # nobody asks it
+    monkeypatch.setattr(DecodeLease, "_take_steps", None)  # it is not called
     waiting, not_waiting = run(fabric, folder, None, (30, 40, 50))
     assert reported(not_waiting) == reported(waiting)

@@ -64,10 +64,10 @@ def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: 
     ids=str,
 )
 def test_groups_give_what_requests_ask_for(folder: Path, params: Mapping[str, object]) -> None:
-    """It is told of the greedy tokens whatever was drawn."""
+    """The lease continues with the greedy tokens, also after other ones were drawn."""
     story = Story(folder, (0, 1), [NUM_TOKENS] * 4, **params)
     story.lease(Lease((1, 3, 0), (0, 1, 0, 3), 6))
-    story.lease(Lease((0, 2), (2, 2, 2, 2), 3))
+    story.lease(Lease((0, 1, 2, 3), (2, 2, 2, 2), 3))
     waiting, not_waiting = (
         run_commands(folder, 4, story.commands, takes_leases=way) for way in (False, True)
     )
@@ -102,7 +102,7 @@ def test_all_members_end_at_one_step_which_the_leader_names_or_nobody_is_left(
 ) -> None:
     story = Story(folder, (0, 1, 2), (4, 9, 6))
     story.lease(Lease((2, 0, 1), (0, 1, 2), 13))
-    stops = {0: Stop(1), 1: Stop(1)}  # nobody asks them
+    stops = {0: Stop(1), 1: Stop(1)}  # they are not asked
     by_rank = run_commands(
         folder, 3, story.commands, stops if stop is None else {**stops, 2: stop}, takes_leases=True
     )
@@ -158,7 +158,7 @@ def test_a_request_that_ends_by_a_token_ends_its_part_of_the_lease(folder: Path)
 
 @pytest.mark.parametrize("group", [(0,), (1, 0)])
 def test_all_ranks_of_all_members_take_the_same_steps(folder: Path, group: tuple[int, ...]) -> None:
-    """Though only rank 0 of the leader is told to stop in time."""
+    """Only rank 0 of the leader receives the end in time."""
     story = Story(folder, group, (NUM_TOKENS, NUM_TOKENS))
     story.lease(Lease(group, (group[-1], group[0]), 9))
     stops = {group[0]: Stop(4, reported_in=2)}
@@ -168,4 +168,4 @@ def test_all_ranks_of_all_members_take_the_same_steps(folder: Path, group: tuple
     reported = [token for outcome in members for _, token in outcome.tokens]
     for live in story.lives:
         tokens = [token.token_id for token in reported if token.request_id == live.request.request_id]
-        assert sorted(tokens) == sorted(2 * live.output_token_ids[1:5])  # each rank of its master tells them
+        assert sorted(tokens) == sorted(2 * live.output_token_ids[1:5])  # by each rank of its master

@@ -1,4 +1,4 @@
-"""What a worker is told of the ends of its leases."""
+"""The ends of leases as a worker receives them."""
 
 from threading import Thread
 
@@ -41,7 +41,7 @@ def test_steps_that_others_heard_of_first_are_waited_for() -> None:
     end.wait_for_room(16)
     ends.extend(1, 32)
     ends.stop(1, 20)
-    end.wait_for_room(32)  # it had been told, whatever came after that
+    end.wait_for_room(32)  # it had been extended, before later instructions
     waiting = Thread(target=end.wait_for_room, args=(48,))
     waiting.start()
     ends.extend(1, 48)

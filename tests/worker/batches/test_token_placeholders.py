@@ -1,4 +1,4 @@
-"""Batches told before the tokens are known that they follow give the tokens of those told afterwards."""
+"""Batches submitted before the tokens they depend on are known give the same tokens as later ones."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ PENALIZED: Sequence[Mapping[str, object]] = (
 
 @pytest.fixture
 def fabric(tmp_path: Path) -> Iterator[SocketFabric]:
-    """Of one instance, which has nobody to talk to."""
+    """Yield a fabric of one instance without peers."""
     alone = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
     yield alone
     alone.close()
@@ -67,7 +67,7 @@ class LateBackend(CpuBackend):
     def __init__(self, *, takes_leases: bool) -> None:
         super().__init__(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
         self.reported: SimpleQueue[RunBatch | None] = SimpleQueue()
-        self.story: list[int | None] = []  # a batch that was told to be done, or None: a step was asked for
+        self.story: list[int | None] = []  # a batch that was reported as done, or None: a step was launched
 
     def read(self, *tensors: Tensor) -> Reading:
         self.story.append(None)
@@ -82,7 +82,7 @@ class OverlappingInstance(BareInstance):
         self._backend, self._reports = backend, list[BatchBegun | StepDone | PromptScored | BatchDone]()
 
     def carry_out_all(self, commands: Sequence[RunBatch]) -> list[list[ProducedToken]]:
-        """The tokens of each batch."""
+        """Return the tokens of each batch."""
         loop = BatchLoop(0, 0, self._runner, LeaseEnds(1.0), self._send, lambda: None)
         for command in commands:
             self._backend.reported.put(command)
@@ -109,7 +109,7 @@ class OverlappingInstance(BareInstance):
 
 
 class Chain:
-    """Batches one after the other, told when all tokens before are `known`, or with the last `predicted`.
+    """Batches one after the other, sent when all earlier tokens are `known`, or with the last `predicted`.
 
     `tokens` are all that each request gets.
     """
@@ -179,7 +179,7 @@ def live_requests(*params: Mapping[str, object]) -> list[LiveRequest]:
 
 
 def all_tokens(instance: BareInstance, lives: Sequence[LiveRequest]) -> Tokens:
-    """What requests get that are computed at once, and decoded by a lease."""
+    """Return the tokens of requests that are computed at once, and decoded by a lease."""
     lives = [LiveRequest(live.request) for live in lives]
     plan = prefill([live.view() for live in lives], (0,))
     reported = instance.carry_out(RunBatch(1, plan, tuple(live.input_for(plan) for live in lives))).tokens
@@ -201,7 +201,7 @@ def all_tokens(instance: BareInstance, lives: Sequence[LiveRequest]) -> Tokens:
 
 
 def all_ways_of_going_on(lives: Sequence[LiveRequest], tokens: Tokens) -> Chain:
-    """Chunks of prompts alone and beside decodes, decodes alone, and leases."""
+    """Return chunks of prompts alone and with decodes, decodes alone, and leases."""
     chain = Chain(lives, tokens)
     chain.report((0,), num_present=3)
     for _ in range(4):
@@ -247,7 +247,7 @@ def test_batches_reported_before_tokens_are_known_give_the_same_tokens(
 
 
 def later(command: RunBatch, difference: int) -> RunBatch:
-    """The same under a later id."""
+    """Return the same under a later id."""
     inputs = tuple(
         given
         if given.depends_on_batch_id is None

@@ -13,7 +13,7 @@ NUM_SLOTS = 64
 
 
 class FreeSlotsMachine(RuleBasedStateMachine):
-    """Against a set of what is free."""
+    """Compares free slots with a set."""
 
     def __init__(self) -> None:
         super().__init__()

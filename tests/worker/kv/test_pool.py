@@ -24,7 +24,7 @@ some_positions = st.builds(
 
 
 def make_pool(num_slots: int = NUM_SLOTS, dtype: torch.dtype = torch.float32) -> KVPool:
-    """A pool whose memory is all NaN, so that reading what was never written shows."""
+    """Return a pool whose memory is all NaN, so that reading what was never written shows."""
     pool = KVPool(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, num_slots, dtype, torch.device("cpu"))
     for layer in range(NUM_LAYERS):
         pool.layer(layer).fill_(torch.nan)
@@ -32,7 +32,7 @@ def make_pool(num_slots: int = NUM_SLOTS, dtype: torch.dtype = torch.float32) ->
 
 
 def make_kv(tokens: list[int], layer: int) -> Tensor:
-    """KV [n, 2, K, D] that tells tokens, layers and elements apart."""
+    """Return KV [n, 2, K, D] that is different for each token, layer and element."""
     elements = torch.arange(2 * NUM_KV_HEADS * HEAD_DIM).view(2, NUM_KV_HEADS, HEAD_DIM)
     firsts = torch.tensor(tokens, dtype=torch.int64).view(-1, 1, 1, 1) * NUM_LAYERS + layer
     return (firsts * elements.numel() + elements).float()

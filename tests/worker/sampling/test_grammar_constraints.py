@@ -1,4 +1,4 @@
-"""What workers keep of grammars and of outputs in them; tests of grammars hold what is allowed."""
+"""The grammars and outputs that workers keep; tests of grammars check what is allowed."""
 
 import json
 import weakref
@@ -89,7 +89,7 @@ def test_a_grammar_that_cannot_be_made_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_request_whose_kv_is_released_leaves_no_matcher_behind(tmp_path: Path) -> None:
-    """As when its client leaves, whatever it would have sampled next."""
+    """As when its client leaves, with any next token."""
     (found,) = run_in_world(count_matchers, World(1, 1), str(tmp_path))
     assert found == (1, 0)
 
@@ -118,7 +118,7 @@ def count_matchers(fabric: SocketFabric, _instance_id: int, _tp_rank: int, folde
 
 
 def first_token_of(request_id: str) -> RunBatch:
-    """A batch of a prompt of 3 tokens, of which the last samples one that begins an object."""
+    """Return a batch of a prompt of 3 tokens, of which the last samples one that begins an object."""
     positions = range(3)
     plan = BatchPlan(
         ESPGroup((0,)),

@@ -48,7 +48,7 @@ def run(
 
 
 def run_all(folder: Path, num_instances: int, commands: Commands, way: bool) -> list[list[Outcome]]:
-    """What all instances did, once each has captured its steps."""
+    """Return the outcomes of all instances, once each has captured its steps."""
     world, carrier = World(num_instances, 1), Carrier.GPU_ARENAS
     by_rank = run_in_world(run, world, folder, commands, way, carrier=carrier, seconds=150.0)
     outcomes, counts = zip(*cast("list[tuple[list[Outcome], int]]", by_rank), strict=True)

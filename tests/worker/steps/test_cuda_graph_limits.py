@@ -35,7 +35,7 @@ MEMORY = torch.empty(MixedInputs.num_words(10_000, LIMITS), dtype=torch.int64)
 
 
 def live(number: int, num_computed: int, num_tokens: int, group: tuple[int, ...]) -> LiveRequest:
-    """A request behind so many tokens in stripes, with as many to compute."""
+    """Return a request after `num_computed` tokens in stripes, with `num_tokens` to compute."""
     request = greedy_request(random_prompt(num_computed + num_tokens, seed=number), 3)
     placement = striped(request.request_id, range(num_computed), group)
     return LiveRequest(request, placement=placement)
@@ -85,7 +85,7 @@ def test_a_step_is_replayed_if_each_of_its_instances_has_its_part_within_the_lim
         (16, 16, PromptKeys.FEW),
         (32, 16, PromptKeys.MANY),
         (84, 16, PromptKeys.MANY),
-        (85, 16, PromptKeys.IN_POOL),  # there is no room for so many in a row
+        (85, 16, PromptKeys.IN_POOL),  # there is no room for as many in a row
         (32, 15, PromptKeys.IN_POOL),
         (200, 16, None),
     ],

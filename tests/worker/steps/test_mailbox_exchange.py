@@ -53,7 +53,7 @@ def lose_a_member(
     folder: Path,
     commands: Sequence[RunBatch | ReleaseKV],
 ) -> str:
-    """What becomes of a lease of which a member dies, on the one that is left."""
+    """Return the error of a lease of which a member dies, on the one that is left."""
     instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend())
     prompt, lease = commands
     instance.carry_out(prompt)

@@ -50,7 +50,7 @@ class Story:
         self._num_batches = 0
 
     def take(self, plan: BatchPlan, lives: Sequence[LiveRequest]) -> bool:
-        """One batch, by whose tokens the requests go on. Returns whether its step was captured."""
+        """Return one batch, by whose tokens the requests go on. Returns whether its step was captured."""
         num_replays = self._backend.num_replays
         inputs = tuple(live.input_for(plan) for live in lives)
         scored = tuple(chunk for live in lives if (chunk := live.scored_chunk(plan)) is not None)
@@ -82,7 +82,7 @@ def chosen(tokens: Sequence[ProducedToken]) -> list[float]:
 def prefill_and_decode(
     lives: Sequence[LiveRequest], num_tokens: int, transfer: Transfer = Transfer.QUERY
 ) -> BatchPlan:
-    """A chunk of each prompt that is not computed, and one token of each request whose prompt is."""
+    """Return a chunk of each prompt that is not computed, and one token of each request whose prompt is."""
     views = [live.view() for live in lives]
     prompts = [view for view in views if not view.is_decoding]
     decodes = [view for view in views if view.is_decoding]
@@ -166,7 +166,7 @@ def test_so_are_steps_of_more_decodes_than_there_is_room_for(
 def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
     fabric: SocketFabric, folder: Path, least_queries: int, were_captured: list[bool]
 ) -> None:
-    """With each chunk of 16 there are 256 pairs more, beside 136 with keys of its own."""
+    """With each chunk of 16 there are 256 more pairs, next to 136 with keys of its own."""
     story = Story(
         fabric,
         folder,

@@ -1,4 +1,4 @@
-"""Steps whose queries travel by puts of the device give the tokens of transformers, whoever is asked what."""
+"""Steps whose queries travel by puts of the device give the tokens of transformers, on any group."""
 
 import os
 from collections.abc import Sequence
@@ -58,8 +58,8 @@ def put_exchange(backend: Backend, fabric: Fabric, shard: Shard) -> QueryExchang
     return exchange
 
 
-class Told:
-    """Batches in their order, as an engine would tell them that knows the tokens of all requests."""
+class SubmittedBatches:
+    """Batches in order, as from an engine that knows the tokens of all requests."""
 
     def __init__(self, folder: Path, *lengths: int) -> None:
         self._folder = folder
@@ -87,9 +87,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def reported(folder: Path) -> Told:
-    """Prompts beside decodes, of groups that change; in the last prompt, too many rows for puts travel."""
-    reported = Told(folder, 20, 14, 7, 30)
+def reported(folder: Path) -> SubmittedBatches:
+    """Return prompts with decodes, on groups that change; the last prompt has too many rows for puts."""
+    reported = SubmittedBatches(folder, 20, 14, 7, 30)
     a, b, c, d = reported.lives
     reported.report(prefill([a.view(), b.view()], (0, 1), num_tokens=9))
     reported.report(prefill([a.view(), b.view()], (2, 0, 1), masters=(1, 2), transfer=Transfer.QUERY))
@@ -117,7 +117,7 @@ def run(
     "carrier", [Carrier.ARENAS, pytest.param(Carrier.GPU_ARENAS, marks=pytest.mark.multigpu)]
 )
 def test_prompts_and_decodes_in_groups_that_change_have_the_tokens_of_transformers(
-    folder: Path, reported: Told, carrier: Carrier
+    folder: Path, reported: SubmittedBatches, carrier: Carrier
 ) -> None:
     by_rank = cast(
         "list[list[Outcome]]", run_in_world(run, World(3, 1), folder, reported.commands, carrier=carrier)
@@ -133,7 +133,7 @@ def test_prompts_and_decodes_in_groups_that_change_have_the_tokens_of_transforme
 def lose_a_member(
     fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
 ) -> str:
-    """What becomes of a batch of which a member dies, on one that is left."""
+    """Return the error of a batch of which a member dies, on one that is left."""
     instance = BareInstance(fabric, instance_id, folder, None, PutBackend())
     first, second = commands[:2]
     instance.carry_out(first)
@@ -144,7 +144,7 @@ def lose_a_member(
     return str(raised.value)
 
 
-def test_a_step_ends_at_once_when_a_member_is_lost(folder: Path, reported: Told) -> None:
+def test_a_step_ends_at_once_when_a_member_is_lost(folder: Path, reported: SubmittedBatches) -> None:
     survivors = run_in_world(
         lose_a_member, World(3, 1), folder, reported.commands, carrier=Carrier.ARENAS, num_victims=1
     )

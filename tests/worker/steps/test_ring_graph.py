@@ -29,7 +29,7 @@ class Story:
     def chunk(
         self, numbers: Sequence[int], group: Group, masters: Group, keep_on: Group, num_tokens: int
     ) -> None:
-        """So many tokens of each of these prompts, striped over `masters`; their KV stays on `keep_on`."""
+        """Add a chunk of each of these prompts, striped over `masters`; their KV stays on `keep_on`."""
         lives = [self.lives[number] for number in numbers]
         views = [live.view() for live in lives]
         plan = prefill(views, group, num_tokens=num_tokens, masters=masters, keep_on=keep_on)
@@ -57,7 +57,7 @@ def a_story(folder: Path) -> Story:
     story.chunk((0, 1), (0, 1), (0, 1), (0, 1), 9)
     story.chunk((1,), (1, 2, 0), (2, 0), (1,), 10)  # a member that computes nothing, and keeps all
     story.chunk((0, 1, 2), (1, 0, 2), (1, 0, 2), (0, 2), 40)  # and a prompt shorter than the group
-    story.chunk((3,), (2, 1), (1,), (2,), 40)  # whoever computes keeps nothing
+    story.chunk((3,), (2, 1), (1,), (2,), 40)  # the instance that computes keeps nothing
     return story
 
 

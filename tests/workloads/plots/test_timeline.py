@@ -32,7 +32,7 @@ def piece(batch_id: int, group: tuple[int, ...], phase: str, start: float, end: 
 
 
 def elastic() -> ClusterHistory:
-    """A long prefill on four instances whose decode goes on with two, beside short requests."""
+    """Return a long prefill on four instances whose decode goes on with two, while short requests run."""
     long = replace(piece(0, (2, 0, 1, 3), "prefill", 0.0, 2.0), num_prefill_tokens=9000, longest_prompt=9000)
     short = replace(piece(1, (2,), "mixed", 2.0, 2.8), num_prefill_tokens=300, longest_prompt=300)
     steps = [
@@ -43,7 +43,7 @@ def elastic() -> ClusterHistory:
 
 
 def queued() -> ClusterHistory:
-    """The same, with a long and a short prompt that come while nothing runs them."""
+    """Return the same, with a long and a short prompt that come while nothing runs them."""
     requests = (RequestSpan("a", 9000, 0.1, 2.0, 2.9, "length"), RequestSpan("b", 300, 0.5))
     return replace(elastic(), requests=requests)
 
@@ -119,7 +119,7 @@ def test_the_picture_says_all_that_one_needs_to_read_it(tmp_path: Path) -> None:
 
 
 def colors_of(artist: Any) -> set[RGBA]:
-    """Of what is filled its fill, of lines their own."""
+    """Return the fill colors of filled artists, and the colors of lines."""
     filled = isinstance(artist, Patch)
     found = artist.get_facecolor() if filled else artist.get_color()
     return {to_rgba(color) for color in (found if np.ndim(found) == 2 else [found])}

@@ -1,4 +1,4 @@
-"""Who waited when: the picture's strip holds exactly the seconds in which no batch had a request."""
+"""Waiting requests: the picture's strip holds exactly the seconds in which no batch had a request."""
 
 from dataclasses import replace
 

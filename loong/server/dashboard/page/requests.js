@@ -62,7 +62,8 @@ export function openBatch({ id, phase, instances }) {
     const table = element("table");
     const rows = batch.parts.map((part) => [linkTo(part.id), part.prompt === null ? "" : tokens(part.prompt), part.does]);
     fillTable(table, ["request", "prompt", "in this batch"], rows);
-    return [sentence(`On instance${batch.instances.length > 1 ? "s" : ""} ${batch.instances.join(", ")}. ${timesOf(batch)}`), ...batch.why.map(sentence), element("div", { className: "scroll" }, table)];
+    const served = batch.holders.length ? `, served by ${batch.holders.join(", ")}` : "";
+    return [sentence(`On instance${batch.instances.length > 1 ? "s" : ""} ${batch.instances.join(", ")}${served}. ${timesOf(batch)}`), ...batch.why.map(sentence), element("div", { className: "scroll" }, table)];
   });
 }
 
