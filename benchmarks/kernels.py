@@ -1,9 +1,9 @@
 """Compares the kernels with the memory bandwidth and the arithmetic rate of the GPU.
 
-Each row is one call as a model makes it, in bfloat16. The floor is the larger of the bytes that must be moved
-over the bandwidth of a large copy, and the floating-point operations over the rate of a large matrix product,
-both measured on an H200. Calls are replayed from a CUDA graph that goes through several layers' memory, so no
-call finds its data in a cache and none waits for the host.
+Each row is one call as a model makes it, in bfloat16. The floor is the larger of two times: the bytes to be
+moved over the bandwidth of a large copy, and the floating-point operations over the rate of a large matrix
+product. Both rates were measured on an H200. Calls are replayed from a CUDA graph that goes through several
+layers' memory. So no call finds its data in a cache, and none waits for the host.
 """
 
 from collections.abc import Callable, Iterator
