@@ -7,7 +7,7 @@ a run can be stopped and resumed. Needs no device.
 
     python benchmarks/goodput.py                                    # all cells: hours
     python benchmarks/goodput.py --policy esp replicas --workload mixed --slo tight --seed 0   # minutes
-    python benchmarks/goodput.py --show --write                    # the table of what is there, into the page
+    python benchmarks/goodput.py --show --write                    # write the table
 """
 
 import argparse

@@ -229,15 +229,15 @@ def row_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
     rows = torch.randperm(4 * num_tokens, device=DEVICE)[:num_tokens]
     some = torch.arange(0, num_tokens, 4, device=DEVICE)
     pairs = list(zip(pools, blocks, strict=True))
-    gathers: list[Call] = [partial(copy_rows, pool, block, source_rows=rows) for pool, block in pairs]
-    scatters: list[Call] = [partial(copy_rows, block, pool, target_rows=rows) for pool, block in pairs]
+    reads: list[Call] = [partial(copy_rows, pool, block, source_rows=rows) for pool, block in pairs]
+    writes: list[Call] = [partial(copy_rows, block, pool, target_rows=rows) for pool, block in pairs]
     keeps: list[Call] = [
         partial(copy_rows, block, pool, source_rows=some, target_rows=rows[: len(some)])
         for pool, block in pairs
     ]
     num_bytes = 2 * num_tokens * shape.kv_bytes
-    yield Case(f"gather {num_tokens} rows", gathers, num_bytes)
-    yield Case(f"scatter {num_tokens} rows", scatters, num_bytes)
+    yield Case(f"gather {num_tokens} rows", reads, num_bytes)
+    yield Case(f"scatter {num_tokens} rows", writes, num_bytes)
     yield Case(f"keep 1 in 4 of {num_tokens} rows", keeps, num_bytes / 4)
 
 

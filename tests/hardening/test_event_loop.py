@@ -18,7 +18,7 @@ MOST_IN_A_TURN = 0.2  # of a request's computation; `benchmarks/loop_stalls.py` 
 
 @pytest.fixture(autouse=True)
 def _garbage_of_other_tests_is_not_looked_at() -> Iterator[None]:
-    """Disable the garbage collector: a collection in a long test run takes longer than a request."""
+    """Freeze the objects of other tests: a collection of them takes longer than any request."""
     gc.freeze()
     yield
     gc.unfreeze()
