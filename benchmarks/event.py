@@ -119,9 +119,9 @@ async def measure(
     while events := await executor.next_events():
         apply_time = 0.0
         for event in events:
-            instructions, seconds = timed(state.apply, event)
+            applied, seconds = timed(state.apply, event)
             apply_time += seconds
-            executor.submit(instructions)
+            executor.submit(applied.instructions)
         if all(isinstance(event, TokensProduced) for event in events):
             continue  # steps of leases
         snapshot, snapshot_time = timed(state.snapshot, executor.now)

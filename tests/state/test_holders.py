@@ -50,9 +50,9 @@ class Stage:
     ) -> tuple[object, ...]:
         token = ProducedToken(request_id, 1, reason)
         self.state.apply(TokensProduced(self.time, batch_id, 0, (token,)))
-        instructions = self.state.apply(BatchFinished(self.time, batch_id, 1))
+        sent = self.state.apply(BatchFinished(self.time, batch_id, 1)).instructions
         self.state.check()
-        return instructions
+        return sent
 
 
 def test_holders_follow_from_placements_and_are_no_members() -> None:
@@ -101,8 +101,8 @@ def held_by(stage: Stage) -> dict[InstanceId, int]:
 
 def test_kv_is_copied_under_a_lease_and_switches_when_that_ends() -> None:
     stage = Stage()
-    instructions = copying(stage)
-    assert stage.state.apply(MigrationFinished(2.0, instructions.migration_id, is_committed=True)) == ()
+    sent = copying(stage)
+    assert stage.state.apply(MigrationFinished(2.0, sent.migration_id, is_committed=True)).instructions == ()
     stage.state.check()
     assert held_by(stage) == {0: 8}
     assert stage.finish(stage.lease.batch_id, "a") == (ReleaseKV("a", (0,), range(8)),)
@@ -113,18 +113,18 @@ def test_kv_is_copied_under_a_lease_and_switches_when_that_ends() -> None:
 
 def test_a_copy_that_outlasts_its_lease_is_awaited_and_then_switched() -> None:
     stage = Stage()
-    instructions = copying(stage)
+    sent = copying(stage)
     assert stage.finish(stage.lease.batch_id, "a") == ()
     assert not stage.state.snapshot(2.0).request["a"].is_plannable
-    released = stage.state.apply(MigrationFinished(3.0, instructions.migration_id, is_committed=True))
+    released = stage.state.apply(MigrationFinished(3.0, sent.migration_id, is_committed=True)).instructions
     assert released == (ReleaseKV("a", (0,), range(8)),)
     assert held_by(stage) == {2: 8, 1: 1}
 
 
 def test_a_copy_that_fails_leaves_kv_where_it_is() -> None:
     stage = Stage()
-    instructions = copying(stage)
-    released = stage.state.apply(MigrationFinished(2.0, instructions.migration_id, is_committed=False))
+    sent = copying(stage)
+    released = stage.state.apply(MigrationFinished(2.0, sent.migration_id, is_committed=False)).instructions
     assert released == (ReleaseKV("a", (2,), range(8)),)
     assert stage.finish(stage.lease.batch_id, "a") == ()
     assert held_by(stage) == {0: 8, 1: 1}
@@ -133,8 +133,8 @@ def test_a_copy_that_fails_leaves_kv_where_it_is() -> None:
 @pytest.mark.parametrize("lost_id", [0, 2])
 def test_a_copy_is_forgotten_with_either_of_its_ends(lost_id: InstanceId) -> None:
     stage = Stage()
-    instructions = copying(stage)
-    stage.state.apply(MigrationFinished(2.0, instructions.migration_id, is_committed=True))
+    sent = copying(stage)
+    stage.state.apply(MigrationFinished(2.0, sent.migration_id, is_committed=True))
     stage.state.apply(InstanceLost(3.0, lost_id))
     stage.state.check()
     if lost_id == 2:
