@@ -67,7 +67,7 @@ def test_groups_give_what_requests_ask_for(folder: Path, params: Mapping[str, ob
     """The lease continues with the greedy tokens, also after other ones were drawn."""
     story = Story(folder, (0, 1), [NUM_TOKENS] * 4, **params)
     story.lease(Lease((1, 3, 0), (0, 1, 0, 3), 6))
-    story.lease(Lease((0, 2), (2, 2, 2, 2), 3))
+    story.lease(Lease((0, 2, 3, 1), (2, 2, 2, 2), 3))
     waiting, not_waiting = (
         run_commands(folder, 4, story.commands, takes_leases=way) for way in (False, True)
     )
