@@ -106,7 +106,7 @@ def _with_help(words: list[str]) -> list[str]:
 
 
 def _with_dashes(arguments: Sequence[str]) -> list[str]:
-    """The same flags with `-` for `_` in their names."""
+    """Return the arguments with `-` for `_` in the names of flags."""
     return [_with_dashes_in_name(a) if a.startswith("--") else a for a in arguments]
 
 

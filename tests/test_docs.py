@@ -17,7 +17,7 @@ LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its blocks of code."""
     return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
 
 

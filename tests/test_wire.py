@@ -128,7 +128,7 @@ OF_SAMPLING: dict[str, Callable[[float], dict[str, object]]] = {
 
 
 def request_with(name: str, number: float) -> NewRequest:
-    """A request of which one number is chosen."""
+    """Return a request of which one number is chosen."""
     params: dict[str, Any] = {}
     of_request: dict[str, Any] = {}
     if name in ("ttft", "tpot"):

@@ -72,7 +72,7 @@ def _range(shares: Sequence[float]) -> str:
 
 
 def _ticks_of_processors() -> Iterator[list[int]]:
-    """The counters of each processor that this process may use."""
+    """Yield the counters of each processor that this process may use."""
     ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     for line in (PROC / "stat").read_text().splitlines():
         name, *counters = line.split()

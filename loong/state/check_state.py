@@ -93,7 +93,7 @@ def _check_batches(accounting: Accounting) -> None:
 
 
 def _check_holders(accounting: Accounting) -> None:
-    """KV that a running batch reads is where it was at its beginning, on instances that are live."""
+    """Check that the KV of a running batch is where it was at its beginning, on live instances."""
     for batch_id, batch in accounting.batches.items():
         placements = [accounting.requests[request_id].placement for request_id in batch.plan.request_ids]
         holder_ids = batch.plan.holder_ids(placements)

@@ -179,7 +179,7 @@ def _relax(
 
 @compiled
 def _batch_cost(demands: Table, offers: Table, terms: Table, j: int, i: int, h: int, k: int) -> float:
-    """C(j, i, h, k)."""
+    """Return C(j, i, h, k)."""
     if demands[i, _SLOTS] - demands[j, _SLOTS] > offers[k, _FREE] - offers[h, _FREE]:
         return inf
     row = int(offers[k, _INSTANCES] - offers[h, _INSTANCES]) - 1

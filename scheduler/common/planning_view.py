@@ -169,7 +169,7 @@ def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, in
 def _occupied_sets(
     occupied: Iterable[RequestView], snapshot: Snapshot, full: Mapping[InstanceId, int]
 ) -> tuple[InstanceSet, ...]:
-    """The instance sets that hold KV of these requests, or any one where none has some of a request."""
+    """Return the instance sets with KV of these requests, or any one for a request without KV there."""
     set_of: dict[InstanceId, InstanceSet] = {}
     for view in occupied:
         holders = tuple(filter(full.__contains__, view.placement.instance_ids)) or tuple(full)[:1]

@@ -52,16 +52,21 @@ class Coefficients:
 DEFAULT_HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead_request=130e-6)
 
 
+NO_BOUND = 1e9  # seconds
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceLane:
     """The part of an instance that attends for other groups' batches: shares of its compute and bandwidth.
 
-    While the lane is reserved, the instance's own batch is slower by `reserved_share` of its time.
+    While the lane is reserved, the instance's own batch is slower by `reserved_share` of its time. A step is
+    delayed by `most_delay` seconds at most.
     """
 
     compute_share: float = 1.0
     bandwidth_share: float = 1.0
     reserved_share: float = 0.0
+    most_delay: float = NO_BOUND
 
     def slowed(self, work: InstanceWork) -> InstanceWork:
         """Return the work of a whole instance that takes the same time."""
@@ -109,14 +114,22 @@ class WorkCostModel:
         overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
         if not work.holders:
             return overhead + max(map(self.instance_time, work.instances.values()))
-        served = max(map(self.instance_time, self.served_works(work)))
+        served = max(self._held_time(work, instance_id) for instance_id in work.holders)
         return overhead + max(
             self.instance_time(part) + max(0.0, served - attention_seconds(seconds, part))
             for part in work.instances.values()
         )
 
+    def _held_time(self, work: StepWork, instance_id: InstanceId) -> float:
+        """Return the seconds in which an instance outside the group answers its members."""
+        part = work.holders[instance_id]
+        seconds = self.instance_time(part)
+        if instance_id in work.idle_holder_ids:
+            return seconds
+        return min(seconds + self.lane.most_delay, self.instance_time(self.lane.slowed(part)))
+
     def served_works(self, work: StepWork) -> Iterator[InstanceWork]:
-        """Yield, for each holder, the work of a whole instance that takes as long."""
+        """Yield, for each holder, the work of a whole instance that takes as long, delayed without bound."""
         for instance_id, part in work.holders.items():
             yield part if instance_id in work.idle_holder_ids else self.lane.slowed(part)
 

@@ -70,6 +70,7 @@ class DeviceRates:
     beside_ring_launch: float = 0.0  # added for queries without KV that travels
     overlap: float = 1.0
     lane: ServiceLane = WHOLE_INSTANCE  # that serves the batches of others
+    lane_delay: float | None = None  # a layer, of what is served, at most; None: without bound
 
 
 def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCostModel:
@@ -87,6 +88,9 @@ def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCo
     pair = pair_flops / tp_size / device.attention_flops
     is_shared = shape.num_heads > shape.num_kv_heads
     part_pair = pair_flops / tp_size / (device.part_flops if is_shared else device.lone_part_flops)
+    lane = device.lane
+    if device.lane_delay is not None:
+        lane = replace(lane, most_delay=shape.num_layers * device.lane_delay)
     return WorkCostModel(
         Coefficients(
             batch=device.batch_delay,
@@ -122,7 +126,7 @@ def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCo
         overlap=device.overlap,
         graph_limits=cuda_graph_limits(shape, device.graph_limits),
         host=device.host,
-        lane=device.lane,
+        lane=lane,
     )
 
 

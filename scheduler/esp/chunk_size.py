@@ -124,7 +124,7 @@ class ChunkSizer:
         return min((self.seconds_with(view, part) for part in parts), default=0.0)
 
     def keeper(self, view: RequestView) -> InstanceId | None:
-        """Return the instance with room for the whole rest of a prompt whose KV is on no other, if any."""
+        """Return the roomiest instance that can keep a whole prompt without KV on others, or None."""
         held = view.placement.instance_ids
         able = [
             i
@@ -197,13 +197,13 @@ class ChunkSizer:
         return count.step(group)
 
     def _by_one(self, view: RequestView, master_id: InstanceId) -> _Way:
-        """One instance computes the chunk and stores it."""
+        """Return the way in which one instance computes the chunk and stores it."""
         lone = ESPGroup((master_id,))
         most_tokens = min(view.num_uncomputed_tokens, self._num_room(master_id))
         return _Way(lambda num_tokens: striped_part(view, num_tokens, lone, Transfer.QUERY), most_tokens)
 
     def _by_exchange(self, view: RequestView) -> _Way:
-        """All instances that have room for a stripe compute one and store it; their queries travel."""
+        """Return the way in which all instances with room compute and store a stripe; queries travel."""
         room = {i: self._num_room(i) for i in self.ring.instance_ids}
 
         def part_of(num_tokens: int) -> RequestPart:
@@ -215,7 +215,7 @@ class ChunkSizer:
         return _Way(part_of, min(view.num_uncomputed_tokens, most_tokens))
 
     def _by_ring(self, view: RequestView) -> _Way:
-        """All instances compute a stripe; their KV travels and stays on those that are to keep it."""
+        """Return the way in which all compute a stripe; KV travels and stays on those that are to keep it."""
         num_new, keeper_id = view.num_uncomputed_tokens, self.keeper(view)
         is_kept_whole = keeper_id is not None and self._is_kept_whole(view)
 

@@ -28,7 +28,7 @@ class GroupQueue:
         heapify(self._full_ones)
 
     def group_for(self, prefill: PrefillCandidate, demand: int) -> Group | None:
-        """The group with room for `demand` slots that would finish a prompt first; None if none has room."""
+        """Return the group with room for `demand` slots that would finish a prompt first, or None."""
         calm = self._first(self._calm, prefill, demand)
         full = self._first(self._full_ones, prefill, demand) if self._full_ones else None
         if calm is None or full is None:

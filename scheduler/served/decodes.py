@@ -121,7 +121,7 @@ class ServedDecodes:
             yield Decision(DecisionKind.PREEMPT, (victim.request_id,), FULL)
 
     def victim(self) -> RequestView | None:
-        """Return whom to preempt where nothing is in flight and no decode finds a slot."""
+        """Return the request to preempt where nothing is in flight and no decode finds a slot."""
         held = frozenset(self.instance_ids)
         plannable = [v for v in self.snapshot.running if v.is_plannable]
         there = [v for v in plannable if not held.isdisjoint(v.placement.instance_ids)] or plannable
@@ -147,7 +147,7 @@ class ServedDecodes:
         return sum(view.num_remaining_tokens for view in self.all_views) <= free
 
     def _step_seconds(self, number: int) -> float:
-        """Seconds of a step of all decodes, with as many masters."""
+        """Return the seconds of a step of all decodes, with this number of masters."""
         if number not in self._seconds:
             group = ESPGroup(self._last(number))
             count = WorkCount(group.instance_ids, is_lease=True)

@@ -16,7 +16,7 @@ blocks = stripes.filter(bool).map(lambda positions: QueryBlock("a", positions, 0
 
 
 def pairs(task: AttendTask) -> set[tuple[int, int]]:
-    """The query rows and key rows of a task that meet."""
+    """Return the query rows and key rows of a task that meet."""
     return {
         (task.query_row + i, task.key_row + j)
         for i in range(task.num_queries)

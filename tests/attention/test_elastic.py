@@ -63,7 +63,7 @@ class Chunk:
         return self.num_history + self.num_new
 
     def history(self, request_id: RequestId) -> Placement:
-        """The KV before the step."""
+        """Return the KV before the step."""
         return striped(request_id, range(self.num_history), self.holders)
 
     def blocks(self, request_id: RequestId) -> Iterator[QueryBlock]:
@@ -137,7 +137,7 @@ class Instance:
         )
 
     def _values(self, seed: int, chunk: Chunk, *shape: int) -> Tensor:
-        """The same on all instances, of each token of a request."""
+        """Return the same on all instances, of each token of a request."""
         generator = torch.Generator().manual_seed(2 * chunk.num_new + seed)
         values = torch.randn(
             chunk.num_tokens, *shape, self._config.head_dim, generator=generator, device="cpu"
@@ -150,7 +150,7 @@ class Instance:
         kv: Mapping[RequestId, Tensor],
         group: tuple[InstanceId, ...],
     ) -> AttentionStep:
-        """The step, with histories in a pool that is NaN where nothing is known yet."""
+        """Return the step, with histories in a pool that is NaN where nothing is known yet."""
         num_slots = sum(chunk.num_tokens for chunk in chunks.values())
         pool = KVPool(
             1,
@@ -189,7 +189,7 @@ def _alone(q: Tensor, kv: Tensor, positions: Sequence[int]) -> Tensor:
 def wrong_steps(
     fabric: Fabric, instance_id: InstanceId, tp_rank: int, dtypes: Sequence[str], *numbers: int
 ) -> list[str]:
-    """The steps of which this instance's rows are wrong."""
+    """Return the steps of which this instance's rows are wrong."""
     assert isinstance(fabric, SymmetricFabric)
     is_on_gpu = torch.get_default_device().type == "cuda"
     torch.set_default_device("cpu")

@@ -15,7 +15,7 @@ NUM_INSTANCES = 4
 
 @st.composite
 def histories(draw: st.DrawFn, request_id: str) -> Placement:
-    """KV of the first positions of a request, anywhere."""
+    """Return KV of the first positions of a request, anywhere."""
     homes = draw(st.lists(st.integers(0, NUM_INSTANCES - 1), max_size=20))
     singles = (KVSegment(request_id, range(p, p + 1), home) for p, home in enumerate(homes))
     return Placement().adding(singles)
@@ -23,7 +23,7 @@ def histories(draw: st.DrawFn, request_id: str) -> Placement:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[BatchPlan, dict[str, Placement]]:
-    """One step for some requests, each with its own history, chunk and way of travelling."""
+    """Return one step for some requests, each with its own history, chunk and way of travelling."""
     group = ESPGroup(tuple(draw(st.permutations(range(NUM_INSTANCES)))))
     queries: list[QueryBlock] = []
     writes: list[KVSegment] = []

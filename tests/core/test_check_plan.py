@@ -251,7 +251,7 @@ def test_a_decode_block_cut_as_a_stripe_takes_a_lease_too() -> None:
 
 
 def decode_elsewhere(master_id: InstanceId) -> BatchPlan:
-    """The next token of a request whose KV is on instance 0, on another."""
+    """Return the next token of a request whose KV is on instance 0, on another."""
     block = QueryBlock("old", range(9, 10), master_id, Transfer.QUERY)
     return BatchPlan(ESPGroup((master_id,)), (block,), (segment("old", range(9, 10), master_id),))
 

@@ -36,7 +36,7 @@ def prefill(state: ClusterState, batch_id: int, request_id: RequestId, instance_
 
 
 def order(state: ClusterState) -> tuple[str, str]:
-    """The requests that wait, and those that run."""
+    """Return the requests that wait, and those that run."""
     snapshot = state.snapshot(1.0)
     assert_same_by_id(snapshot)
     return (

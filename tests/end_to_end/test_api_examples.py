@@ -46,7 +46,7 @@ def typed(command: str, url: str) -> httpx.Response:
 
 
 def parsed(text: str) -> list[Any]:
-    """The JSON of an answer, or of each of its events."""
+    """Return the JSON of an answer, or of each of its events."""
     if not text.startswith("data: "):
         return [json.loads(text)]
     events = [event.removeprefix("data: ") for event in text.strip().split("\n\n")]

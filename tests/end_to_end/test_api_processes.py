@@ -14,7 +14,7 @@ FLAGS = ("--api-server-count", "2", "--num-instances", "1")
 
 
 def endless_stream(server: Served) -> openai.Stream[openai.types.Completion]:
-    """A stream that goes on."""
+    """Return a stream that goes on."""
     return server.stream_of(60000)
 
 

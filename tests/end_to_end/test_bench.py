@@ -42,7 +42,7 @@ def benchmark(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """The processes of a benchmark, however they were started."""
+    """Return the processes of a benchmark, however they were started."""
     mark = f"{MARK}={folder}".encode()
     return [int(p.name) for p in Path("/proc").glob("[0-9]*") if mark in _environment(p)]
 

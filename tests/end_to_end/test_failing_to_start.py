@@ -25,7 +25,7 @@ def good_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(good_model: Path, tmp_path: Path) -> Path:
-    """A folder to damage."""
+    """Return a folder to damage."""
     return Path(shutil.copytree(good_model, tmp_path / "model"))
 
 
@@ -104,7 +104,7 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(capfd: pytest.CaptureF
 
 
 def error_of(capfd: pytest.CaptureFixture[str], *flags: str) -> str:
-    """The one line that `loong serve` ends with."""
+    """Return the one line that `loong serve` ends with."""
     try:
         code = main(["serve", *SMALL, *flags])
     except SystemExit as end:  # argparse's way

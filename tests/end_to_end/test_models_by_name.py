@@ -19,7 +19,7 @@ ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is 
 
 
 def answer(server: Served, model: str) -> str:
-    """A greedy answer, which streamed is the same."""
+    """Return a greedy answer, which streamed is the same."""
     client = server.client.chat.completions
     reported = client.create(model=model, messages=ASKED, max_tokens=12, temperature=0)
     pieces = client.create(model=model, messages=ASKED, max_tokens=12, temperature=0, stream=True)
@@ -72,7 +72,7 @@ def test_a_chat_may_bring_its_own_server(tmp_path: Path) -> None:
 
 
 def run_chat(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """One question to `loong chat`."""
+    """Return one question to `loong chat`."""
     return subprocess.run(
         [sys.executable, "-c", ENTRY, "chat", *words],
         input="What is a ring?\n",

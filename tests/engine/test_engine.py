@@ -91,7 +91,7 @@ async def running_engine(workers: IdleWorkers, policy: Policy = no_plan) -> Asyn
 
 
 def with_schema(request_id: str, num_choices: int = 1) -> NewRequest:
-    """A request whose grammar is named by its id."""
+    """Return a request whose grammar is named by its id."""
     params = SamplingParams(max_tokens=5, grammar=Grammar(GrammarKind.REGEX, request_id))
     return NewRequest(request_id, (1, 2, 3), params, num_choices=num_choices)
 

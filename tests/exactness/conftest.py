@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """Instances 0 to 3, and their host tiers 4 to 7."""
+    """Yield instances 0 to 3, and their host tiers 4 to 7."""
     tokenizer = tiny_model(folder.parent)  # of more tokens: those that the model lacks never come
     config = ClusterConfig(str(folder), kv_capacity=192, host_kv_capacity=96, tokenizer_folder=str(tokenizer))
     with shared_cluster(config) as running:
@@ -58,7 +58,7 @@ def sharded_overlapping(folder: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def sharded(folder: Path) -> Iterator[Cluster]:
-    """Instances 0 and 1 of two ranks each, and their host tiers 2 and 3."""
+    """Yield instances 0 and 1 of two ranks each, and their host tiers 2 and 3."""
     config = ClusterConfig(str(folder), num_instances=2, tp_size=2, kv_capacity=384, host_kv_capacity=96)
     with shared_cluster(config) as running:
         yield running

@@ -42,7 +42,7 @@ KINDS: tuple[dict[str, object], ...] = (
 
 @pytest.fixture(scope="module")
 def on_gpus(folder: Path) -> Iterator[Cluster]:
-    """Instances 0 to 2, and their host tiers."""
+    """Yield instances 0 to 2, and their host tiers."""
     config = ClusterConfig(
         str(folder),
         num_instances=3,

@@ -23,7 +23,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module", params=SIZES, ids="{0[0]} on {0[1]} of tp {0[2]}".format)
 def served(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[tuple[Path, Cluster]]:
-    """A model, and the instances that serve it."""
+    """Yield a model, and the instances that serve it."""
     family, num_instances, tp_size = request.param
     folder = folders[family]
     config = ClusterConfig(str(folder), num_instances=num_instances, tp_size=tp_size, kv_capacity=128)

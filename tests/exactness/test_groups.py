@@ -28,13 +28,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(llama: Path) -> Iterator[Cluster]:
-    """Two instances with room for a prompt that takes long."""
+    """Yield two instances with room for a prompt that takes long."""
     with shared_cluster(ClusterConfig(str(llama), num_instances=2, kv_capacity=4096)) as running:
         yield running
 
 
 def during(cluster: Cluster, group: tuple[InstanceId, ...], index: int = 0) -> list[RunBatch]:
-    """The batches of other groups that began and finished while one batch of `group` ran."""
+    """Return the batches of other groups that began and finished while one batch of `group` ran."""
     batches = [reported for reported in cluster.log if isinstance(reported, RunBatch)]
     slow = [batch for batch in batches if batch.plan.group.instance_ids == group][index]
     finished = [reported.batch_id for reported in cluster.log if isinstance(reported, BatchFinished)]

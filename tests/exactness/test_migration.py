@@ -26,7 +26,7 @@ Moves = Callable[[RequestView], Iterable[KVMigration]]
 
 
 def moving_before_steps(group: tuple[InstanceId, ...], moves: Moves, homes: dict[RequestId, int]) -> Policy:
-    """Requests run on their homes; the one without a home runs on `group`, one step at a time.
+    """Return requests run on their homes; the one without a home runs on `group`, one step at a time.
 
     Before each of its steps it makes `moves` once, and then moves back the KV outside its group. The others
     run at the same time.
@@ -58,7 +58,7 @@ def moving_before_steps(group: tuple[InstanceId, ...], moves: Moves, homes: dict
 
 
 def one_step(view: RequestView, group: tuple[InstanceId, ...], num_steps: int = 1) -> BatchPlan:
-    """A chunk of nine tokens, or decode steps with the first of the group for master."""
+    """Return a chunk of nine tokens, or decode steps with the first of the group for master."""
     if view.is_decoding:
         return decode([view], group, {view.request_id: group[0]}, num_steps=num_steps)
     return prefill([view], group, num_tokens=9)

@@ -39,7 +39,7 @@ def by_step(plan: StepPlan) -> Policy:
 def one_step(
     view: RequestView, group: Group, master_id: InstanceId, keep_on: Group | None = None
 ) -> IterationPlan:
-    """A chunk that stays on `keep_on`, or a decode token with this master."""
+    """Return a chunk that stays on `keep_on`, or a decode token with this master."""
     batch: BatchPlan
     if view.is_decoding:
         batch = decode([view], group, {view.request_id: master_id})
@@ -49,7 +49,7 @@ def one_step(
 
 
 def groups_of(cluster: Cluster) -> list[Group]:
-    """The groups that ran, in order."""
+    """Return the groups that ran, in order."""
     return [reported.plan.group.instance_ids for reported in cluster.log if isinstance(reported, RunBatch)]
 
 

@@ -50,7 +50,7 @@ def three_requests() -> list[Request]:
 
 
 def members(cluster: Cluster) -> tuple[InstanceId, InstanceId]:
-    """One instance that prefills, and one that decodes."""
+    """Return one instance that prefills, and one that decodes."""
     return cluster.full_ids[0], cluster.full_ids[-1]
 
 

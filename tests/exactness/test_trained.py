@@ -51,7 +51,7 @@ def path() -> Path:
 
 @pytest.fixture(scope="session")
 def reference(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The weights as the package `gguf` reads them, in a folder for transformers."""
+    """Return the weights as the package `gguf` reads them, in a folder for transformers."""
     return write_reference(path, CONFIG, tmp_path_factory.mktemp("reference"))
 
 

@@ -36,20 +36,20 @@ def prompt(*group: InstanceId) -> RunBatch:
 
 
 def dependent(master_id: InstanceId, *, grammar: Grammar | None = None, batch_id: int = 2) -> RunBatch:
-    """A step of r, whose newest token comes of batch 1."""
+    """Return a step of r, whose newest token comes of batch 1."""
     params = SamplingParams(grammar=grammar)
     given = RequestInput("r", (), 4, 1, VIEW.placement, params, depends_on_batch_id=1)
     return RunBatch(batch_id, decode([VIEW], (0, 1), {"r": master_id}), (given,))
 
 
 def taken(queue: BatchQueue, instruction: Instruction) -> Instruction | None:
-    """The instruction as it is to be carried out; None if it is held."""
+    """Return the instruction as it is to be carried out; None if it is held."""
     ready = queue.take(instruction)
     return None if ready is None else ready.instruction
 
 
 def released(queue: BatchQueue, batch_id: int, *tokens: ProducedToken) -> list[Instruction]:
-    """The instructions that the end of a batch releases."""
+    """Return the instructions that the end of a batch releases."""
     return [ready.instruction for ready in queue.end(batch_id, tokens).ready]
 
 

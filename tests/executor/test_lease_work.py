@@ -16,7 +16,7 @@ ALL_INSTANCES = (*GROUP, 3, 4)
 
 @st.composite
 def leases(draw: st.DrawFn) -> list[tuple[RequestView, int, int]]:
-    """Decoding requests, the master of each, and the step after which it leaves."""
+    """Return decoding requests, the master of each, and the step after which it leaves."""
     entries = []
     for number in range(draw(st.integers(1, 5))):
         holders = draw(st.lists(st.sampled_from(ALL_INSTANCES), min_size=1, unique=True))
@@ -55,7 +55,7 @@ def test_a_lease_grows_and_shrinks_to_the_work_that_each_step_counted_afresh_has
 
 
 def grown_by(view: RequestView, master_id: int, num_steps: int) -> Placement:
-    """The placement of a request after `num_steps` of its lease."""
+    """Return the placement of a request after `num_steps` of its lease."""
     first = view.num_computed_tokens
     made = range(first, first + num_steps)
     return view.placement.adding([KVSegment(view.request_id, made, master_id)] if made else [])

@@ -24,7 +24,7 @@ KILLED = Exited(-signal.SIGKILL)
 
 
 def make_fabric(backend: str, directory: Path, world: World, rank: int, deadline: float) -> CollectiveFabric:
-    """One process's end; on GPUs, its tensors are there."""
+    """Return one process's end; on GPUs, its tensors are there."""
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -110,7 +110,7 @@ def test_a_stopped_process_is_an_error_at_the_deadline(size: int, carrier: Carri
 
 
 def state_of(pid: int) -> str:
-    """The state of a process as the kernel names it: T is stopped, S waits."""
+    """Return the state of a process as the kernel names it: T is stopped, S waits."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

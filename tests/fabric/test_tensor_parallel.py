@@ -15,7 +15,7 @@ NUM_BATCHES = 3
 
 
 def shards(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Every rank's, which depends on its shape."""
+    """Return every rank's, which depends on its shape."""
     generator = torch.Generator().manual_seed(shape[-1])
     drawn = torch.randn(size, *shape, generator=generator, device="cpu").to(dtype)
     return list(drawn.to(torch.get_default_device()))

@@ -40,7 +40,7 @@ def allowed(request_id: str, grammar: Grammar, output: list[int]) -> list[int]:
 
 
 def random_output(grammar: Grammar, seed: int) -> bytes:
-    """A walk through the tokens allowed, which hurries to the end."""
+    """Return a walk through the tokens allowed, which hurries to the end."""
     chance = random.Random(seed)
     output: list[int] = []
     while True:
@@ -79,7 +79,7 @@ leaves = st.sampled_from(
 
 
 def within(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Schemas of one more level."""
+    """Return schemas of one more level."""
     lists = st.builds(
         lambda items, low: {"type": "array", "items": items, "minItems": low, "maxItems": low + 2},
         inner,

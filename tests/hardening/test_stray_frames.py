@@ -59,14 +59,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def sockets_of(server: Served) -> dict[str, Path]:
-    """The private sockets of a server, by their names."""
+    """Return the private sockets of a server, by their names."""
     (directory,) = Path(gettempdir()).glob(f"loong-{server.process.pid}-*")
     assert directory.stat().st_mode & 0o077 == 0, "others can reach them"
     return {path.name: path for path in directory.iterdir() if path.is_socket()}
 
 
 def frames(messages: Sequence[object], random: Random) -> list[bytes]:
-    """Frames that are no messages: parts of real ones, other shapes, and random bytes."""
+    """Return frames that are no messages: parts of real ones, other shapes, and random bytes."""
     whole = [encode(message) for message in messages]
     names = [type(message).__name__ for message in messages]
     return [

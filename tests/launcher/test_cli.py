@@ -15,7 +15,7 @@ DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 
 
 def loong_with(redirections: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """A command started by a shell with these redirections."""
+    """Return a command started by a shell with these redirections."""
     script = f'exec "$@" {redirections}'
     return subprocess.run(
         ["sh", "-c", script, "sh", sys.executable, "-c", ENTRY, *words],
@@ -74,7 +74,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_of_several_processes() -> 
 
 
 def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line that a wrong command is answered with."""
+    """Return the one line that a wrong command is answered with."""
     with pytest.raises(SystemExit, match="2"):
         main(words)
     (line,) = capsys.readouterr().err.splitlines()

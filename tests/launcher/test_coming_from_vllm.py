@@ -22,7 +22,7 @@ def section(title: str) -> str:
 
 
 def rows(title: str) -> Iterator[list[str]]:
-    """The cells of a section's table, without its head."""
+    """Yield the cells of a section's table, without its head."""
     lines = [line for line in section(title).splitlines() if line.startswith("|")]
     for line in lines[2:]:
         yield [cell.strip() for cell in line.strip("|").split("|")]

@@ -33,7 +33,7 @@ causal_tasks = st.builds(AttendTask.causal, st.just(0), stripes, st.integers(0, 
 
 
 def pairs_of_tasks(tasks: tuple[AttendTask, ...]) -> list[tuple[int, int]]:
-    """Every query row and key row that meet, as often as they do."""
+    """Return every query row and key row that meet, as often as they do."""
     met = []
     for task in tasks:
         queries = task.first_query + task.query_step * torch.arange(task.num_queries)
@@ -54,13 +54,13 @@ def pairs_of_tiles(tiles: tuple[Tile, ...]) -> list[tuple[int, int]]:
 
 
 def queries_of(parts: Sequence[Tile] | Sequence[AttendTask]) -> list[int]:
-    """The query rows of all parts, as often as something comes of them."""
+    """Return the query rows of all parts, as often as something comes of them."""
     extra = {id(part): part.num_extra for part in parts if isinstance(part, Tile)}
     return [part.query_row + i for part in parts for i in range(extra.get(id(part), 0), part.num_queries)]
 
 
 def cut(tasks: list[AttendTask]) -> tuple[tuple[AttendTask, ...], Cut]:
-    """Tasks with query rows of their own, before and after cutting."""
+    """Return tasks with query rows of their own, before and after cutting."""
     apart = tuple(task._replace(query_row=100 * number) for number, task in enumerate(tasks))
     return apart, cut_tiles(apart, SIZES)
 

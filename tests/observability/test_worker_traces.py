@@ -71,7 +71,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 async def next_command(commands: Sequence[Commands]) -> list[Command]:
-    """The next command of each worker."""
+    """Return the next command of each worker."""
     received = []
     for socket in commands:
         await until(lambda socket=socket: bool(socket.poll(0)))  # type: ignore[misc]

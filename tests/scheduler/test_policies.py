@@ -32,7 +32,7 @@ def clusters(draw: st.DrawFn, name: str) -> list[int]:
 
 @st.composite
 def workloads(draw: st.DrawFn, max_tokens: int) -> list[Request]:
-    """Requests, in order of arrival, each of which fits the cluster by itself."""
+    """Return requests, in order of arrival, each of which fits the cluster by itself."""
     shapes = draw(
         st.lists(
             st.tuples(

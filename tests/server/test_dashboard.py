@@ -174,7 +174,7 @@ PAGE = files("loong.server.dashboard").joinpath("page")
 
 
 def schemes() -> tuple[dict[str, str], dict[str, str]]:
-    """The colors of the page in light and in dark."""
+    """Return the colors of the page in light and in dark."""
     light, dark = re.findall(r":root \{(.*?)\}", PAGE.joinpath("style.css").read_text(), re.DOTALL)
     by_day = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+)", light))
     return by_day, by_day | dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+)", dark))

@@ -34,7 +34,7 @@ CLUSTER = Snapshot(
 
 
 async def _samples(url: str) -> dict[tuple[str, str], float]:
-    """Every sample by its name and its labels other than the model's."""
+    """Return every sample by its name and its labels other than the model's."""
     async with httpx.AsyncClient(timeout=30) as client:
         text = (await client.get(f"{url}/metrics")).text
     samples = {}

@@ -18,7 +18,7 @@ from loong.worker.backend import Backend
 
 
 def run_by_mailboxes(folder: Path, num_instances: int, commands: Sequence[RunBatch]) -> list[list[Outcome]]:
-    """The outcomes of all commands on each instance, on processors."""
+    """Return the outcomes of all commands on each instance, on processors."""
     world, carrier = World(num_instances, 1), Carrier.ARENAS
     ran = run_in_world(_run, world, folder, commands, _interpreted, 256, carrier=carrier)
     return cast("list[list[Outcome]]", ran)
@@ -27,7 +27,7 @@ def run_by_mailboxes(folder: Path, num_instances: int, commands: Sequence[RunBat
 def run_on_gpus(
     folder: Path, num_instances: int, commands: Sequence[RunBatch], num_slots: int = 256
 ) -> list[list[Outcome]]:
-    """The outcomes of all commands on each instance."""
+    """Return the outcomes of all commands on each instance."""
     world, carrier = World(num_instances, 1), Carrier.GPU_ARENAS
     ran = run_in_world(_run, world, folder, commands, _on_gpu, num_slots, carrier=carrier, seconds=150.0)
     return cast("list[list[Outcome]]", ran)

@@ -46,7 +46,7 @@ def chaos(seed: int) -> Policy:
 
 
 def any_plan(random: Random, snapshot: Snapshot) -> IterationPlan:
-    """Any plan that keeps the rules."""
+    """Return any plan that keeps the rules."""
     return _Draw(random, snapshot).plan()
 
 
@@ -99,15 +99,15 @@ class _Draw:
         return self.random.sample(items, len(items))
 
     def _subset(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
-        """Some of these, at least one, in any order."""
+        """Return some of these, at least one, in any order."""
         return self.random.sample(instance_ids, self.random.randint(1, len(instance_ids)))
 
     def _able(self, group: Sequence[InstanceId]) -> list[InstanceId]:
-        """Those of a group that can be masters."""
+        """Return those of a group that can be masters."""
         return [i for i in group if i in self.full_ids]
 
     def _pieces(self, positions: range, count: int) -> list[range]:
-        """At most `count` parts of some positions: stripes, or runs."""
+        """Return at most `count` parts of some positions: stripes, or runs."""
         if self.random.random() < 0.5:
             pieces = [positions[i::count] for i in range(count)]
         else:
@@ -222,7 +222,7 @@ class _Draw:
         return None if writes is None else (blocks, writes)
 
     def _servers(self, group: Sequence[InstanceId]) -> list[InstanceId]:
-        """Instances outside a group that KV may be pushed to."""
+        """Return instances outside a group that KV may be pushed to."""
         instances = (i for i in self.snapshot.instances if i.serves and i.kind is not InstanceKind.HOST)
         return [i.instance_id for i in instances if i.instance_id not in group]
 

@@ -1,4 +1,4 @@
-"""Batches of every kind that the rules allow, from runs in which anything happens."""
+"""Batches of every kind that the rules allow, from random runs."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -17,7 +17,7 @@ Batches: TypeAlias = tuple[tuple[BatchPlan, Mapping[RequestId, Placement]], ...]
 
 @cache
 def chaotic_run(seed: int) -> Batches:
-    """Batches on four instances, each with the KV of its requests before it."""
+    """Return batches on four instances, each with the KV of its requests before it."""
     random = Random(seed)
     requests = [
         timed_request(i, int(2000 ** random.random()), random.randint(1, 30), 0.1 * i) for i in range(24)
@@ -30,6 +30,6 @@ def chaotic_run(seed: int) -> Batches:
 
 
 def chaotic_batches(seeds: range) -> Iterator[tuple[BatchPlan, Mapping[RequestId, Placement]]]:
-    """The batches of several runs."""
+    """Yield the batches of several runs."""
     for seed in seeds:
         yield from chaotic_run(seed)

@@ -5,28 +5,28 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
-    """Those that are still there, in the order of their start."""
+    """Return those that are still there, in the order of their start."""
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return sorted(int(child) for children in threads for child in children.read_text().split())
 
 
 def fork_servers_of(pid: int) -> list[int]:
-    """Those of its children that fork others for it."""
+    """Return those of its children that fork others for it."""
     return [child for child in children_of(pid) if "fork_server" in command_of(child)]
 
 
 def forked_of(pid: int) -> list[int]:
-    """The processes that are forked for another."""
+    """Return the processes that are forked for another."""
     return [child for server in fork_servers_of(pid) for child in children_of(server)]
 
 
 def own_children(word: str) -> list[int]:
-    """Those of this process whose command has a word."""
+    """Return those of this process whose command has a word."""
     return [pid for pid in children_of(os.getpid()) if word in command_of(pid)]
 
 
 def own_forked(module: str) -> list[int]:
-    """Those of this process that run a module."""
+    """Return those of this process that run a module."""
     return [pid for pid in forked_of(os.getpid()) if module in command_of(pid)]
 
 

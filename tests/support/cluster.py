@@ -59,7 +59,7 @@ class Recorder:
         self.log: list[Event | Instruction] = []
 
     async def next_events(self) -> Sequence[Event]:
-        """The executor's next events."""
+        """Return the executor's next events."""
         events = await self._executor.next_events()
         self.log += events
         return events
@@ -197,7 +197,7 @@ class _Clients:
         return sum(r.num_choices for r in self.requests if r.request_id not in self._arrivals)
 
     async def outputs(self) -> Outputs:
-        """The tokens that each client got."""
+        """Return the tokens that each client got."""
         self._tasks = {r.request_id: asyncio.create_task(self._collect(r)) for r in self.requests}
         await asyncio.gather(*self._tasks.values())
         return self._outputs

@@ -42,7 +42,7 @@ SIMPLE_CLOCK = clock(step=10e-3, token=1e-3, moved_key=0.1e-3)
 
 
 def host_tier(instance_id: int, kv_capacity: int) -> ElasticInstance:
-    """A host-memory pool."""
+    """Return a host-memory pool."""
     return ElasticInstance(instance_id, 1, InstanceKind.HOST, kv_capacity)
 
 
@@ -55,7 +55,7 @@ def logged(
     cost_model: CostModel = SIMPLE_CLOCK,
     aborts: Iterable[RequestAborted] = (),
 ) -> tuple[Line, ...]:
-    """The log of a run until drained, read back from `path`."""
+    """Return the log of a run until drained, read back from `path`."""
 
     async def drain() -> None:
         state = ClusterState(tuple(instances))
@@ -77,9 +77,9 @@ class EventReporter:
 
     def report(self, event: Event, plan: IterationPlan | None = None) -> None:
         """Let an event happen, and on it a plan (the empty one, unless given)."""
-        self.state.apply(event)
+        applied = self.state.apply(event)
         self._log.on_event(event)
-        if self.state.needs_plan(event):
+        if applied.needs_plan:
             snapshot, made = self.state.snapshot(event.time), plan or IterationPlan()
             instructions = self.state.commit(made, snapshot)
             self._log.on_plan([event], snapshot, made, instructions)
@@ -102,7 +102,7 @@ def reported(
 
 
 def prefill_two(reporter: EventReporter) -> tuple[RequestView, RequestView]:
-    """Two requests of 6 prompt and 9 output tokens, with their first tokens at second 1.
+    """Return two requests of 6 prompt and 9 output tokens, with their first tokens at second 1.
 
     The KV of r000 is on instances 0 and 1, that of r001 on instance 2.
     """

@@ -21,7 +21,7 @@ CHUNK, LEASE = 200, 8
 
 
 def eventful_run(path: Path) -> tuple[Line, ...]:
-    """The log of a run of three requests on three instances; `LONG` is the one to watch."""
+    """Return the log of a run of three requests on three instances; `LONG` is the one to watch."""
     requests = [
         timed_request(0, 90, 20),
         replace(timed_request(1, 600, 30, arrival_time=0.02), slo=SLO(0.4, 0.02)),
@@ -77,7 +77,7 @@ class _Director:
 
 
 def _alone(view: RequestView, group: Sequence[int], home: int) -> IterationPlan:
-    """A prefill on `group` that stays at home, and leases there."""
+    """Return a prefill on `group` that stays at home, and leases there."""
     if view.is_decoding:
         return IterationPlan((decode([view], (home,), {view.request_id: home}, num_steps=LEASE),))
     return IterationPlan((prefill([view], group, keep_on=(home,)),))
@@ -101,7 +101,7 @@ def _prefill_long(view: RequestView) -> IterationPlan:
 
 
 def _predicted(batch: BatchPlan, snapshot: Snapshot, cost_model: CostModel) -> BatchPlan:
-    """The batch with a prediction that is a little too low."""
+    """Return the batch with a prediction that is a little too low."""
     placements = {view.request_id: view.placement for view in snapshot.request.values()}
     first_step = replace(batch, num_steps=1)
     return replace(batch, predicted_time=0.96 * cost_model.step_time(step_work(first_step, placements)))

@@ -21,7 +21,7 @@ class FullAttention:
         return self
 
     def new_kv(self, layer_index: int, /) -> tuple[Tensor, Tensor]:
-        """The newest room, and all its rows."""
+        """Return the newest room, and all its rows."""
         newest = self._stored[layer_index][-1]
         return newest, torch.arange(len(newest))
 
@@ -48,7 +48,7 @@ class OwnQueries:
         self.calls: list[tuple[int, int]] = []
 
     def new_kv(self, layer_index: int, /) -> tuple[Tensor, Tensor]:
-        """Room that every layer uses."""
+        """Return room that every layer uses."""
         return self._kv, torch.arange(len(self._kv))
 
     def __call__(self, layer_index: int, q: Tensor, /) -> Tensor:
@@ -58,6 +58,6 @@ class OwnQueries:
 
 
 def _empty_kv(shard: Shard, num_tokens: int) -> Tensor:
-    """Room for the KV of tokens in a layer, so that reading what was never written shows."""
+    """Return room for the KV of tokens in a layer, so that reading what was never written shows."""
     shape = (num_tokens, 2, shard.num_kv_heads, shard.config.head_dim)
     return torch.full(shape, torch.nan, dtype=shard.config.torch_dtype)

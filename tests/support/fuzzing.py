@@ -155,7 +155,7 @@ def requests(draw: st.DrawFn, *, is_damaged: bool = True) -> bytes:
 
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """The same bytes, mostly; else with some of them lost, doubled or changed."""
+    """Return the same bytes, mostly; else with some of them lost, doubled or changed."""
     found = bytearray(data)
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2, 5]))):
         begin = draw(st.integers(0, len(found)))
@@ -238,5 +238,5 @@ def in_a_thread(serving: AbstractAsyncContextManager[str]) -> Iterator[str]:
 
 @st.composite
 def frames(draw: st.DrawFn) -> bytes:
-    """The bytes of a message between engine and workers, of which a few may be wrong."""
+    """Return the bytes of a message between engine and workers, of which a few may be wrong."""
     return draw(damaged(encode(draw(st.sampled_from((*COMMANDS, *REPORTS))))) | st.binary(max_size=100))

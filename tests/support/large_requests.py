@@ -78,14 +78,14 @@ async def watched() -> AsyncIterator[Stalls]:
 
 
 def request_bytes(name: str) -> bytes:
-    """One of the large requests, made beforehand: that takes long too."""
+    """Return one of the large requests, made beforehand: that takes long too."""
     path, fields = LARGE_REQUESTS[name]
     body = json.dumps(fields).encode()
     return request_head(path, "Connection: close", f"Content-Length: {len(body)}") + body
 
 
 def send_and_wait(url: str, request: bytes) -> int:
-    """The status of the answer, which is read to its end; for a thread."""
+    """Return the status of the answer, which is read to its end; for a thread."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(request)

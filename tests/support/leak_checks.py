@@ -1,4 +1,4 @@
-"""Finds slots that have leaked in the pools of the workers, where the engine's books cannot see them."""
+"""Finds slots that have leaked in the pools of workers, which the engine's accounting cannot see."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ def shared_cluster(
     believed: tuple[ElasticInstance, ...] | None = None,
     lookahead: LookaheadMargin | None = None,
 ) -> Iterator[Cluster]:
-    """A `running_cluster` for many tests; when they are done, no slot of any pool may have leaked."""
+    """Yield a `running_cluster` for many tests; when they are done, no slot of any pool may have leaked."""
     with running_cluster(config, believed, lookahead) as cluster:
         yield cluster
         full = [i for i in config.instances if i.kind is InstanceKind.FULL]

@@ -26,19 +26,19 @@ from loong.server.text.tokenizer import Tokenizer
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """The built-in one, in which the token id of a byte is the byte."""
+    """Return the built-in one, in which the token id of a byte is the byte."""
     return Tokenizer.from_folder(tiny_model(tmp_path_factory.mktemp("models")), CONFIG.eos_token_ids)
 
 
 @pytest.fixture
 def serving(tokenizer: Tokenizer) -> Serving:
-    """A server on a real socket with the production runner; the context gives its address."""
+    """Return a server on a real socket with the production runner; the context gives its address."""
     return serving_with(tokenizer)
 
 
 @pytest.fixture(params=["beside its engine", "apart from its engine"])
 def serving_anywhere(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Serving:
-    """The same, and one that talks to its engine as an API process does."""
+    """Return the same, and one that talks to its engine as an API process does."""
     return serving_with(tokenizer, is_apart=request.param.startswith("apart"))
 
 

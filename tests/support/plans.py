@@ -49,7 +49,7 @@ def decode(
     *,
     num_steps: int = 1,
 ) -> BatchPlan:
-    """Up to `num_steps` decode steps of every request, each with its master."""
+    """Return up to `num_steps` decode steps of every request, each with its master."""
     queries: list[QueryBlock] = []
     writes: list[KVSegment] = []
     for view in views:
@@ -61,7 +61,7 @@ def decode(
 
 
 def both(first: BatchPlan, second: BatchPlan) -> BatchPlan:
-    """One batch that carries two single-step plans of the same group."""
+    """Return one batch that carries two single-step plans of the same group."""
     return BatchPlan(first.group, first.queries + second.queries, first.writes + second.writes)
 
 
@@ -72,7 +72,7 @@ def move(view: RequestView, source_id: InstanceId, destination_id: InstanceId) -
 
 
 def plannable(snapshot: Snapshot) -> tuple[RequestView, ...]:
-    """The requests that a plan may name."""
+    """Return the requests that a plan may name."""
     return tuple(view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable)
 
 
@@ -84,7 +84,7 @@ def in_group(
     masters: Sequence[InstanceId] | None = None,
     num_steps: int = 1,
 ) -> Policy:
-    """A policy that runs everything on one group: prefill of all first, then decode of all.
+    """Return a policy that runs everything on one group: prefill of all first, then decode of all.
 
     The requests of a decode batch take turns in having each of `masters` (all of the group) for master.
     """

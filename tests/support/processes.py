@@ -38,7 +38,7 @@ class RankFailedError(AssertionError):
 
 
 def context() -> ForkServerContext:
-    """The context whose processes (and barriers, queues) belong together."""
+    """Return the context whose processes (and barriers, queues) belong together."""
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["pytest", "torch", "numpy", "triton"])
     return forking

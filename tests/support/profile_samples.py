@@ -25,7 +25,7 @@ def measured_scenarios(
     num_instances: int = NUM_INSTANCES,
     incidents: Iterable[Event] = (),
 ) -> list[Measured]:
-    """One story of each kind and DoP on a simulated cluster."""
+    """Return one story of each kind and DoP on a simulated cluster."""
     executor = SimulatedExecutor(clock, [], incidents)
     cluster = ProfiledCluster(instances_with([kv_capacity] * num_instances), executor, clock.host.idle)
 
@@ -38,6 +38,6 @@ def measured_scenarios(
 
 @cache
 def profile_samples(seed: int) -> tuple[Sample, ...]:
-    """The samples of several rounds of scenarios; their seconds mean nothing."""
+    """Return the samples of several rounds of scenarios; their seconds mean nothing."""
     rounds = (measured_scenarios(WorkCostModel(), 10 * seed + number) for number in range(2))
     return tuple(measured.sample for scenarios in rounds for measured in scenarios)

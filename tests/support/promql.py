@@ -37,7 +37,7 @@ class Scrapes:
     seconds: float
 
     def answer(self, query: str) -> Vector:
-        """The values of a query at the later time, by their labels; a number has none."""
+        """Return the values of a query at the later time, by their labels; a number has none."""
         return self._value(ast.parse(query))
 
     def _value(self, node: ast.Expr) -> Vector:
@@ -99,7 +99,7 @@ def _kept(labels: Labels, modifier: ast.AggModifier | None) -> Labels:
 
 
 def _combined(operation: str, left: Vector, right: Vector) -> Vector:
-    """Values of the same labels together; a number goes with all."""
+    """Return values of the same labels together; a number goes with all."""
     combine = _OPERATIONS[operation]
     if right.keys() == {frozenset()}:
         return {labels: combine(value, right[frozenset()]) for labels, value in left.items()}

@@ -23,7 +23,7 @@ class RawConnection:
         await self.writer.drain()
 
     async def status(self) -> int:
-        """The status of the next answer."""
+        """Return the status of the next answer."""
         return int((await self.reader.readline()).split()[1])
 
     async def is_closed(self) -> bool:
@@ -36,7 +36,7 @@ class RawConnection:
 
 @asynccontextmanager
 async def raw_connection(url: str, *, limit: int = 2**16) -> AsyncIterator[RawConnection]:
-    """A connection that reads at most about `limit` bytes ahead, and is dropped at the end."""
+    """Yield a connection that reads at most about `limit` bytes ahead, and is dropped at the end."""
     host, port = url.removeprefix("http://").split(":")
     connection = RawConnection(*await asyncio.open_connection(host, int(port), limit=limit))
     try:
@@ -46,12 +46,12 @@ async def raw_connection(url: str, *, limit: int = 2**16) -> AsyncIterator[RawCo
 
 
 def request_head(path: str, *headers: str) -> bytes:
-    """The head of a POST of JSON."""
+    """Return the head of a POST of JSON."""
     return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", JSON_HEADER, *headers, "", "")).encode()
 
 
 def completion_request(**fields: object) -> bytes:
-    """A whole request for a completion."""
+    """Return a whole request for a completion."""
     body = json.dumps(fields).encode()
     return request_head(COMPLETIONS, f"Content-Length: {len(body)}") + body
 

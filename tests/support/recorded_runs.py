@@ -56,7 +56,7 @@ class RecordedRun:
 
 
 def requests_of(random: Random, max_tokens: int) -> list[Request]:
-    """Prompts short and long that come in bursts, some with several choices."""
+    """Return prompts short and long that come in bursts, some with several choices."""
     now, requests = 0.0, []
     for number in range(NUM_REQUESTS):
         now += random.choice([0.0, 0.002, 0.02, 0.2])

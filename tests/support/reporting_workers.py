@@ -18,7 +18,7 @@ WORKERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 def executor_and_reports(
     lookahead: LookaheadMargin | None = None,
 ) -> Iterator[tuple[WorkersExecutor, "zmq.Socket[bytes]"]]:
-    """An executor of two instances of two ranks, and the socket that stands for all its workers."""
+    """Yield an executor of two instances of two ranks, and the socket that stands for all its workers."""
     with TemporaryDirectory() as name, zmq.Context() as context, context.socket(zmq.PUSH) as reports:
         folder = Path(name)
         commands = {(i, rank): f"ipc://{folder}/{i}-{rank}" for i, rank in WORKERS}

@@ -24,7 +24,7 @@ _numbers = count()
 
 
 def greedy_request(prompt: tuple[int, ...], num_tokens: int, **params: object) -> Request:
-    """A greedy request of exactly `num_tokens` and their log-probabilities, under a new id."""
+    """Return a greedy request of exactly `num_tokens` and their log-probabilities, under a new id."""
     return sampled_request(prompt, num_tokens, **{"temperature": 0.0, "num_logprobs": 0, **params})
 
 
@@ -35,20 +35,20 @@ def scored_request(length: int, num_top: int, num_tokens: int = 4) -> Request:
 
 
 def sampled_request(prompt: tuple[int, ...], num_tokens: int, **params: object) -> Request:
-    """A request of at most `num_tokens` with these sampling parameters, under a new id."""
+    """Return a request of at most `num_tokens` with these sampling parameters, under a new id."""
     sampling = SamplingParams(max_tokens=num_tokens, **params)  # type: ignore[arg-type]
     return Request(f"request-{next(_numbers)}", prompt, sampling, arrival_time=0.0)
 
 
 def random_prompt(length: int, seed: int, vocab_size: int = 97) -> tuple[int, ...]:
-    """A prompt of random token ids."""
+    """Return a prompt of random token ids."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(3, vocab_size, (length,), generator=generator, device="cpu").tolist())
 
 
 @cache
 def expected(folder: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], list[float]]:
-    """The greedy tokens of transformers' `generate`, and the log-probability of each."""
+    """Return the greedy tokens of transformers' `generate`, and the log-probability of each."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     output = model.generate(  # type: ignore[misc]  # transformers' own
         torch.tensor([prompt]),

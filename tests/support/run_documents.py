@@ -11,7 +11,7 @@ LOOSE = "absolute (TTFT <= 9000 ms)"
 
 
 def run_row(policy: str, factor: float = 1.0, **fields: object) -> dict[str, object]:
-    """A run of four requests whose times are `factor` times 10, 20, 40 and 80 ms; the last failed."""
+    """Return a run of four requests whose times are `factor` times 10, 20, 40 and 80 ms; the last failed."""
     ttfts = [None if i == 3 else factor * 0.01 * 2**i for i in range(4)]
     latencies = {
         f"{statistic}_{name}_ms": factor * number
@@ -76,7 +76,7 @@ def write_run(folder: Path, runs: Sequence[dict[str, object]], **fields: object)
 
 
 def sweep(folder: Path) -> RunDocument:
-    """Two policies at three rates, twice each; the second attains at the lowest alone."""
+    """Return two policies at three rates, twice each; the second attains at the lowest alone."""
     runs = [
         run_row(policy, factor * (1 + rate) * (1 + repeat / 10), request_rate=rate, repeat=repeat)
         for policy, factor in (("esp", 0.25), ("static-sp", 0.75))

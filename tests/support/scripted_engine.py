@@ -24,13 +24,13 @@ Serving: TypeAlias = Callable[..., AbstractAsyncContextManager[str]]  # (engine,
 
 
 def repeat_the_prompt(request: NewRequest) -> Sequence[TokenId]:
-    """The prompt, over and over."""
+    """Return the prompt, over and over."""
     prompt = request.prompt_token_ids
     return [prompt[i % len(prompt)] for i in range(request.sampling_params.max_tokens)]
 
 
 def say(text: str) -> Reply:
-    """A reply of the bytes of `text`, for a tokenizer whose ids are bytes."""
+    """Return a reply of the bytes of `text`, for a tokenizer whose ids are bytes."""
     return lambda request: [*text.encode()]
 
 

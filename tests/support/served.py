@@ -75,14 +75,14 @@ class Served:
         return stream
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Return the sum of a metric over its labels."""
         text = httpx.get(f"{self.url}/metrics", timeout=30).text
         values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"no {name} in:\n{text}"
         return sum(map(float, values))
 
     def worker_pids(self) -> list[int]:
-        """The processes that were forked for it."""
+        """Return the processes that were forked for it."""
         return forked_of(self.process.pid)
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
@@ -157,7 +157,7 @@ def wait_until(condition: Callable[[], bool], timeout: float, what: str) -> None
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

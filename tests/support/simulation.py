@@ -32,17 +32,17 @@ class Run:
     ended_at: float = 0.0
 
     def ttft(self, request: Request) -> float:
-        """Seconds from arrival to the first token."""
+        """Return seconds from arrival to the first token."""
         return self.token_times[request.request_id][0] - request.arrival_time
 
 
 def instances_with(capacities: Iterable[int]) -> tuple[ElasticInstance, ...]:
-    """Instances 0, 1, ... with these pools."""
+    """Return instances 0, 1, ... with these pools."""
     return tuple(ElasticInstance(i, 1, InstanceKind.FULL, c) for i, c in enumerate(capacities))
 
 
 def timed_request(number: int, num_prompt: int, num_output: int, arrival_time: float = 0.0) -> Request:
-    """A request whose tokens mean nothing."""
+    """Return a request whose tokens mean nothing."""
     params = SamplingParams(max_tokens=num_output)
     return Request(f"r{number:03}", (7,) * num_prompt, params, arrival_time=arrival_time)
 
@@ -56,7 +56,7 @@ def simulate(
     cost_model: CostModel | None = None,
     incidents: Iterable[Event] = (),
 ) -> Run:
-    """Run until drained, checking the books at every plan, and that nothing is left."""
+    """Run until drained. Check the accounting at every plan, and that nothing is left at the end."""
     run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()

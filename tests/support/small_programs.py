@@ -90,7 +90,7 @@ def least_cost_of_all(program: Program) -> float:
 
 
 def _runs(first: int, stop: int, num_runs: int) -> Iterator[Sequence[slice]]:
-    """Every choice of `num_runs` runs within range(first, stop), in order and apart."""
+    """Yield every choice of `num_runs` runs within range(first, stop), in order and apart."""
     if not num_runs:
         yield ()
         return
@@ -101,7 +101,7 @@ def _runs(first: int, stop: int, num_runs: int) -> Iterator[Sequence[slice]]:
 
 
 def least_cost_by_equation(program: Program) -> float:
-    """Equation (5), every term of it."""
+    """Return equation (5), every term of it."""
     n, m = len(program.demands), len(program.offers)
     f = [[0.0] * (m + 1)] + [[inf] * (m + 1) for _ in range(n)]
     for i in range(1, n + 1):

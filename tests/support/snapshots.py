@@ -19,7 +19,7 @@ def waiting(
     arrival_time: float = 0.0,
     slo: SLO | None = None,
 ) -> RequestView:
-    """A request without KV."""
+    """Return a request without KV."""
     return RequestView(request_id, num_prompt, 0, max_tokens, arrival_time, slo, Placement())
 
 
@@ -30,7 +30,7 @@ def begun(
     instance_ids: tuple[InstanceId, ...],
     max_tokens: int = 16,
 ) -> RequestView:
-    """A request whose prompt is computed in part, striped over these instances."""
+    """Return a request whose prompt is computed in part, striped over these instances."""
     placement = striped(request_id, range(num_computed), instance_ids)
     return RequestView(request_id, num_prompt, 0, max_tokens, 0.0, None, placement)
 
@@ -42,7 +42,7 @@ def decoding(
     max_tokens: int = 16,
     num_output: int = 1,
 ) -> RequestView:
-    """A request that has produced tokens, its KV striped over these instances."""
+    """Return a request that has produced tokens, its KV striped over these instances."""
     placement = striped(request_id, range(num_prompt + num_output - 1), instance_ids)
     return RequestView(request_id, num_prompt, num_output, max_tokens, 0.0, None, placement)
 
@@ -63,7 +63,7 @@ def snapshot_of(
     now: float = 0.0,
     recent_prompt_lengths: tuple[int, ...] = (),
 ) -> Snapshot:
-    """Instances 0, 1, ... with these pools, used by the KV of `views` and the writes of `batches`.
+    """Return instances 0, 1, ... with these pools, used by the KV of `views` and the writes of `batches`.
 
     Views of a batch get its id.
     """

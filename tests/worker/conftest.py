@@ -6,5 +6,5 @@ from families import write_tiny_model
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose rotations depend on the length of a request."""
+    """Return a tiny model whose rotations depend on the length of a request."""
     return write_tiny_model("llama-dynamic", tmp_path_factory.mktemp("model"))

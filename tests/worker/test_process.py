@@ -97,7 +97,7 @@ def lease_on_the_second() -> RunBatch:
 
 
 def ring_prefill(number: int) -> RunBatch:
-    """A batch of one prompt, striped over three instances."""
+    """Return a batch of one prompt, striped over three instances."""
     owner_id, group, length = f"request-{number}", (0, 1, 2), 96
     stripes = [range(i, length, len(group)) for i in group]
     plan = BatchPlan(

@@ -22,7 +22,7 @@ NEVER = 600.0  # a deadline no test lives to see
 def make_mover(
     fabric: SocketFabric, instance_id: InstanceId, num_slots: int
 ) -> tuple[SegmentMover, dict[InstanceId, KVPool]]:
-    """One of two instances, with a pool of its own and a host tier of the same size."""
+    """Return one of two instances, with a pool of its own and a host tier of the same size."""
     config = WorkerConfig(
         instance_id=instance_id,
         tp_rank=0,
@@ -48,7 +48,7 @@ def make_mover(
 
 
 def rows_of(layer: int, positions: range) -> torch.Tensor:
-    """KV [n, 2, K, D] that no other layer, position or head has."""
+    """Return KV [n, 2, K, D] that no other layer, position or head has."""
     at = torch.tensor(positions, dtype=torch.float32)[:, None, None] * 100
     k = at + torch.arange(8.0).view(2, 4) + 10 * layer
     return torch.stack((k, -k), dim=1)
@@ -135,7 +135,7 @@ def test_a_pool_without_room_takes_nothing_and_takes_the_next_segment_that_fits(
 def move_what_is_not_all_there(
     fabric: SocketFabric, instance_id: InstanceId, tp_rank: int, num_there: int
 ) -> list[bool]:
-    """A segment of which the source has the first few tokens only, and one that it has."""
+    """Return a segment of which the source has the first few tokens only, and one that it has."""
     mover, pools = make_mover(fabric, instance_id, NUM_SLOTS)
     if instance_id == 0:
         fill(pools[0], range(num_there))

@@ -156,7 +156,7 @@ def _lightllm_body(
 
 
 def _take_lightllm(answer: ServerResponse, event: str, now: float) -> None:
-    """Each event is a token; the last one is `finished`, and nothing comes after it."""
+    """Take an event, which is a token; the last one is `finished`, and nothing comes after it."""
     chunk = _decode_light_event(event)
     answer.token_times.append(now)
     counted = chunk.token.count_output_tokens or len(answer.token_times)

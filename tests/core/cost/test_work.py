@@ -59,7 +59,7 @@ def test_retention_is_counted_to_the_nearest_token() -> None:
 
 
 def ring_of(num_tokens: int, placements: Mapping[RequestId, Placement]) -> StepWork:
-    """A chunk striped over instances 0 and 1 in the group of 0, 1 and 2."""
+    """Return a chunk striped over instances 0 and 1 in the group of 0, 1 and 2."""
     first = placements["r"].num_tokens
     chunk = range(first, first + num_tokens)
     blocks = tuple(QueryBlock("r", chunk[i::2], i, Transfer.KV) for i in (0, 1))

@@ -31,7 +31,7 @@ def send(link: Link, batch_id: int, payload: bytes) -> Future[None] | None:
 
 
 def read_frame(peer: socket.socket) -> tuple[int, bytes]:
-    """The batch id and the payload of the next frame."""
+    """Return the batch id and the payload of the next frame."""
     channel, batch_id, num_bytes = HEADER.unpack(peer.recv(HEADER.size, socket.MSG_WAITALL))
     assert channel == Channel.RING
     payload = bytearray(num_bytes)

@@ -33,7 +33,7 @@ def table(tasks: list[AttendTask], device: torch.device) -> Tensor:
 def kv_of(
     tasks: list[AttendTask], num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """KV [S, 2, K, D] in which every row that no task reads is NaN."""
+    """Return KV [S, 2, K, D] in which every row that no task reads is NaN."""
     kv = poisoned(270, 2, num_kv_heads, head_dim, dtype=dtype, device=device)
     for task in tasks:
         rows = slice(task.key_row, task.key_row + task.num_keys)
@@ -133,7 +133,7 @@ BEHIND_HISTORY = [
 def behind_history(
     num_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and KV of `BEHIND_HISTORY`, and slots."""
+    """Return queries and KV of `BEHIND_HISTORY`, and slots."""
     q = random_values(2, 40, num_heads, head_dim, dtype=dtype, device=device)
     kv = random_values(1, 840, 2, 2, head_dim, dtype=dtype, device=device)
     return q, kv, torch.randperm(840, generator=torch.Generator().manual_seed(1)).to(device)

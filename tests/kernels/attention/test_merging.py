@@ -10,7 +10,7 @@ PARTLY_SEEN = 0.4
 
 
 def draw_partial(seed: int, *shape: int, device: torch.device) -> Partial:
-    """A partial in which some rows have seen nothing; what is not to be read of them is NaN."""
+    """Return a partial in which some rows have seen nothing; what is not to be read of them is NaN."""
     out = random_values(seed, *shape, dtype=torch.float32, device=device)
     lse = random_values(seed + 1, *shape[:-1], dtype=torch.float32, device=device) * 10
     unseen = random_values(seed + 2, *shape[:-1], dtype=torch.float32, device=device) > PARTLY_SEEN

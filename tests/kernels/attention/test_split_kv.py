@@ -14,7 +14,7 @@ RAGGED = (0, 1, 63, 64, 0, 130, 7, 0)
 def pool_with(
     lengths: tuple[int, ...], num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, SlotLists]:
-    """A pool in which these lists of slots are scattered; every other slot holds NaN."""
+    """Return a pool in which these lists of slots are scattered; every other slot holds NaN."""
     num_slots = 2 * sum(lengths) + 3
     shuffled = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1)).to(device)
     lists = SlotLists.of(list(torch.split(shuffled[: sum(lengths)], list(lengths))))

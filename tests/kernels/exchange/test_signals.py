@@ -15,7 +15,7 @@ def some_deadline(limit: int, device: torch.device) -> Deadline:
 
 
 def flags_of(device: torch.device) -> Tensor:
-    """The flags of three ranks, two each."""
+    """Return the flags of three ranks, two each."""
     return torch.zeros(3, 2, dtype=torch.int64, device=device)
 
 

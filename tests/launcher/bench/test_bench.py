@@ -190,7 +190,7 @@ def test_an_interrupted_run_keeps_what_has_ended_and_names_what_is_missing() -> 
 
 
 def bench_with_stubs(*flags: str) -> list[str]:
-    """A benchmark in a process of its own that starts stubs for servers."""
+    """Return a benchmark in a process of its own that starts stubs for servers."""
     tests = str(Path(__file__).parents[1])
     program = (
         f"import sys; sys.path.insert(0, {tests!r}); import conftest, pytest\n"
@@ -202,7 +202,7 @@ def bench_with_stubs(*flags: str) -> list[str]:
 
 @contextlib.contextmanager
 def on_a_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A command that shows what it does on a terminal of 150 columns, and that terminal's other end."""
+    """Yield a command that shows what it does on a terminal of 150 columns, and that terminal's other end."""
     controller, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (50, 150))
     with subprocess.Popen(command, stdout=terminal, stderr=terminal, start_new_session=True) as process:

@@ -19,7 +19,7 @@ DOCUMENT = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The log of the eventful run."""
+    """Return the log of the eventful run."""
     path = tmp_path / "log.jsonl"
     eventful_run(path)
     return path

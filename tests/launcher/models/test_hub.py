@@ -19,7 +19,7 @@ from loong.model.tiny import tiny_model
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder with more in it than is served."""
+    """Return a model's folder with more in it than is served."""
     folder = tmp_path_factory.mktemp("hub") / "Model"
     copytree(tiny_model(folder.parent), folder)
     for name in ("README.md", "pytorch_model.bin", "consolidated.safetensors"):

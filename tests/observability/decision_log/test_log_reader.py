@@ -16,7 +16,7 @@ from loong.observability.decision_log.reader import read_log
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The log of a small run."""
+    """Return the log of a small run."""
     path = tmp_path / "log.jsonl"
     logged(path, in_group(0), instances_with([50]), [timed_request(0, 6, 3)])
     return path

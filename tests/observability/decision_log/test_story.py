@@ -48,12 +48,12 @@ THREE = instances_with([20] * 3)
 
 
 def story(log: Sequence[Line], request_id: str) -> str:
-    """A story in one line, with single spaces."""
+    """Return a story in one line, with single spaces."""
     return " ".join(words.reported(story_of(indexed(log), request_id)).split())
 
 
 def tokens(batch_id: int, step: int, *request_ids: str, reason: FinishReason | None = None) -> TokensProduced:
-    """A token of each, at second `step` of a batch that began at 10."""
+    """Return a token of each, at second `step` of a batch that began at 10."""
     produced = tuple(ProducedToken(request_id, 5, reason) for request_id in request_ids)
     return TokensProduced(11.0 + step, batch_id, step, produced)
 

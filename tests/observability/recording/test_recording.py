@@ -72,7 +72,7 @@ def recorded(
     incidents: Iterable[Event] = (),
     slower: float = 1.0,
 ) -> Recording:
-    """A simulated run, recorded; steps take `slower` times as long as the cost model predicts."""
+    """Return a simulated run, recorded; steps take `slower` times as long as the cost model predicts."""
 
     async def run() -> None:
         state = ClusterState(setting.instances)

@@ -22,7 +22,7 @@ FOUR = [H200_CAPACITY] * 4
 
 
 def mixed() -> list[Request]:
-    """Long and short prompts that overlap."""
+    """Return long and short prompts that overlap."""
     return [timed_request(n, (300, 6000, 60_000)[n % 3] + 37 * n, 20, n * 0.05) for n in range(18)]
 
 
@@ -31,7 +31,7 @@ def batches_of(run: Run) -> Iterator[BatchPlan]:
 
 
 def chosen(snapshot: Snapshot, name: str = "esp-fixed-1") -> dict[str, tuple[int, ...]]:
-    """The group of each request that begins."""
+    """Return the group of each request that begins."""
     plan = make_policy(name, PolicyConfig())(snapshot, CPU)
     return {r: batch.group.instance_ids for batch in plan.batches for r in batch.request_ids}
 

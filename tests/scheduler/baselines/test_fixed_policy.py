@@ -39,7 +39,7 @@ def workload(num_requests: int, gap: float) -> list[Request]:
 
 
 def prompts_in(batch: BatchPlan, requests: Sequence[Request]) -> list[Request]:
-    """The requests of a batch whose prompts it begins."""
+    """Return the requests of a batch whose prompts it begins."""
     return [
         r
         for r in requests

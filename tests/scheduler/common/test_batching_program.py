@@ -20,7 +20,7 @@ def prompt(num_tokens: int, weight: float = 1.0) -> Demand:
 
 
 def per_token(max_dop: int, member: float = 0.0) -> list[PrefillTerms]:
-    """A token a second and instance, and `member` seconds an instance."""
+    """Return a token a second and instance, and `member` seconds an instance."""
     return [PrefillTerms(member * dop, 0.0, 1 / dop, 0.0, 0.0) for dop in range(1, max_dop + 1)]
 
 

@@ -18,7 +18,7 @@ from loong.scheduler.policy import admissible_tokens
 
 
 def requests_with_choices(seed: int, largest: int) -> list[Request]:
-    """Some of which come to `largest` tokens of KV in all their choices."""
+    """Return some of which come to `largest` tokens of KV in all their choices."""
     random = Random(seed)
     requests = []
     for number in range(16):
@@ -51,7 +51,7 @@ def test_every_choice_is_served_whatever_is_planned(seed: int) -> None:
 
 
 def sharing(request_id: str, num_prompt: int, num_output: int, max_tokens: int) -> RequestView:
-    """One of a family whose prompt is on instance 0."""
+    """Return one of a family whose prompt is on instance 0."""
     view = decoding(request_id, num_prompt, (0,), max_tokens, num_output)
     return replace(view, primary_id="a", shared=striped(request_id, range(num_prompt), (0,)))
 

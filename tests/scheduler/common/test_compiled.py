@@ -13,7 +13,7 @@ def double(x: float) -> float:
 
 
 def compiled_from(source: Path) -> "Dispatcher[Callable[[float], float]]":
-    """A compiled function whose source is in that file."""
+    """Return a compiled function whose source is in that file."""
     source.write_text(SOURCE)
     names: dict[str, Callable[[float], float]] = {}
     exec(compile(SOURCE, str(source), "exec"), names)

@@ -31,7 +31,7 @@ def future_of(requests: list[tuple[int, int]]) -> FutureKV:
 
 
 def simulated_peak(requests: list[tuple[int, int]]) -> int:
-    """The most slots in use while all decode, a token a step, and leave after their last."""
+    """Return the most slots in use while all decode, a token a step, and leave after their last."""
     num_steps = max((remaining for remaining, _ in requests), default=0)
     return max(
         sum(current + step for remaining, current in requests if step <= remaining)

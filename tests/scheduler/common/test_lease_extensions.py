@@ -21,7 +21,7 @@ VIEWS = [decoding(f"r{n}", 20, (0,), max_tokens=5000) for n in range(4)]
 def lease(
     *views: RequestView, group: tuple[int, ...] = (0,), num_steps: int = STEPS, num_taken: int | None = None
 ) -> RunningBatch:
-    """One that comes near its end, unless `num_taken` says otherwise."""
+    """Return one that comes near its end, unless `num_taken` says otherwise."""
     masters = {view.request_id: view.placement.segments[-1].instance_id for view in views}
     plan = decode(views, group, masters, num_steps=num_steps)
     taken = max(1, num_steps - EXTENSION_STEPS) if num_taken is None else num_taken
@@ -29,7 +29,7 @@ def lease(
 
 
 def extended(snapshot: Snapshot, plan: IterationPlan | None = None) -> int | None:
-    """The steps that the lease is to have, if it is extended; the plan keeps the rules."""
+    """Return the steps that the lease is to have, if it is extended; the plan keeps the rules."""
     plan = extending(plan or IterationPlan(), snapshot, STEPS)
     check_plan(snapshot, plan)
     if not plan.lease_extensions:

@@ -18,7 +18,7 @@ VIEWS = [decoding(f"r{n}", 6, (n % 2,), max_tokens=30) for n in range(6)]
 
 
 def spread_masters(free: dict[InstanceId, int], views: list[RequestView]) -> list[InstanceId]:
-    """The masters of leases of 16 steps where no instance is preferred."""
+    """Return the masters of leases of 16 steps where no instance is preferred."""
     masters = choose_masters(views, free, 16, no_instances)
     assert masters is not None
     return [master_id for _, master_id in masters]

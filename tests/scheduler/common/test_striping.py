@@ -11,7 +11,7 @@ from loong.scheduler.common.striping import batch_of, decode_part, retained_part
 
 @st.composite
 def chunks(draw: st.DrawFn) -> tuple[RequestView, int, ESPGroup]:
-    """A request with some KV, how many tokens to compute, and a group."""
+    """Return a request with some KV, how many tokens to compute, and a group."""
     group = ESPGroup(tuple(draw(st.permutations(range(6)))[: draw(st.integers(1, 6))]))
     num_cached, num_tokens = draw(st.integers(0, 50)), draw(st.integers(1, 200))
     placement = striped("r", range(num_cached), group.instance_ids) if num_cached else Placement()

@@ -37,7 +37,7 @@ STEPS += [  # of groups without all but their first instance, which serve them
 
 
 def random_models(seed: int, base: WorkCostModel) -> list[WorkCostModel]:
-    """Models in which any coefficient may be 0."""
+    """Return models in which any coefficient may be 0."""
     random = Random(seed)
     return [
         replace(

@@ -18,7 +18,7 @@ FOUR = [H200_CAPACITY] * 4
 
 
 def num_chunks(run: Run, request: Request) -> int:
-    """The batches that compute some of its prompt."""
+    """Return the batches that compute some of its prompt."""
     num_prompt = len(request.prompt_token_ids)
     batches = (batch for _, plan in run.plans for batch in plan.batches)
     blocks = (batch.blocks_of(request.request_id) for batch in batches)
@@ -26,7 +26,7 @@ def num_chunks(run: Run, request: Request) -> int:
 
 
 def mixed() -> list[Request]:
-    """Long and short prompts that overlap."""
+    """Return long and short prompts that overlap."""
     return [timed_request(n, (300, 6000, 60_000)[n % 3] + 37 * n, 20, n * 0.05) for n in range(18)]
 
 
@@ -54,7 +54,7 @@ def test_tight_pools_evict_nobody_either(name: str) -> None:
 
 
 def first_tokens(run: Run) -> list[str]:
-    """Requests in the order of their first tokens."""
+    """Return requests in the order of their first tokens."""
     return sorted(run.token_times, key=lambda request_id: run.token_times[request_id][0])
 
 

@@ -283,7 +283,7 @@ def test_equal_users_share_equally() -> None:
 
 @st.composite
 def tight_runs(draw: st.DrawFn) -> tuple[list[int], list[Request]]:
-    """Requests each of which fits the cluster, and far more of them than fit together."""
+    """Return requests each of which fits the cluster, and far more of them than fit together."""
     capacities = draw(st.lists(st.integers(10, 60), min_size=1, max_size=4))
     most, requests = sum(capacities), []
     for number in range(draw(st.integers(4, 14))):

@@ -41,12 +41,12 @@ def instances_of(group: Group) -> list[int]:
 
 
 def dops(groups: list[Group]) -> dict[str, int]:
-    """The DoP that each prompt is to have."""
+    """Return the DoP that each prompt is to have."""
     return {prefill.view.request_id: group.dop for group in groups for prefill in group.prefills}
 
 
 def homes(groups: list[Group]) -> dict[str, list[int]]:
-    """The instances that each prompt is to have."""
+    """Return the instances that each prompt is to have."""
     return {prefill.view.request_id: instances_of(group) for group in groups for prefill in group.prefills}
 
 

@@ -17,7 +17,7 @@ NOW = 100.0
 
 
 def late(name: str = "late", held: tuple[int, ...] = (0, 1, 2, 3), arrival_time: float = 0.0) -> RequestView:
-    """A prompt that has missed its target long ago, computed in part."""
+    """Return a prompt that has missed its target long ago, computed in part."""
     view = begun(name, 400_000, 200_000, held)
     return replace(view, slo=SLO(1.0, 1.0), arrival_time=arrival_time)
 

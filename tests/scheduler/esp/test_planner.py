@@ -21,7 +21,7 @@ from loong.scheduler.esp.planner import plan_esp
 
 
 def mixed_workload(num_requests: int, request_rate: float, seed: int) -> list[Request]:
-    """A third short chats, a third documents, a third long documents; Poisson arrivals."""
+    """Return a third short chats, a third documents, a third long documents; Poisson arrivals."""
     random, now, requests = Random(seed), 0.0, []
     for number in range(num_requests):
         now += random.expovariate(request_rate)

@@ -25,7 +25,7 @@ def decided(snapshot: Snapshot, config: PolicyConfig | None = None) -> list[Deci
 
 
 def wait_of(request_id: str, decisions: list[Decision]) -> str:
-    """The one thing that a request is said to wait for."""
+    """Return the one thing that a request is said to wait for."""
     (wait,) = (d.chosen for d in decisions if d.kind is DecisionKind.WAIT and request_id in d.request_ids)
     return wait
 

@@ -64,7 +64,7 @@ class Filled:
 
 @st.composite
 def filled_steps(draw: st.DrawFn) -> Filled:
-    """Any mix of decodes and prompts on one to five instances with much or little room."""
+    """Return any mix of decodes and prompts on one to five instances with much or little room."""
     dop = draw(st.integers(1, 5))
     ids = st.lists(st.integers(0, dop - 1), min_size=1, unique=True).map(tuple)
     free = draw(st.lists(st.sampled_from([0, 7, 300, UNLIMITED]), min_size=dop, max_size=dop))

@@ -32,7 +32,7 @@ def chat(
     max_tokens: int = 100,
     arrival_time: float = 0.0,
 ) -> RequestView:
-    """A request that has just begun to decode."""
+    """Return a request that has just begun to decode."""
     view = decoding(request_id, num_prompt, instance_ids, max_tokens)
     return replace(view, arrival_time=arrival_time, first_token_time=arrival_time)
 

@@ -14,7 +14,7 @@ HISTOGRAMS = ("e2e_request_latency_seconds", "inter_token_latency_seconds", "tim
 
 
 async def scrapes(serving: Serving) -> Scrapes:
-    """Three requests of 5 prompt tokens (one begins it) and 8 of output each, between the two."""
+    """Return three requests of 5 prompt tokens (one begins it) and 8 of output each, between the two."""
     async with serving(ScriptedEngine()) as url, httpx.AsyncClient(timeout=30) as client:
         await post(url, "/v1/completions", prompt="abcd", max_tokens=8)
         before = (await client.get(f"{url}/metrics")).text

@@ -87,7 +87,7 @@ def observers_of_nothing() -> RequestObservers:
 
 @asynccontextmanager
 async def busy_server(serving: Serving) -> AsyncIterator[str]:
-    """A server that has done something of every kind."""
+    """Yield a server that has done something of every kind."""
     request_observers = observers_of_nothing()
     async with serving(ScriptedEngine(), request_observers) as url:
         await post(url, "/v1/completions", prompt="abc", max_tokens=5)
@@ -139,7 +139,7 @@ async def test_refusals_are_counted_by_code(serving: Serving) -> None:
 
 
 async def by_reason(url: str, family: str) -> dict[str, float]:
-    """The samples of a family by their reason."""
+    """Return the samples of a family by their reason."""
     (found,) = (one for one in parse_text((await reported(url)).text) if one.name == family)
     return {
         sample.labels["reason"]: sample.value

@@ -18,7 +18,7 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
 def over(request_id: str = "r", started_at: float | None = 2.0) -> RequestRun:
-    """One that waits 1 s, prefills for 2 and decodes for 4; or that leaves while it waits."""
+    """Return one that waits 1 s, prefills for 2 and decodes for 4; or that leaves while it waits."""
     run = RequestRun(request_id, 6, 20, 1.0, started_at=started_at, ended_at=8.0, end="stop", dops=[4, 1])
     run.first_token_at = None if started_at is None else 4.0
     run.num_output_tokens = 10

@@ -23,7 +23,7 @@ BIG = EngineLimits(max_model_len=2**21, max_request_kv=2**21, vocab_size=264)
 async def raw_stream(
     url: str, body: bytes
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection that has asked for a completion, with a reader that takes in little ahead."""
+    """Yield a connection that has asked for a completion, with a reader that takes in little ahead."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     writer.write(request_head(PATH, f"Content-Length: {len(body)}") + body)

@@ -14,7 +14,7 @@ LIMITS = EngineLimits(max_model_len=100, max_request_kv=60, vocab_size=264)
 
 
 async def asked(serving: Serving, path: str, **body: Any) -> tuple[ScriptedEngine, dict[str, Any]]:
-    """The engine that was asked, and its answer."""
+    """Return the engine that was asked, and its answer."""
     engine = ScriptedEngine(limits=LIMITS)
     async with serving(engine) as url:
         response = await post(url, path, **body)

@@ -31,7 +31,7 @@ described = schemathesis.openapi.from_dict(document())
 
 @pytest.fixture(scope="module")
 def address(tokenizer: Tokenizer) -> Iterator[str]:
-    """A server in a thread of its own, for requests that are sent from this one."""
+    """Yield a server in a thread of its own, for requests that are sent from this one."""
     with bound_socket("127.0.0.1", 0) as listener:
         loop = asyncio.new_event_loop()
         thread = Thread(target=loop.run_forever)

@@ -13,7 +13,7 @@ _BYTE_CHARACTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def _byte_level() -> Tokenizer:
-    """Bytes, some longer tokens that begin and end inside characters, and a special token."""
+    """Return bytes, some longer tokens that begin and end inside characters, and a special token."""
     vocab = {character: i for i, character in enumerate(_BYTE_CHARACTERS)}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     for text in ("héé", "日本", "Ġx", "👍a"):

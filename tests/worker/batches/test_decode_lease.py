@@ -44,7 +44,7 @@ def tokenizer(folder: Path) -> Path:
 
 @pytest.fixture
 def leases(monkeypatch: pytest.MonkeyPatch) -> list[RunBatch]:
-    """The leases that did not wait for the host."""
+    """Return the leases that did not wait for the host."""
     begun: list[RunBatch] = []
     finish = DecodeLease.finish
 

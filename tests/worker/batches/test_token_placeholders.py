@@ -82,7 +82,7 @@ class OverlappingInstance(BareInstance):
         self._backend, self._reports = backend, list[BatchBegun | StepDone | PromptScored | BatchDone]()
 
     def carry_out_all(self, commands: Sequence[RunBatch]) -> list[list[ProducedToken]]:
-        """The tokens of each batch."""
+        """Return the tokens of each batch."""
         loop = BatchLoop(0, 0, self._runner, LeaseEnds(1.0), self._send, lambda: None)
         for command in commands:
             self._backend.reported.put(command)
@@ -247,7 +247,7 @@ def test_batches_reported_before_tokens_are_known_give_the_same_tokens(
 
 
 def later(command: RunBatch, difference: int) -> RunBatch:
-    """The same under a later id."""
+    """Return the same under a later id."""
     inputs = tuple(
         given
         if given.depends_on_batch_id is None

@@ -24,7 +24,7 @@ some_positions = st.builds(
 
 
 def make_pool(num_slots: int = NUM_SLOTS, dtype: torch.dtype = torch.float32) -> KVPool:
-    """A pool whose memory is all NaN, so that reading what was never written shows."""
+    """Return a pool whose memory is all NaN, so that reading what was never written shows."""
     pool = KVPool(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, num_slots, dtype, torch.device("cpu"))
     for layer in range(NUM_LAYERS):
         pool.layer(layer).fill_(torch.nan)

@@ -118,7 +118,7 @@ def count_matchers(fabric: SocketFabric, _instance_id: int, _tp_rank: int, folde
 
 
 def first_token_of(request_id: str) -> RunBatch:
-    """A batch of a prompt of 3 tokens, of which the last samples one that begins an object."""
+    """Return a batch of a prompt of 3 tokens, of which the last samples one that begins an object."""
     positions = range(3)
     plan = BatchPlan(
         ESPGroup((0,)),

@@ -21,13 +21,13 @@ laws = settings(max_examples=60)
 
 
 def draw_logits(seed: int, num_rows: int, vocab_size: int, num_levels: int | None = None) -> Tensor:
-    """Normal logits; `num_levels` rounds them so that there are ties."""
+    """Return normal logits; `num_levels` rounds them so that there are ties."""
     logits = 2 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed))
     return logits if num_levels is None else (logits * num_levels).round() / num_levels
 
 
 def draw(logits: Tensor, params: list[SamplingParams], uniforms: list[float]) -> Tensor:
-    """The tokens of rows whose chances are given."""
+    """Return the tokens of rows whose chances are given."""
     rows = draw_params(params, [0] * len(params), logits.shape[1])
     return reference_draw.draw(logits, rows, torch.tensor(uniforms, dtype=torch.float64))
 
@@ -118,7 +118,7 @@ def test_the_uniform_number_is_at_least_zero_and_less_than_one(seed: int, positi
 
 
 def support(logits: Tensor, params: SamplingParams) -> set[int]:
-    """Every token that some draw gives: the cumulative distribution is probed densely."""
+    """Return every token that some draw gives: the cumulative distribution is probed densely."""
     probes = [i / 4000 for i in range(4000)]
     return set(draw(logits.expand(4000, -1), [params] * 4000, probes).tolist())
 
@@ -211,7 +211,7 @@ def test_top_k_of_one_and_a_tiny_temperature_are_both_greedy(seed: int, position
 
 
 def penalized(logits: list[float], item: SamplingInput) -> list[float]:
-    """The penalties by their definition, token by token."""
+    """Return the penalties by their definition, token by token."""
     params, counts = item.params, Counter(int(i) for i in item.output_token_ids)
     seen = {int(i) for i in item.prompt_token_ids} | set(counts)
     for i in seen:

@@ -15,7 +15,7 @@ from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest
 
 
 def light_event(number: int, last: int, prompt_tokens: int, reason: str = "length") -> bytes:
-    """One token, as LightLLM streams it: no space behind `data:`, and no `[DONE]` at the end."""
+    """Return one token, as LightLLM streams it: no space behind `data:`, and no `[DONE]` at the end."""
     token = {
         "id": 7,
         "text": " a",

@@ -43,7 +43,7 @@ def elastic() -> ClusterHistory:
 
 
 def queued() -> ClusterHistory:
-    """The same, with a long and a short prompt that come while nothing runs them."""
+    """Return the same, with a long and a short prompt that come while nothing runs them."""
     requests = (RequestSpan("a", 9000, 0.1, 2.0, 2.9, "length"), RequestSpan("b", 300, 0.5))
     return replace(elastic(), requests=requests)
 
