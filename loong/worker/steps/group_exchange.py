@@ -75,7 +75,7 @@ class NoExchange:
 class FabricExchange:
     """Exchanges inside the open batch, by the messages of steps that the host launches. See KVExchange.
 
-    So all queries between CPU processes travel by one exchange, whoever asks and whoever answers.
+    All queries between CPU processes travel by one exchange, between members and to holders.
     """
 
     max_kv_rows = MAX_KV_ROWS
