@@ -107,11 +107,15 @@ def held_by_round(path: Path) -> Iterator[Held]:
 
 def main() -> None:
     parser = script_parser("choices", __doc__)
-    parser.add_argument("--n", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=4096)
-    parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument("--num-instances", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--n", type=int, default=8, help="number of choices (%(default)s)")
+    parser.add_argument(
+        "--prompt-tokens", type=int, default=4096, help="length of the prompt in tokens (%(default)s)"
+    )
+    parser.add_argument(
+        "--output-tokens", type=int, default=32, help="length of each output in tokens (%(default)s)"
+    )
+    parser.add_argument("--num-instances", type=int, default=2, help="number of instances (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds of each way (%(default)s)")
     args = parser.parse_args()
     room = args.n * (args.prompt_tokens + args.output_tokens)
     with TemporaryDirectory() as folder:

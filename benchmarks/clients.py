@@ -28,10 +28,20 @@ MESSAGES = [{"role": "user", "content": "Say something."}]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--environment", type=Path, default=Path("clients-environment"), metavar="DIR")
-    parser.add_argument("--model", metavar="MODEL", help="for `loong serve` (a tiny random one)")
-    parser.add_argument("--base-url", metavar="URL", help="be the clients, of this server")
-    parser.add_argument("--only", default="", metavar="NAME", help="steps whose names begin so (all)")
+    parser.add_argument(
+        "--environment",
+        type=Path,
+        default=Path("clients-environment"),
+        metavar="DIR",
+        help="folder of the clients' environment, made if missing (%(default)s)",
+    )
+    parser.add_argument(
+        "--model", metavar="MODEL", help="model to serve, as for `loong serve` (a tiny random one)"
+    )
+    parser.add_argument("--base-url", metavar="URL", help="run the clients against this server")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="run only steps whose names begin with this (all)"
+    )
     args = parser.parse_args()
     sys.exit(act(args.base_url, args.only) if args.base_url else serve_and_act(args.environment, args.model))
 

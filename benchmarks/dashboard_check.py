@@ -119,8 +119,15 @@ def server(*arguments: str) -> ServerConfig:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output-dir", type=Path, default=Path("dashboard-check"), help="(%(default)s)")
-    parser.add_argument("--browser", default=shutil.which("chromium") or "chromium", help="(%(default)s)")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("dashboard-check"),
+        help="folder for the screenshots (%(default)s)",
+    )
+    parser.add_argument(
+        "--browser", default=shutil.which("chromium") or "chromium", help="Chromium to run (%(default)s)"
+    )
     args = parser.parse_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:

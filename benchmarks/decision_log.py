@@ -84,7 +84,13 @@ async def measure(num_requests: int, path: Path) -> Timed:
 
 def main() -> None:
     parser = script_parser("decision_log", __doc__)
-    parser.add_argument("--num-requests", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument(
+        "--num-requests",
+        type=int,
+        nargs="+",
+        default=[8, 64, 256],
+        help="numbers of requests to measure (%(default)s)",
+    )
     args = parser.parse_args()
     print(f"{'requests':>10}{'us a plan':>12}{'us a step':>12}{'bytes':>12}")
     rows = []

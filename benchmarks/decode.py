@@ -126,10 +126,14 @@ def _event() -> torch.cuda.Event:
 
 def main() -> None:
     parser = script_parser("decode", __doc__)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
-    parser.add_argument("--cases", nargs="+", default=CASES, help="requests x context (%(default)s)")
-    parser.add_argument("--dop", type=int, default=1, help="GPUs of the group (%(default)s)")
-    parser.add_argument("--masters", type=int, nargs="+", default=[1], help="of a group (%(default)s)")
+    parser.add_argument("--model", default="llama-3.1-8b", help="built-in shape of the model (%(default)s)")
+    parser.add_argument(
+        "--cases", nargs="+", default=CASES, help="cases to measure, each REQUESTSxCONTEXT (%(default)s)"
+    )
+    parser.add_argument("--dop", type=int, default=1, help="number of GPUs in the group (%(default)s)")
+    parser.add_argument(
+        "--masters", type=int, nargs="+", default=[1], help="numbers of masters in the group (%(default)s)"
+    )
     args = parser.parse_args()
     if args.dop == 1:
         measured = measure_one(args.model, args.cases)

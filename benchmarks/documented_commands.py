@@ -213,8 +213,10 @@ def pages() -> list[Path]:
 def main() -> None:
     """Run the commands of all pages, or of those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pages", nargs="*", type=Path, help="such as README.md docs/api.md (all)")
-    parser.add_argument("--list", action="store_true", help="only say what would be run")
+    parser.add_argument(
+        "pages", nargs="*", type=Path, help="pages to run, such as README.md docs/api.md (all)"
+    )
+    parser.add_argument("--list", action="store_true", help="only list the commands that would run")
     args = parser.parse_args()
     chosen = [page.resolve() for page in args.pages] or pages()
     if args.list:

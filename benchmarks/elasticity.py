@@ -169,9 +169,13 @@ def _step_seconds(ran: Ran, until: float = inf) -> float:
 
 def main() -> None:
     parser = script_parser("elasticity", __doc__)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
+    parser.add_argument("--model", default="llama-3.1-8b", help="built-in shape of the model (%(default)s)")
     parser.add_argument(
-        "--num-gpus", type=int, choices=CHANGES, default=4, help="2 have fewer changes (%(default)s)"
+        "--num-gpus",
+        type=int,
+        choices=CHANGES,
+        default=4,
+        help="number of GPUs; with 2, some changes are left out (%(default)s)",
     )
     args = parser.parse_args()
     group = GpuGroup(args.model, args.num_gpus, NUM_SLOTS)

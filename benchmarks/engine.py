@@ -234,15 +234,21 @@ def measured(
 
 def main() -> None:
     parser = script_parser("engine", __doc__)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
-    parser.add_argument("--device", default="cuda", help="of the server (%(default)s)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="(all)")
+    parser.add_argument("--model", default="llama-3.1-8b", help="built-in shape of the model (%(default)s)")
+    parser.add_argument("--device", default="cuda", help="device of the server (%(default)s)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="parts to measure (all)")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=list(TTFT_VLLM), help="of `ttft` (%(default)s)"
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=list(TTFT_VLLM),
+        help="prompt lengths of `ttft`, in tokens (%(default)s)",
     )
-    parser.add_argument("--num-requests", type=int, default=512, help="of `offline` (%(default)s)")
+    parser.add_argument(
+        "--num-requests", type=int, default=512, help="number of requests of `offline` (%(default)s)"
+    )
     parser.add_argument("--server-args", default="", help="more flags for `loong serve`")
-    parser.add_argument("--logs", type=Path, help="a folder to keep the servers' logs in")
+    parser.add_argument("--logs", type=Path, help="folder to keep the servers' logs in")
     args = parser.parse_args()
     if args.logs is not None:
         args.logs.mkdir(parents=True, exist_ok=True)

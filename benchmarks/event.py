@@ -119,9 +119,9 @@ async def measure(
     while events := await executor.next_events():
         apply_time = 0.0
         for event in events:
-            instructions, seconds = timed(state.apply, event)
+            applied, seconds = timed(state.apply, event)
             apply_time += seconds
-            executor.submit(instructions)
+            executor.submit(applied.instructions)
         if all(isinstance(event, TokensProduced) for event in events):
             continue  # steps of leases
         snapshot, snapshot_time = timed(state.snapshot, executor.now)
@@ -188,11 +188,25 @@ def growth(rows: Sequence[Row], row: Row) -> str:
 
 def main() -> None:
     parser = script_parser("event", __doc__)
-    parser.add_argument("--policy", default="esp")
-    parser.add_argument("--num-requests", type=int, nargs="+", default=[32, 128, 512])
-    parser.add_argument("--num-instances", type=int, nargs="+", default=[8])
-    parser.add_argument("--max-events", type=int, default=400)
-    parser.add_argument("--bursts", type=int, nargs="*", default=[])
+    parser.add_argument("--policy", default="esp", help="policy to measure (%(default)s)")
+    parser.add_argument(
+        "--num-requests",
+        type=int,
+        nargs="+",
+        default=[32, 128, 512],
+        help="numbers of requests to measure (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-instances",
+        type=int,
+        nargs="+",
+        default=[8],
+        help="numbers of instances to measure (%(default)s)",
+    )
+    parser.add_argument(
+        "--max-events", type=int, default=400, help="number of events to count, at most (%(default)s)"
+    )
+    parser.add_argument("--bursts", type=int, nargs="*", default=[], help="sizes of bursts to measure (none)")
     args = parser.parse_args()
     policy = refill if args.policy == "refill" else make_policy(args.policy, PolicyConfig())
     gc.collect()

@@ -246,8 +246,8 @@ def _event() -> torch.cuda.Event:
 
 def main() -> None:
     parser = script_parser("fabric", __doc__)
-    parser.add_argument("--num-gpus", type=int, default=2, help="(%(default)s)")
-    parser.add_argument("--fabric", default="symmetric", help="(%(default)s)")
+    parser.add_argument("--num-gpus", type=int, default=2, help="number of GPUs (%(default)s)")
+    parser.add_argument("--fabric", default="symmetric", help="fabric to measure (%(default)s)")
     args = parser.parse_args()
     if args.num_gpus > torch.cuda.device_count():
         parser.error(f"--num-gpus is {args.num_gpus}, but this machine has {torch.cuda.device_count()}")

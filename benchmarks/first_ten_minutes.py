@@ -248,8 +248,12 @@ def served(story: Story, *arguments: str) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--install", action="store_true", help="begin with a fresh environment (minutes)")
-    parser.add_argument("--guidellm", metavar="PROGRAM", help="of version 0.8 (none)")
+    parser.add_argument(
+        "--install",
+        action="store_true",
+        help="begin by installing into a fresh environment, which takes minutes",
+    )
+    parser.add_argument("--guidellm", metavar="PROGRAM", help="program of GuideLLM, version 0.8 (none)")
     args = parser.parse_args()
     with TemporaryDirectory(prefix="first-ten-minutes-") as folder:
         story, start = Story(Path(folder)), time.monotonic()

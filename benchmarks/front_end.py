@@ -405,8 +405,16 @@ def all_parts(seconds: float, is_apart: bool) -> dict[str, dict[str, object]]:
 
 def main() -> None:
     parser = script_parser("front_end", __doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each part (%(default)s)")
-    parser.add_argument("--way", choices=("together", "apart"), nargs="*", default=["together", "apart"])
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="duration of each part, in seconds (%(default)s)"
+    )
+    parser.add_argument(
+        "--way",
+        choices=("together", "apart"),
+        nargs="*",
+        default=["together", "apart"],
+        help="process of the engine: with the API, or apart (%(default)s)",
+    )
     parser.add_argument("--be-server", nargs=5, type=float, help=argparse.SUPPRESS)
     parser.add_argument("--be-sink", nargs=2, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -96,8 +96,12 @@ def fuzz_an_engine(number: int) -> dict[str, object]:
 
 def main() -> None:
     parser = script_parser("fuzz", __doc__)
-    parser.add_argument("--num-requests", type=int, default=10_000, help="to each engine (%(default)s)")
-    parser.add_argument("--num-frames", type=int, default=10_000, help="(%(default)s)")
+    parser.add_argument(
+        "--num-requests", type=int, default=10_000, help="number of requests to each engine (%(default)s)"
+    )
+    parser.add_argument(
+        "--num-frames", type=int, default=10_000, help="number of frames to decode (%(default)s)"
+    )
     args = parser.parse_args()
     num_frames = fuzz(frames(), check_frame, args.num_frames)
     print(f"{num_frames:,} frames: every one refused or understood", flush=True)

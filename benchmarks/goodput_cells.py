@@ -80,19 +80,30 @@ class Bounds:
 
 def add_cell_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the simulated cells and of the results' file."""
-    parser.add_argument("--model", default="llama-3.1-8b", help="(%(default)s)")
-    parser.add_argument("--device", default="h200", help="(%(default)s)")
-    parser.add_argument("--num-instances", type=int, default=8, help="(%(default)s)")
+    parser.add_argument("--model", default="llama-3.1-8b", help="model to simulate (%(default)s)")
+    parser.add_argument("--device", default="h200", help="device to simulate (%(default)s)")
+    parser.add_argument("--num-instances", type=int, default=8, help="number of instances (%(default)s)")
     parser.add_argument(
         "--num-requests",
         type=int,
         help=f"of each run (mixed: {NUM_REQUESTS['mixed']}, zipf1.0: {NUM_REQUESTS['zipf1.0']}, "
         f"others: {CLASS_REQUESTS})",
     )
-    parser.add_argument("--precision", type=float, default=0.1, help="relative (%(default)s)")
-    parser.add_argument("--seed", nargs="+", type=int, default=[0, 1], help="(%(default)s)")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
-    parser.add_argument("--file", type=Path, default=FILE, help="lines, old and new (%(default)s)")
+    parser.add_argument(
+        "--precision", type=float, default=0.1, help="relative precision of a goodput (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", nargs="+", type=int, default=[0, 1], help="seeds of the requests (%(default)s)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of parallel processes (one for each core)",
+    )
+    parser.add_argument(
+        "--file", type=Path, default=FILE, help="file with the lines of all cells, old and new (%(default)s)"
+    )
     parser.add_argument("--show", action="store_true", help="search nothing, show what the file has")
 
 

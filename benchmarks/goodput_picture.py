@@ -53,9 +53,18 @@ def line_of(found: Mapping[Cell, Bounds], policy: str, tpots_ms: Sequence[float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--policy", nargs="+", default=POLICIES, help=f"({' '.join(POLICIES)})")
-    parser.add_argument("--workload", default="mixed", help="(%(default)s)")
-    parser.add_argument("--tpot", nargs="+", type=float, default=TPOTS_MS, metavar="MS")
-    parser.add_argument("--output-dir", type=Path, default=IMAGES, help="of the picture (%(default)s)")
+    parser.add_argument("--workload", default="mixed", help="workload to simulate (%(default)s)")
+    parser.add_argument(
+        "--tpot",
+        nargs="+",
+        type=float,
+        default=TPOTS_MS,
+        metavar="MS",
+        help="TPOT targets in ms (%(default)s)",
+    )
+    parser.add_argument(
+        "--output-dir", type=Path, default=IMAGES, help="folder for the picture (%(default)s)"
+    )
     add_cell_flags(parser)
     args = parser.parse_args()
     tpots = sorted(args.tpot)

@@ -60,7 +60,7 @@ def scraped(url: str) -> Scrapes:
 
 def main() -> None:
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("board", type=Path, help="the board's JSON file")
+    parser.add_argument("board", type=Path, help="JSON file of the board")
     args = parser.parse_args()
     with TemporaryDirectory() as folder:
         config = ServerConfig(None, 2, 1, ("--kv-cache-tokens", "4096"), start_timeout=120.0)

@@ -97,10 +97,13 @@ def rows_of(gpus: GpuGroup, group: tuple[InstanceId, ...], cases: Sequence[str])
 
 def main() -> None:
     parser = script_parser("group_steps", __doc__)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
-    parser.add_argument("--num-gpus", type=int, default=2, help="(%(default)s)")
+    parser.add_argument("--model", default="llama-3.1-8b", help="built-in shape of the model (%(default)s)")
+    parser.add_argument("--num-gpus", type=int, default=2, help="number of GPUs (%(default)s)")
     parser.add_argument(
-        "--cases", nargs="+", default=CASES, help="WHAT:PROMPT[@BEHIND][+DECODES]; WHAT is query or kv"
+        "--cases",
+        nargs="+",
+        default=CASES,
+        help="cases, each TRANSFER:PROMPT[@HISTORY][+DECODES], where TRANSFER is query or kv (%(default)s)",
     )
     args = parser.parse_args()
     gpus = GpuGroup(args.model, args.num_gpus, NUM_SLOTS)

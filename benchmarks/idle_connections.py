@@ -101,7 +101,9 @@ async def measure(server: Server, number: int) -> dict[str, object]:
 
 def main() -> None:
     parser = script_parser("idle_connections", __doc__)
-    parser.add_argument("--connections", type=int, default=10_000, help="(%(default)s)")
+    parser.add_argument(
+        "--connections", type=int, default=10_000, help="number of idle connections (%(default)s)"
+    )
     args = parser.parse_args()
     allow_many_connections()
     with TemporaryDirectory() as folder:

@@ -84,8 +84,18 @@ def panels(rows: Sequence[dict[str, object]]) -> list[Panel]:
 def main() -> None:
     parser = script_parser("iteration_time", __doc__)
     add_profiled_run_flags(parser)
-    parser.add_argument("--prompts", nargs="*", default=PROMPTS, help="requests x tokens (%(default)s)")
-    parser.add_argument("--decodes", nargs="*", default=DECODES, help="requests x context (%(default)s)")
+    parser.add_argument(
+        "--prompts",
+        nargs="*",
+        default=PROMPTS,
+        help="prefills to measure, each REQUESTSxTOKENS (%(default)s)",
+    )
+    parser.add_argument(
+        "--decodes",
+        nargs="*",
+        default=DECODES,
+        help="decode steps to measure, each REQUESTSxCONTEXT (%(default)s)",
+    )
     args = parser.parse_args()
     rows = asyncio.run(measure(args))
     cells = [

@@ -355,7 +355,7 @@ def cases(shape: Shape) -> Iterator[Case]:
 
 def main() -> None:
     parser = script_parser("kernels", __doc__)
-    parser.add_argument("--only", default="", help="run the rows whose names contain this")
+    parser.add_argument("--only", default="", help="run only rows whose names contain this (all)")
     arguments = parser.parse_args()
     rows = {}
     print(f"{'':<42} {'us':>10} {'floor us':>10} {'of floor':>9}")

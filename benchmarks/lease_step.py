@@ -167,8 +167,20 @@ def encode_time(lease: RunBatch) -> float:
 
 def main() -> None:
     parser = script_parser("lease_step", __doc__)
-    parser.add_argument("--num-requests", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--num-masters", type=int, nargs="+", default=[1, 8])
+    parser.add_argument(
+        "--num-requests",
+        type=int,
+        nargs="+",
+        default=[64, 256],
+        help="numbers of requests to measure (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-masters",
+        type=int,
+        nargs="+",
+        default=[1, 8],
+        help="numbers of masters to measure (%(default)s)",
+    )
     args = parser.parse_args()
     print(f"{'requests':>8}{'masters':>8}{'step, us':>10}{'step and readers, us':>22}{'encode, us':>12}")
     rows = []

@@ -116,9 +116,13 @@ def evaluate(program: str, folder: Path, model: str, arguments: Sequence[str]) -
 def main() -> None:
     parser = script_parser("lm_eval_accuracy", __doc__)
     parser.add_argument("model", type=Path, help="folder of a model with its tokenizer")
-    parser.add_argument("--lm-eval", default="lm_eval", help="lm-eval's program")
-    parser.add_argument("--num-instances", type=int, default=2)
-    parser.add_argument("--tolerance", type=float, default=1e-3, help="of a log likelihood")
+    parser.add_argument("--lm-eval", default="lm_eval", help="program of lm-eval (%(default)s)")
+    parser.add_argument(
+        "--num-instances", type=int, default=2, help="number of instances of the server (%(default)s)"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-3, help="largest difference of a log likelihood (%(default)s)"
+    )
     args = parser.parse_args()
     model = args.model.resolve()
     with TemporaryDirectory() as name:

@@ -146,9 +146,23 @@ def _request(seed: int, time_due: float, num_tokens: int) -> WorkloadRequest:
 
 def main() -> None:
     parser = script_parser("load_generator", __doc__)
-    parser.add_argument("--rates", type=float, nargs="*", default=[500, 1000, 2000, 3000, 4000])
-    parser.add_argument("--streams", type=int, nargs="*", default=[200, 500, 1000, 2000])
-    parser.add_argument("--duration", type=float, default=5.0, help="of each rate, in seconds (%(default)s)")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs="*",
+        default=[500, 1000, 2000, 3000, 4000],
+        help="requests per second of `requests` (%(default)s)",
+    )
+    parser.add_argument(
+        "--streams",
+        type=int,
+        nargs="*",
+        default=[200, 500, 1000, 2000],
+        help="numbers of streams of `tokens` (%(default)s)",
+    )
+    parser.add_argument(
+        "--duration", type=float, default=5.0, help="duration at each rate, in seconds (%(default)s)"
+    )
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})

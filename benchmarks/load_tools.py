@@ -183,10 +183,14 @@ def differences(found: Mapping[str, list[Latencies]]) -> dict[str, dict[str, flo
 
 def main() -> None:
     parser = script_parser("load_tools", __doc__)
-    parser.add_argument("--aiperf", metavar="PROGRAM", help="such as env/bin/aiperf")
-    parser.add_argument("--vllm", metavar="PROGRAM", help="such as env/bin/vllm")
-    parser.add_argument("--repeat", type=int, default=3, help="traces that each sends (%(default)s)")
-    parser.add_argument("--tolerance", type=float, default=0.05, help="(%(default)s)")
+    parser.add_argument("--aiperf", metavar="PROGRAM", help="program of AIPerf, such as env/bin/aiperf")
+    parser.add_argument("--vllm", metavar="PROGRAM", help="program of vLLM, such as env/bin/vllm")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="number of traces that each tool sends (%(default)s)"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=0.05, help="largest relative difference of a mean (%(default)s)"
+    )
     args = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)

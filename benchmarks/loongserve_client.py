@@ -72,12 +72,14 @@ class Timing:
 
 def main() -> None:
     parser = script_parser("loongserve_client", __doc__)
-    parser.add_argument("--base-url", metavar="URL", help="a server that runs (default: start one)")
-    parser.add_argument("--dataset", type=Path, metavar="FILE", help="of the released client")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the dataset there, and end")
+    parser.add_argument("--base-url", metavar="URL", help="address of a running server (default: start one)")
+    parser.add_argument("--dataset", type=Path, metavar="FILE", help="dataset file of the released client")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="file to write the dataset to, without sending it"
+    )
     parser.add_argument("--num-requests", type=int, default=24, help="number of requests (24)")
     parser.add_argument("--request-rate", type=float, default=2.0, help="requests per second (2)")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and arrivals (0)")
     args = parser.parse_args()
     draw = random.Random(args.seed)
     prompts = read(args.dataset) if args.dataset else [words(draw) for _ in range(args.num_requests)]

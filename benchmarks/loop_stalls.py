@@ -51,7 +51,9 @@ async def longest_stalls(tokenizer: Tokenizer, num_rounds: int) -> dict[str, lis
 
 def main() -> None:
     parser = script_parser("loop_stalls", __doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="of each request (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="number of rounds of each request (%(default)s)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = Tokenizer.from_folder(tiny_model(Path(folder)), CONFIG.eos_token_ids)

@@ -57,7 +57,9 @@ def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
 def main() -> None:
     parser = script_parser("multi_master", __doc__)
     add_profiled_run_flags(parser)
-    parser.add_argument("--cases", nargs="+", default=CASES, help="requests x context (%(default)s)")
+    parser.add_argument(
+        "--cases", nargs="+", default=CASES, help="cases to measure, each REQUESTSxCONTEXT (%(default)s)"
+    )
     args = parser.parse_args()
     rows = asyncio.run(measure(args))
     cells = [

@@ -101,9 +101,15 @@ def print_table(num_tokens: int, num_instances: int, rows: dict[str, dict[str, f
 
 def main() -> None:
     parser = script_parser("placement", __doc__)
-    parser.add_argument("--num-tokens", type=int, default=2_000_000, help="length of the prompt")
-    parser.add_argument("--num-instances", type=int, default=8, help="instances of the group")
-    parser.add_argument("--num-repeats", type=int, default=2000, help="runs of each row")
+    parser.add_argument(
+        "--num-tokens", type=int, default=2_000_000, help="length of the prompt in tokens (%(default)s)"
+    )
+    parser.add_argument(
+        "--num-instances", type=int, default=8, help="number of instances in the group (%(default)s)"
+    )
+    parser.add_argument(
+        "--num-repeats", type=int, default=2000, help="number of runs of each row (%(default)s)"
+    )
     arguments = parser.parse_args()
     rows = measure(arguments.num_tokens, arguments.num_instances, arguments.num_repeats)
     print_table(arguments.num_tokens, arguments.num_instances, rows)

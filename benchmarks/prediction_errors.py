@@ -59,7 +59,7 @@ def by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = script_parser("prediction_errors", __doc__)
-    parser.add_argument("logs", type=Path, nargs="+", help="decision logs")
+    parser.add_argument("logs", type=Path, nargs="+", help="decision logs to read")
     args = parser.parse_args()
     rows = by_kind(error for log in args.logs for error in errors_of(log))
     print(

@@ -121,10 +121,20 @@ def striped_prompt(group: GpuGroup, length: int, dop: int, num_homes: int, chunk
 
 def main() -> None:
     parser = script_parser("prefill", __doc__)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens (%(default)s)")
-    parser.add_argument("--chunks", type=int, nargs="*", default=CHUNKS, help="tokens (%(default)s)")
-    parser.add_argument("--dop", type=int, nargs="*", default=(), help="GPUs of a group, such as 1 2 4")
+    parser.add_argument("--model", default="llama-3.1-8b", help="built-in shape of the model (%(default)s)")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=LENGTHS, help="prompt lengths in tokens (%(default)s)"
+    )
+    parser.add_argument(
+        "--chunks", type=int, nargs="*", default=CHUNKS, help="chunk sizes in tokens (%(default)s)"
+    )
+    parser.add_argument(
+        "--dop",
+        type=int,
+        nargs="*",
+        default=(),
+        help="numbers of GPUs in a group, such as 1 2 4 (one GPU without a group)",
+    )
     args = parser.parse_args()
     if args.dop:
         rows = measure_groups(args.model, args.lengths, args.dop, args.chunks)

@@ -33,7 +33,7 @@ LEASE_STEPS = 16
 def add_profiled_run_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the workers, and for the picture's folder."""
     add_worker_flags(parser)
-    parser.add_argument("--output-dir", type=Path, help="for the picture (none is drawn)")
+    parser.add_argument("--output-dir", type=Path, help="folder for the picture (none is drawn)")
 
 
 @dataclass(frozen=True, slots=True)

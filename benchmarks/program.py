@@ -110,7 +110,9 @@ def print_table(seconds: dict[tuple[int, int], float]) -> None:
 
 def main() -> None:
     parser = script_parser("program", __doc__)
-    parser.add_argument("--check", type=int, default=0, metavar="N", help="random programs to check")
+    parser.add_argument(
+        "--check", type=int, default=0, metavar="N", help="number of random programs to check (%(default)s)"
+    )
     arguments = parser.parse_args()
     seconds = {(n, m): measure(n, m) for n in NUM_REQUESTS for m in NUM_UNITS}
     print_table(seconds)

@@ -106,12 +106,22 @@ def print_functions(step: Step, num_functions: int) -> None:
 
 def main() -> None:
     parser = script_parser("prompt_steps", __doc__)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a built-in shape (%(default)s)")
-    parser.add_argument("--cases", nargs="+", default=CASES, help="PROMPT[@HISTORY][+DECODES] (%(default)s)")
-    parser.add_argument("--launched", action="store_true", help="let the host launch every kernel")
-    parser.add_argument("--kernels", type=int, default=0, help="show so many of each case (%(default)s)")
+    parser.add_argument("--model", default="llama-3.1-8b", help="built-in shape of the model (%(default)s)")
     parser.add_argument(
-        "--functions", type=int, default=0, help="show so many functions of the host (%(default)s)"
+        "--cases",
+        nargs="+",
+        default=CASES,
+        help="cases to measure, each PROMPT[@HISTORY][+DECODES] (%(default)s)",
+    )
+    parser.add_argument("--launched", action="store_true", help="let the host launch every kernel")
+    parser.add_argument(
+        "--kernels", type=int, default=0, help="number of kernels to show for each case (%(default)s)"
+    )
+    parser.add_argument(
+        "--functions",
+        type=int,
+        default=0,
+        help="number of the host's functions to show for each case (%(default)s)",
     )
     args = parser.parse_args()
     is_captured = not args.launched

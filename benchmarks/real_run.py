@@ -28,18 +28,32 @@ def add_worker_flags(parser: ArgumentParser) -> None:
     """Add the flags of workers and their cost model."""
     add_model_flags(parser.add_argument_group("model"))
     add_instance_flags(parser.add_argument_group("cluster"))
-    parser.add_argument("--cost-model", type=Path, help="from `loong profile` (the device's roofline)")
+    parser.add_argument(
+        "--cost-model", type=Path, help="cost model of `loong profile` (the device's roofline)"
+    )
 
 
 def add_run_flags(parser: ArgumentParser, *, request_rate: float, num_requests: int) -> None:
     """Add the flags of workers, cost model, policy and load."""
     add_worker_flags(parser)
-    parser.add_argument("--policy", default="esp")
-    parser.add_argument("--workload", default="mixed")
-    parser.add_argument("--length-scale", type=ratio, default=1 / 64)
-    parser.add_argument("--request-rate", type=ratio, nargs="+", default=[request_rate])
-    parser.add_argument("--num-requests", type=int, default=num_requests)
-    parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
+    parser.add_argument("--policy", default="esp", help="policy to run (%(default)s)")
+    parser.add_argument("--workload", default="mixed", help="workload to send (%(default)s)")
+    parser.add_argument(
+        "--length-scale", type=ratio, default=1 / 64, help="factor that multiplies lengths (%(default)s)"
+    )
+    parser.add_argument(
+        "--request-rate",
+        type=ratio,
+        nargs="+",
+        default=[request_rate],
+        help="requests per second (%(default)s)",
+    )
+    parser.add_argument(
+        "--num-requests", type=int, default=num_requests, help="number of requests of each run (%(default)s)"
+    )
+    parser.add_argument(
+        "--workload-seed", type=int, nargs="+", default=[1], help="seeds of the requests (%(default)s)"
+    )
 
 
 def chosen_workers(args: Namespace, policy: str | None = None) -> tuple[ClusterConfig, WorkCostModel]:

@@ -337,18 +337,40 @@ def main() -> None:
     parser = script_parser("reality", __doc__)
     add_worker_flags(parser)
     parser.add_argument(
-        "--policy", nargs="*", choices=POLICY_NAMES, default=["esp"], help="none: peers alone (esp)"
+        "--policy",
+        nargs="*",
+        choices=POLICY_NAMES,
+        default=["esp"],
+        help="policies to measure; none for peers alone (esp)",
     )
-    parser.add_argument("--workload", nargs="+", default=["mixed"])
-    parser.add_argument("--length-scale", type=ratio, nargs="+", default=[1 / 64], help="of all, or of each")
-    parser.add_argument("--request-rate", nargs="+", default=["4"], help="2,4,8: of all, or of each workload")
-    parser.add_argument("--duration", type=float, default=45.0, help="of arrivals, in seconds (%(default)s)")
+    parser.add_argument("--workload", nargs="+", default=["mixed"], help="workloads to send (%(default)s)")
+    parser.add_argument(
+        "--length-scale",
+        type=ratio,
+        nargs="+",
+        default=[1 / 64],
+        help="factors that multiply lengths: one for all workloads, or one for each (%(default)s)",
+    )
+    parser.add_argument(
+        "--request-rate",
+        nargs="+",
+        default=["4"],
+        help="requests per second, such as 2,4,8: for all workloads, or for each (%(default)s)",
+    )
+    parser.add_argument(
+        "--duration", type=float, default=45.0, help="duration of arrivals, in seconds (%(default)s)"
+    )
     parser.add_argument(
         "--patience", type=float, default=30.0, help="seconds from the last arrival to the end (%(default)s)"
     )
-    parser.add_argument("--workload-seed", type=int, nargs="+", default=[1])
     parser.add_argument(
-        "--slo", nargs="+", default=["ttft:100 tpot:20"], help="the first is sent with requests"
+        "--workload-seed", type=int, nargs="+", default=[1], help="seeds of the requests (%(default)s)"
+    )
+    parser.add_argument(
+        "--slo",
+        nargs="+",
+        default=["ttft:100 tpot:20"],
+        help="SLO rules to judge by; requests are sent with the first (%(default)s)",
     )
     parser.add_argument(
         "--peer",
@@ -358,7 +380,9 @@ def main() -> None:
         metavar=("NAME", "URL", "COMMAND"),
         help="a server to measure as well: COMMAND, one word, starts it so that it answers at URL",
     )
-    parser.add_argument("--output-dir", type=Path, help="for documents, traces, decisions and the picture")
+    parser.add_argument(
+        "--output-dir", type=Path, help="folder for documents, traces, decision logs and the picture"
+    )
     args = parser.parse_args()
     try:
         args.peer = [parse_peer(*words) for words in args.peer]

@@ -226,9 +226,9 @@ def print_table(setup: Setup, rows: list[Row]) -> None:
 
 def main() -> None:
     parser = script_parser("ring_overlap", __doc__)
-    parser.add_argument("--num-instances", type=int, default=2, help="processes of the ring (default 2)")
+    parser.add_argument("--num-instances", type=int, default=2, help="number of processes in the ring (2)")
     parser.add_argument("--num-kv-heads", type=int, default=8, help=f"KV heads of {NUM_HEADS} (default 8)")
-    parser.add_argument("--num-repeats", type=int, default=41, help="repeats of each way (default 41)")
+    parser.add_argument("--num-repeats", type=int, default=41, help="number of repeats of each way (41)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="loong-") as folder:
         setup = Setup(Path(folder), arguments.num_instances, arguments.num_kv_heads, arguments.num_repeats)

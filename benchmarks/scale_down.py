@@ -63,7 +63,9 @@ def panel(rows: Sequence[tuple[str, int, float, float]]) -> Panel:
 def main() -> None:
     parser = script_parser("scale_down", __doc__)
     add_profiled_run_flags(parser)
-    parser.add_argument("--prompts", nargs="+", default=PROMPTS, help="requests x tokens (%(default)s)")
+    parser.add_argument(
+        "--prompts", nargs="+", default=PROMPTS, help="prompts to measure, each REQUESTSxTOKENS (%(default)s)"
+    )
     args = parser.parse_args()
     rows = asyncio.run(measure(args))
     cells = [

@@ -148,9 +148,16 @@ PARTS = {"dashboard": take_dashboard, "report": take_report, "death": take_repor
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output-dir", type=Path, default=Path("docs/images"), help="(%(default)s)")
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="(all)")
-    parser.add_argument("--browser", default=shutil.which("chromium") or "chromium", help="(%(default)s)")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("docs/images"),
+        help="folder for the screenshots (%(default)s)",
+    )
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to take (all)")
+    parser.add_argument(
+        "--browser", default=shutil.which("chromium") or "chromium", help="Chromium to run (%(default)s)"
+    )
     args = parser.parse_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:

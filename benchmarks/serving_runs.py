@@ -35,28 +35,40 @@ WORDS = {
 
 def add_serving_flags(parser: argparse.ArgumentParser, policies: str, workloads: Sequence[str]) -> None:
     """Add the flags for the policies, the load, the rates, and the device."""
-    parser.add_argument("--policy", default=policies, help="(%(default)s)")
-    parser.add_argument("--workload", nargs="+", default=list(workloads), help="(%(default)s)")
+    parser.add_argument("--policy", default=policies, help="policies to compare (%(default)s)")
+    parser.add_argument(
+        "--workload", nargs="+", default=list(workloads), help="workloads to send (%(default)s)"
+    )
     parser.add_argument(
         "--device", default="h200", help="cuda or cpu: serve on these; h200, a800 ...: simulate (%(default)s)"
     )
     parser.add_argument("--model", help="a built-in shape (llama-3.1-8b, and on CPUs the tiny one)")
-    parser.add_argument("--num-instances", type=int, default=8, help="(%(default)s)")
-    parser.add_argument("--kv-cache-tokens", type=int, help="of an instance (what its memory holds)")
-    parser.add_argument("--length-scale", default="1", help="(%(default)s)")
+    parser.add_argument("--num-instances", type=int, default=8, help="number of instances (%(default)s)")
+    parser.add_argument(
+        "--kv-cache-tokens", type=int, help="tokens of KV on each instance (as many as fit into memory)"
+    )
+    parser.add_argument("--length-scale", default="1", help="factor that multiplies lengths (%(default)s)")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--num-requests", type=int, help="of each run, rather than what --duration says")
     length.add_argument(
-        "--duration", type=float, default=60.0, help="of a run's arrivals, in seconds (%(default)s)"
+        "--num-requests", type=int, help="number of requests of each run, instead of --duration"
+    )
+    length.add_argument(
+        "--duration",
+        type=float,
+        default=60.0,
+        help="duration of the arrivals of a run, in seconds (%(default)s)",
     )
     parser.add_argument(
-        "--request-rate", help="rates (none: search the goodput; on servers from 1 a second on)"
+        "--request-rate",
+        help="requests per second, such as 1,2,4 (search the goodput; on servers from 1 a second on)",
     )
-    parser.add_argument("--slo", default="loongserve-12", help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    parser.add_argument("--repeat", type=int, default=1, help="of runs on servers (%(default)s)")
-    parser.add_argument("--extra-server-args", default="", help="for `loong serve`, as one word")
-    parser.add_argument("--output-dir", type=Path, required=True, help="documents and pictures")
+    parser.add_argument("--slo", default="loongserve-12", help="SLO rule (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests (%(default)s)")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="number of repetitions on servers (%(default)s)"
+    )
+    parser.add_argument("--extra-server-args", default="", help="more flags for `loong serve`, as one word")
+    parser.add_argument("--output-dir", type=Path, required=True, help="folder for documents and pictures")
 
 
 @dataclass(frozen=True, slots=True)

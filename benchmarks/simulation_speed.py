@@ -90,11 +90,21 @@ def measure(policy_name: str, workload: str, num_instances: int, duration: float
 
 def main() -> None:
     parser = script_parser("simulation", __doc__)
-    parser.add_argument("--policy", default="esp")
-    parser.add_argument("--workload", default="sharegpt")
-    parser.add_argument("--num-instances", type=int, nargs="+", default=[8, 32, 128, 512])
-    parser.add_argument("--duration", type=float, default=60.0, help="seconds of arrivals (%(default)s)")
-    parser.add_argument("--served", action="store_true", help="with a cost model that is corrected")
+    parser.add_argument("--policy", default="esp", help="policy to simulate (%(default)s)")
+    parser.add_argument("--workload", default="sharegpt", help="workload to simulate (%(default)s)")
+    parser.add_argument(
+        "--num-instances",
+        type=int,
+        nargs="+",
+        default=[8, 32, 128, 512],
+        help="numbers of instances (%(default)s)",
+    )
+    parser.add_argument(
+        "--duration", type=float, default=60.0, help="duration of arrivals, in seconds (%(default)s)"
+    )
+    parser.add_argument(
+        "--served", action="store_true", help="use a cost model that is corrected, as a server does"
+    )
     args = parser.parse_args()
     tune_gc()  # as `loong simulate` does
     print(f"policy {args.policy}, {args.workload}, {args.duration:g} s of arrivals\n")

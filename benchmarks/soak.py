@@ -228,14 +228,26 @@ def print_table(samples: Sequence[Sample]) -> None:
 
 def main() -> None:
     parser = script_parser("soak", __doc__)
-    parser.add_argument("--policy", default="esp", help="one or several, with commas (%(default)s)")
-    parser.add_argument("--streams", type=int, default=20_000, help="in all (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=30.0, help="over which they come (%(default)s)")
     parser.add_argument(
-        "--prompt-words", type=int, default=40, help="of up to 6 tokens, at most (%(default)s)"
+        "--policy", default="esp", help="one policy or several, separated by commas (%(default)s)"
     )
-    parser.add_argument("--sample-seconds", type=float, default=10.0, help="(%(default)s)")
-    parser.add_argument("--extra-server-args", default="", help="for `loong serve`, as one word")
+    parser.add_argument("--streams", type=int, default=20_000, help="total number of streams (%(default)s)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=30.0,
+        help="time over which the streams arrive, in minutes (%(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-words",
+        type=int,
+        default=40,
+        help="words of a prompt, of up to 6 tokens each, at most (%(default)s)",
+    )
+    parser.add_argument(
+        "--sample-seconds", type=float, default=10.0, help="seconds between two samples (%(default)s)"
+    )
+    parser.add_argument("--extra-server-args", default="", help="more flags for `loong serve`, as one word")
     args = parser.parse_args()
     for policy in args.policy.split(","):
         random.seed(0)

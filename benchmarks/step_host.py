@@ -161,9 +161,9 @@ def main() -> None:
         "--cases",
         nargs="+",
         default=["1:32:2:2000:100", "1:200:1:1000:100", "2:64:2:4000:200", "8:32:5:20000:400"],
-        help="instances:decodes:prompts:context:tokens of each prompt (%(default)s)",
+        help="cases, each INSTANCES:DECODES:PROMPTS:CONTEXT:TOKENS of each prompt (%(default)s)",
     )
-    parser.add_argument("--spread", action="store_true", help="KV of decodes over all instances")
+    parser.add_argument("--spread", action="store_true", help="spread the KV of decodes over all instances")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []

@@ -209,9 +209,21 @@ def child_pid() -> int:
 
 def main() -> None:
     parser = script_parser("streams", __doc__)
-    parser.add_argument("--streams", type=int, default=1000, help="open at a time (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="in which nobody leaves (%(default)s)")
-    parser.add_argument("--leave-seconds", type=float, default=300.0, help="(%(default)s)")
+    parser.add_argument(
+        "--streams", type=int, default=1000, help="number of streams open at a time (%(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="duration of the part in which no client leaves, in seconds (%(default)s)",
+    )
+    parser.add_argument(
+        "--leave-seconds",
+        type=float,
+        default=300.0,
+        help="duration of the part in which clients leave, in seconds (%(default)s)",
+    )
     args = parser.parse_args()
     random.seed(0)
     with TemporaryDirectory() as folder:

@@ -35,10 +35,17 @@ def ttfts(hardware: Hardware, policy: str, load: Sequence[WorkloadRequest]) -> l
 
 def main() -> None:
     parser = script_parser("victims", __doc__)
-    parser.add_argument("--model", nargs="+", default=["llama-3.1-8b", "lwm-1m"])
-    parser.add_argument("--policy", nargs="+", default=["esp", "esp-paper", "chunked", "replicas"])
-    parser.add_argument("--num-instances", type=int, default=8)
-    parser.add_argument("--num-requests", type=int, default=900)
+    parser.add_argument(
+        "--model", nargs="+", default=["llama-3.1-8b", "lwm-1m"], help="models to simulate (%(default)s)"
+    )
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        default=["esp", "esp-paper", "chunked", "replicas"],
+        help="policies to compare (%(default)s)",
+    )
+    parser.add_argument("--num-instances", type=int, default=8, help="number of instances (%(default)s)")
+    parser.add_argument("--num-requests", type=int, default=900, help="number of requests (%(default)s)")
     args = parser.parse_args()
     load = make_workload("victim-attacker", args.num_requests, seed=0, request_rate=10.0)
     chats = [request for request in load if request.num_prompt_tokens < LONG]

@@ -95,9 +95,16 @@ def _name(panel: "Axes", rows: Sequence[Victims]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--file", type=Path, default=FOLDER / "victims.jsonl")
-    parser.add_argument("--model", default="llama-3.1-8b")
-    parser.add_argument("--output", type=Path, default=IMAGES / "victims.svg", help="a .png or .svg")
+    parser.add_argument(
+        "--file", type=Path, default=FOLDER / "victims.jsonl", help="results of victims.py (%(default)s)"
+    )
+    parser.add_argument("--model", default="llama-3.1-8b", help="model to draw (%(default)s)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=IMAGES / "victims.svg",
+        help="file to write, a .png or .svg (%(default)s)",
+    )
     args = parser.parse_args()
     rows = read(args.file, args.model)
     if not rows:

@@ -53,7 +53,7 @@ class BenchLoadConfig:
             raise ConfigError(f"--duration {self.duration:g} needs a --request-rate that is not inf")
 
     def requests(self, rate: float, repeat: int) -> list[WorkloadRequest]:
-        """Return what is sent at a rate; each repetition has a seed of its own.
+        """Return the requests to send at a rate; each repetition has a seed of its own.
 
         Raises `ConfigError` if there is nothing to send, or a file has fewer requests.
         """

@@ -37,7 +37,7 @@ def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
 
 
 def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
-    """Return a server of the same processes, and as much KV, in one instance."""
+    """Return a server with the same processes and the same KV in one instance."""
     from loong.launcher.models.source import find_source
     from loong.launcher.serve.memory import fit_kv_capacity  # these import torch, which others do without
     from loong.model.shapes import find_config
@@ -64,7 +64,7 @@ def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
 
 
 def serve_arguments(policy: str, server: ServerConfig) -> argparse.Namespace:
-    """Return what `loong serve` would take; exit with a line on what it would not take."""
+    """Return the parsed arguments of `loong serve`; exit with an error if it would refuse them."""
     from loong.launcher.cli import build_parser  # which imports this
 
     parser, commands = build_parser(["serve"])

@@ -76,7 +76,7 @@ def print_run(run: MeasuredRun, config: BenchConfig) -> None:
 
 
 def report(found: BenchFindings, config: BenchConfig, folder: Path, command: str) -> None:
-    """Compare at least one run, write the files, and print what they say, where they are, and JSON."""
+    """Compare at least one run, write the files, and print the comparison, their paths, and JSON."""
     _print_tables(found, config)
     write_files(folder, found, config, command)
     shares = {name: [run.share_of_others for run in runs] for name, runs in by_policy(found.runs).items()}

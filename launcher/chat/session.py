@@ -28,7 +28,7 @@ class Session:
         self.reset(self.system)
 
     def reset(self, system: str | None) -> None:
-        """Begin anew."""
+        """Drop all messages, and start with this system message if one is given."""
         self.system = system
         self.messages[:] = [] if system is None else [{"role": "system", "content": system}]
 
@@ -53,7 +53,7 @@ class Session:
         return True
 
     def _ask(self, line: str) -> None:
-        """Print the answer as it comes. One that fails is forgotten, one that is stopped stays as it is."""
+        """Print the answer as it comes. An answer that fails is dropped; one that is interrupted is kept."""
         asked: Message = {"role": "user", "content": line}
         pieces: list[str] = []
         try:

@@ -1,4 +1,4 @@
-"""`loong models`: flags, and what is listed."""
+"""`loong models`: flags and output."""
 
 import argparse
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ def is_hub_name(name: str) -> bool:
 def fetch_from_hub(name: str, revision: str | None, *, has_weights: bool) -> Path:
     """Return a folder with a model's config, tokenizer and, if asked, weights; download what is missing.
 
-    The config is read before weights are asked for, so that what cannot be served is refused early. Raises
+    The config is read before weights are asked for, so that an unsupported model is refused early. Raises
     ConfigError saying what is missing, gated, or cannot be reached.
     """
     from huggingface_hub import snapshot_download  # slow to import

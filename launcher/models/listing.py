@@ -28,7 +28,7 @@ class ListedModel(msgspec.Struct, frozen=True):
 
 
 class ListedShape(msgspec.Struct, frozen=True):
-    """Sizes of a well-known model without weights; `num_bytes` is what its weights take in memory."""
+    """Sizes of a well-known model without weights; `num_bytes` is the memory of its weights."""
 
     name: str
     description: str
@@ -47,7 +47,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def list_models() -> Listing:
-    """Look at the caches and return what is found; models that loong cannot serve are left out."""
+    """Return the models in the caches; models that loong cannot serve are left out."""
     return Listing(
         built_in=[_tiny(), *_packaged()],
         cached=sorted(_of_hub(), key=lambda model: model.name),

@@ -62,7 +62,7 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Draw everything, print what was written, and return 0."""
+    """Draw everything, print the paths of all files, and return 0."""
     from loong.launcher.outputs import make_folder  # these import what `--help` can do without
     from loong.launcher.plot.report import write_pictures_and_report
     from loong.launcher.plot.run_files import read_run_files

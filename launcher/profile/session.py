@@ -27,7 +27,7 @@ NUM_SIGNIFICANT = 4  # digits of a coefficient that are shown
 
 
 def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path) -> None:
-    """Measure for `duration` seconds, print what was found, and write it.
+    """Measure for `duration` seconds, print the results, and write them.
 
     Raises `ConfigError` if an instance has too little room, or the file cannot be written.
     """

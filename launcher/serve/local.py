@@ -31,7 +31,7 @@ _LAST_WORDS_SECONDS = 0.3
 class ClusterConfig:
     """The instances to start and the model they hold. Capacities are tokens an instance.
 
-    On `device` cuda, the ranks of instances take the GPUs of the host by turns, and `fabric`, one of FABRICS,
+    On `device` cuda, the ranks of instances take the GPUs of the host in turn, and `fabric`, one of FABRICS,
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
     On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
     Each worker sends a heartbeat every `heartbeat` seconds.

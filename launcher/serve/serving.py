@@ -239,7 +239,9 @@ async def _until_over(running: asyncio.Task[None], signals: StopSignals) -> None
 
 
 async def _drain(config: ServeConfig, front: Front, signals: StopSignals) -> int:
-    """Refuse new connections and requests, and let open ones finish, for a while; what is left then fails.
+    """Refuse new connections and requests, and let open ones finish, for a while.
+
+    The requests left then fail.
 
     Returns the exit code.
     """

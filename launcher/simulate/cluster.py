@@ -123,9 +123,9 @@ def unloaded_prefill(cost_model: CostModel, num_instances: int) -> PrefillTime:
 
 
 def unloaded_work(cost_model: CostModel, tp_size: int) -> WorkOf:
-    """Return the device seconds of a request: its prefill on one instance, and what its output adds.
+    """Return the device seconds of a request: prefill on one instance, and the added time of its output.
 
-    A token of output counts as what it adds to a decode step that runs anyway, as steps are shared: its
+    An output token counts as its addition to a decode step that runs in any case, since steps are shared: its
     computation, and the keys and values that it reads.
     """
     terms = cost_model.prefill_terms(1)

@@ -249,7 +249,7 @@ def _check_masters_store(batch: BatchPlan, part: Part) -> None:
 def check_holders(case: Case) -> None:
     """Check that KV outside the group is on live instances that can serve it, of equal `tp_size`.
 
-    KV at rest travels only between members, so a request with history outside the group moves its queries.
+    Stored KV travels only between members, so a request with history outside the group moves its queries.
     The KV that a batch reads needs no rule of its own: it belongs to requests of the batch, and no plan may
     move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`).
     """

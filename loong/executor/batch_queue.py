@@ -1,6 +1,6 @@
 """The order of instructions: which can be carried out now, and which wait for batches to end.
 
-Most of what is planned when an end is predicted can be sent at once: a worker takes up one batch after the
+Most of a plan made for a predicted end can be sent at once: a worker takes up one batch after the
 other, and the instance that samples a token knows it. Some must wait in the executor. KV of a request moves,
 or is served to another group, when its batch has made all of it. A token that another instance samples, or
 that a grammar must see first, has to come from there.

@@ -52,7 +52,7 @@ class WorkerCalls:
             raise
 
     async def write_traces(self, folder: Path) -> Mapping[WorkerId, Path]:
-        """Let all workers end their traces after what was submitted, and wait for the file of each.
+        """Let all workers end their traces after all submitted work, and wait for the file of each.
 
         Raises `ClusterError` if one cannot write it.
         """

@@ -231,7 +231,7 @@ class WorkersExecutor:
         self._sockets.send(self._endpoints.commands, Shutdown())
 
     def close(self) -> None:
-        """Close all sockets; what is queued has a second to leave."""
+        """Close all sockets; queued messages have a second to leave."""
         self._sockets.close()
 
     def _translate(self, report: Report) -> None:

@@ -81,7 +81,7 @@ class Reports:
         self._socket.send_multipart([encode(report) for report in reports])
 
     def close(self) -> None:
-        """Send what is queued, for at most a second."""
+        """Send queued reports, for at most a second."""
         self._socket.close()
 
 

@@ -49,7 +49,7 @@ class AttentionService:
     def answer(
         self, batch: BatchPlan, placements: Mapping[RequestId, Placement], members: Exchanging
     ) -> None:
-        """Store what is pushed in one step of a batch, and answer its queries, layer by layer."""
+        """Store the KV that is pushed in one step of a batch, and answer its queries, layer by layer."""
         step = AttentionStep(self._instance_id, batch, placements, self._pool)
         layout, pushes = query_layout(step, self._device), IncomingPushes(step, members, self._device)
         if layout.routing.is_empty and pushes.is_empty:
@@ -77,7 +77,7 @@ class AttentionService:
                     return
 
     def _allocate(self, command: RunBatch) -> None:
-        """Take slots for what is pushed here."""
+        """Take slots for the KV that is pushed here."""
         for segment in command.plan.writes:
             if segment.instance_id == self._instance_id:
                 self._pool.allocate(segment.owner_id, segment.positions)

@@ -54,7 +54,7 @@ class BatchBuilder:
         seconds: float | None = None,
         most_steps: int | None = None,
     ) -> BatchPlan | None:
-        """Return a lease with as many decode steps as there is room for, and as fit into `seconds`.
+        """Return a lease with the most decode steps that there is room for and that fit into `seconds`.
 
         It has at most `most_steps`, or as many as a lease has.
         """

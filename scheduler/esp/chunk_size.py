@@ -124,7 +124,7 @@ class ChunkSizer:
         return min((self.seconds_with(view, part) for part in parts), default=0.0)
 
     def keeper(self, view: RequestView) -> InstanceId | None:
-        """Return the instance with room for the whole rest of a prompt whose KV is on no other, if any."""
+        """Return the roomiest instance that can keep a whole prompt without KV on others, or None."""
         held = view.placement.instance_ids
         able = [
             i

@@ -121,7 +121,7 @@ class ServedDecodes:
             yield Decision(DecisionKind.PREEMPT, (victim.request_id,), FULL)
 
     def victim(self) -> RequestView | None:
-        """Return whom to preempt where nothing is in flight and no decode finds a slot."""
+        """Return the request to preempt where nothing is in flight and no decode finds a slot."""
         held = frozenset(self.instance_ids)
         plannable = [v for v in self.snapshot.running if v.is_plannable]
         there = [v for v in plannable if not held.isdisjoint(v.placement.instance_ids)] or plannable

@@ -50,7 +50,7 @@ class Stage:
     ) -> tuple[object, ...]:
         token = ProducedToken(request_id, 1, reason)
         self.state.apply(TokensProduced(self.time, batch_id, 0, (token,)))
-        told = self.state.apply(BatchFinished(self.time, batch_id, 1))
+        told = self.state.apply(BatchFinished(self.time, batch_id, 1)).instructions
         self.state.check()
         return told
 
@@ -102,7 +102,7 @@ def held_by(stage: Stage) -> dict[InstanceId, int]:
 def test_kv_is_copied_under_a_lease_and_switches_when_that_ends() -> None:
     stage = Stage()
     told = copying(stage)
-    assert stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=True)) == ()
+    assert stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=True)).instructions == ()
     stage.state.check()
     assert held_by(stage) == {0: 8}
     assert stage.finish(stage.lease.batch_id, "a") == (ReleaseKV("a", (0,), range(8)),)
@@ -116,7 +116,7 @@ def test_a_copy_that_outlasts_its_lease_is_awaited_and_then_switched() -> None:
     told = copying(stage)
     assert stage.finish(stage.lease.batch_id, "a") == ()
     assert not stage.state.snapshot(2.0).request["a"].is_plannable
-    released = stage.state.apply(MigrationFinished(3.0, told.migration_id, is_committed=True))
+    released = stage.state.apply(MigrationFinished(3.0, told.migration_id, is_committed=True)).instructions
     assert released == (ReleaseKV("a", (0,), range(8)),)
     assert held_by(stage) == {2: 8, 1: 1}
 
@@ -124,7 +124,7 @@ def test_a_copy_that_outlasts_its_lease_is_awaited_and_then_switched() -> None:
 def test_a_copy_that_fails_leaves_kv_where_it_is() -> None:
     stage = Stage()
     told = copying(stage)
-    released = stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=False))
+    released = stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=False)).instructions
     assert released == (ReleaseKV("a", (2,), range(8)),)
     assert stage.finish(stage.lease.batch_id, "a") == ()
     assert held_by(stage) == {0: 8, 1: 1}

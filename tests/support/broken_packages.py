@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def broken_package(directory: Path, name: str, code: str) -> Mapping[str, str]:
-    """Write a package whose import runs `code`; return the environment that lets a process find it first."""
+    """Write a package whose import runs `code`; return the environment in which a process finds it first."""
     package = directory / "broken" / name
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(code)

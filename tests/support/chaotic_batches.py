@@ -1,4 +1,4 @@
-"""Batches of every kind that the rules allow, from runs in which anything happens."""
+"""Batches of every kind that the rules allow, from random runs."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache

@@ -25,7 +25,7 @@ class Lease:
     num_steps: int
 
 
-class Story:
+class LeaseScript:
     """Greedy requests and their instructions, as from an engine that knows their tokens."""
 
     def __init__(

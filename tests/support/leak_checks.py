@@ -1,4 +1,4 @@
-"""Finds slots that have leaked in the pools of the workers, where the engine's books cannot see them."""
+"""Finds slots that have leaked in the pools of workers, which the engine's accounting cannot see."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -56,7 +56,7 @@ def simulate(
     cost_model: CostModel | None = None,
     incidents: Iterable[Event] = (),
 ) -> Run:
-    """Run until drained, checking the books at every plan, and that nothing is left."""
+    """Run until drained. Check the accounting at every plan, and that nothing is left at the end."""
     run, state = Run(), ClusterState(instances_with(capacities))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()

@@ -1,4 +1,4 @@
-"""The law of all times that are shown: what happens to a request or on an instance has an order."""
+"""The law of all displayed times: the steps of a request or an instance have an order."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise

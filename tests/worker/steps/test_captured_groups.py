@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch
 from bare_instance import BareInstance, Outcome
-from group_leases import NUM_TOKENS, Lease, Story
+from group_leases import NUM_TOKENS, Lease, LeaseScript
 from socket_worlds import Carrier, run_in_world
 
 from loong.core.instructions import ReleaseKV, RunBatch
@@ -75,11 +75,11 @@ def run_all(folder: Path, num_instances: int, commands: Commands, way: bool) -> 
 def test_groups_that_change_between_leases_give_the_tokens_of_transformers_and_of_steps_launched_by_the_host(
     folder: Path, num_instances: int, leases: list[Lease]
 ) -> None:
-    story = Story(folder, (0, 1), [NUM_TOKENS] * 4)
+    script = LeaseScript(folder, (0, 1), [NUM_TOKENS] * 4)
     for lease in leases:
-        story.lease(lease)
-    launched, captured = (run_all(folder, num_instances, story.commands, way) for way in (False, True))
-    for live in story.lives:
+        script.lease(lease)
+    launched, captured = (run_all(folder, num_instances, script.commands, way) for way in (False, True))
+    for live in script.lives:
         name = live.request.request_id
         for by_rank in (launched, captured):
             outcomes = [outcome for reported in zip(*by_rank, strict=True) for outcome in reported]

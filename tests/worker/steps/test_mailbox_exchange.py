@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from bare_instance import BareInstance, Outcome
-from group_leases import NUM_TOKENS, Lease, Story
+from group_leases import NUM_TOKENS, Lease, LeaseScript
 from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
 
@@ -31,15 +31,15 @@ def run(
 
 
 def test_groups_that_change_between_leases_give_the_tokens_of_transformers(folder: Path) -> None:
-    story = Story(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))
+    script = LeaseScript(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))
     for lease in (Lease((1, 0), (0, 1), 2), Lease((2, 0, 1), (2, 2), 2)):
-        story.lease(lease)
+        script.lease(lease)
     world, carrier = World(3, 1), Carrier.ARENAS
-    by_rank = cast("list[list[Outcome]]", run_in_world(run, world, folder, story.commands, carrier=carrier))
+    by_rank = cast("list[list[Outcome]]", run_in_world(run, world, folder, script.commands, carrier=carrier))
     reported = [
         token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens
     ]
-    for live in story.lives:
+    for live in script.lives:
         name = live.request.request_id
         assert [token.token_id for token in reported if token.request_id == name] == live.output_token_ids
     traffic = [outcome.traffic[Channel.QUERIES] for outcomes in by_rank for outcome in outcomes]
@@ -65,9 +65,9 @@ def lose_a_member(
 
 
 def test_a_lease_ends_at_once_when_a_member_is_lost(folder: Path) -> None:
-    story = Story(folder, (0, 1), (NUM_TOKENS,))
-    story.lease(Lease((0, 1), (0,), 5))
+    script = LeaseScript(folder, (0, 1), (NUM_TOKENS,))
+    script.lease(Lease((0, 1), (0,), 5))
     survivor, _ = run_in_world(
-        lose_a_member, World(2, 1), folder, story.commands, carrier=Carrier.ARENAS, num_victims=1
+        lose_a_member, World(2, 1), folder, script.commands, carrier=Carrier.ARENAS, num_victims=1
     )
     assert str(survivor).endswith("batch 2: instance 1 (tensor-parallel rank 0) is lost")

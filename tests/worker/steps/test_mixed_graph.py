@@ -37,7 +37,7 @@ class ReplayingBackend(CpuBackend):
         return replay
 
 
-class Story:
+class Script:
     """The same batches on an instance that captures its steps, and on one that does not."""
 
     def __init__(self, fabric: SocketFabric, folder: Path, **limits: int) -> None:
@@ -98,8 +98,8 @@ def fabric(tmp_path: Path) -> Iterator[SocketFabric]:
 
 
 @pytest.fixture
-def story(fabric: SocketFabric, folder: Path) -> Story:
-    return Story(fabric, folder)
+def script(fabric: SocketFabric, folder: Path) -> Script:
+    return Script(fabric, folder)
 
 
 def live_requests(*lengths: int) -> list[LiveRequest]:
@@ -109,54 +109,54 @@ def live_requests(*lengths: int) -> list[LiveRequest]:
 @pytest.mark.parametrize("transfer", Transfer)
 @pytest.mark.parametrize("num_tokens", [7, 16, 100])
 def test_chunks_of_ragged_prompts_beside_decodes_are_captured_and_give_the_same_tokens(
-    story: Story, transfer: Transfer, num_tokens: int
+    script: Script, transfer: Transfer, num_tokens: int
 ) -> None:
     lives = live_requests(1, 40, 5, 23, 2)
     for num_present in (2, 2, 4, 5, 5, 5):
         present = lives[:num_present]
-        assert story.take(prefill_and_decode(present, num_tokens, transfer), present)
+        assert script.take(prefill_and_decode(present, num_tokens, transfer), present)
 
 
 @pytest.mark.parametrize("transfer", Transfer)
-def test_prompts_are_scored_in_captured_steps_too(story: Story, transfer: Transfer) -> None:
+def test_prompts_are_scored_in_captured_steps_too(script: Script, transfer: Transfer) -> None:
     lives = [
         LiveRequest(replace(live.request, num_prompt_logprobs=count))
         for live, count in zip(live_requests(40, 5, 23), (2, None, 0), strict=True)
     ]
     for _ in range(4):
-        assert story.take(prefill_and_decode(lives, 16, transfer), lives)
+        assert script.take(prefill_and_decode(lives, 16, transfer), lives)
 
 
-def test_decodes_alone_that_the_host_must_look_at_are_captured(story: Story) -> None:
+def test_decodes_alone_that_the_host_must_look_at_are_captured(script: Script) -> None:
     lives = live_requests(9, 30)
     for _ in range(4):
-        assert story.take(prefill_and_decode(lives, 30), lives)
+        assert script.take(prefill_and_decode(lives, 30), lives)
     assert [len(live.output_token_ids) for live in lives] == [4, 4]
 
 
 def test_steps_of_more_rows_than_any_that_was_captured_are_launched_by_the_host(
     fabric: SocketFabric, folder: Path
 ) -> None:
-    story = Story(fabric, folder, most_rows=32)
+    script = Script(fabric, folder, most_rows=32)
     lives = live_requests(3, 30)
-    assert not story.take(prefill_and_decode(lives, 30), lives)
-    assert story.take(prefill_and_decode(lives, 30), lives)
+    assert not script.take(prefill_and_decode(lives, 30), lives)
+    assert script.take(prefill_and_decode(lives, 30), lives)
 
 
 def test_so_are_steps_of_more_prompts_than_there_is_room_for(fabric: SocketFabric, folder: Path) -> None:
-    story = Story(fabric, folder, most_prompts=2)
+    script = Script(fabric, folder, most_prompts=2)
     lives = live_requests(8, 5, 20, 21, 22)
-    assert story.take(prefill_and_decode(lives[:2], 20), lives[:2])
-    assert not story.take(prefill_and_decode(lives, 20), lives)
+    assert script.take(prefill_and_decode(lives[:2], 20), lives[:2])
+    assert not script.take(prefill_and_decode(lives, 20), lives)
 
 
 def test_so_are_steps_of_more_decodes_than_there_is_room_for(
-    story: Story, monkeypatch: pytest.MonkeyPatch
+    script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lives = live_requests(8, 5, 20, 21)
-    assert story.take(prefill_and_decode(lives[:2], 20), lives[:2])
+    assert script.take(prefill_and_decode(lives[:2], 20), lives[:2])
     monkeypatch.setattr(mixed_inputs, "_MAX_DECODES", 1)
-    assert not story.take(prefill_and_decode(lives, 20), lives)
+    assert not script.take(prefill_and_decode(lives, 20), lives)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
     fabric: SocketFabric, folder: Path, least_queries: int, were_captured: list[bool]
 ) -> None:
     """With each chunk of 16 there are 256 more pairs, next to 136 with keys of its own."""
-    story = Story(
+    script = Script(
         fabric,
         folder,
         least_copied=16,
@@ -176,18 +176,18 @@ def test_so_are_steps_with_so_many_keys_that_the_device_is_busier_than_the_host(
         row_pairs=24,
     )
     lives = live_requests(100)
-    assert [story.take(prefill_and_decode(lives, 16), lives) for _ in range(6)] == were_captured
+    assert [script.take(prefill_and_decode(lives, 16), lives) for _ in range(6)] == were_captured
 
 
 def test_a_token_behind_keys_that_were_copied_is_the_same(fabric: SocketFabric, folder: Path) -> None:
-    story = Story(fabric, folder, least_copied=16, least_queries=8, most_copied=128)
+    script = Script(fabric, folder, least_copied=16, least_queries=8, most_copied=128)
     lives = live_requests(64)
-    assert [story.take(prefill_and_decode(lives, 16), lives) for _ in range(4)] == [True] * 4
+    assert [script.take(prefill_and_decode(lives, 16), lives) for _ in range(4)] == [True] * 4
     assert len(lives[0].output_token_ids) == 1
 
 
 def test_lists_of_slots_that_are_too_long_are_too(fabric: SocketFabric, folder: Path) -> None:
-    story = Story(fabric, folder, most_rows=150, keys_a_row=1, lists_a_slot=0)
+    script = Script(fabric, folder, most_rows=150, keys_a_row=1, lists_a_slot=0)
     lives = live_requests(120, 60)
-    assert story.take(prefill_and_decode(lives[:1], 120), lives[:1])
-    assert not story.take(prefill_and_decode(lives, 120), lives)
+    assert script.take(prefill_and_decode(lives[:1], 120), lives[:1])
+    assert not script.take(prefill_and_decode(lives, 120), lives)

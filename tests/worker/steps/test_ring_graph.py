@@ -18,7 +18,7 @@ from loong.state.live_request import LiveRequest
 Group = tuple[InstanceId, ...]
 
 
-class Story:
+class Script:
     """Prompts that are computed in chunks, on groups that change, up to their first tokens."""
 
     def __init__(self, folder: Path, *lengths: int) -> None:
@@ -52,47 +52,47 @@ class Story:
         )
 
 
-def a_story(folder: Path) -> Story:
-    story = Story(folder, 14, 31, 2, 23)
-    story.chunk((0, 1), (0, 1), (0, 1), (0, 1), 9)
-    story.chunk((1,), (1, 2, 0), (2, 0), (1,), 10)  # a member that computes nothing, and keeps all
-    story.chunk((0, 1, 2), (1, 0, 2), (1, 0, 2), (0, 2), 40)  # and a prompt shorter than the group
-    story.chunk((3,), (2, 1), (1,), (2,), 40)  # the instance that computes keeps nothing
-    return story
+def a_script(folder: Path) -> Script:
+    script = Script(folder, 14, 31, 2, 23)
+    script.chunk((0, 1), (0, 1), (0, 1), (0, 1), 9)
+    script.chunk((1,), (1, 2, 0), (2, 0), (1,), 10)  # a member that computes nothing, and keeps all
+    script.chunk((0, 1, 2), (1, 0, 2), (1, 0, 2), (0, 2), 40)  # and a prompt shorter than the group
+    script.chunk((3,), (2, 1), (1,), (2,), 40)  # the instance that computes keeps nothing
+    return script
 
 
 def test_groups_that_change_give_the_tokens_of_transformers(folder: Path) -> None:
-    story = a_story(folder)
-    launched, captured = (run_commands(folder, 3, story.commands, takes_leases=way) for way in (False, True))
+    script = a_script(folder)
+    launched, captured = (run_commands(folder, 3, script.commands, takes_leases=way) for way in (False, True))
     for by_rank in (launched, captured):
-        story.check(by_rank)
+        script.check(by_rank)
     assert [[o.num_slots_used for o in ours] for ours in captured] == [
         [o.num_slots_used for o in theirs] for theirs in launched
     ]
 
 
 def test_so_do_those_of_instances_of_two_ranks(folder: Path) -> None:
-    story = Story(folder, 14, 31)
-    story.chunk((0, 1), (0, 1), (0, 1), (0, 1), 9)
-    story.chunk((0, 1), (1, 0), (1, 0), (0,), 40)
-    by_rank = run_commands(folder, 2, story.commands, takes_leases=True, tp_size=2)
+    script = Script(folder, 14, 31)
+    script.chunk((0, 1), (0, 1), (0, 1), (0, 1), 9)
+    script.chunk((0, 1), (1, 0), (1, 0), (0,), 40)
+    by_rank = run_commands(folder, 2, script.commands, takes_leases=True, tp_size=2)
     for tp_rank in range(2):
-        story.check(by_rank[tp_rank::2])
+        script.check(by_rank[tp_rank::2])
 
 
 def test_so_do_those_whose_kv_is_put_into_mailboxes_and_is_in_no_message(folder: Path) -> None:
-    story = Story(folder, 7, 12)
-    story.chunk((0, 1), (0, 1), (0, 1), (0, 1), 5)
-    story.chunk((0,), (1, 2, 0), (2, 0), (1,), 12)  # a member that brings nothing, and keeps all
-    story.chunk((1,), (2, 1, 0), (1, 2), (1, 0), 12)
-    by_rank = run_by_mailboxes(folder, 3, story.commands)
-    story.check(by_rank)
+    script = Script(folder, 7, 12)
+    script.chunk((0, 1), (0, 1), (0, 1), (0, 1), 5)
+    script.chunk((0,), (1, 2, 0), (2, 0), (1,), 12)  # a member that brings nothing, and keeps all
+    script.chunk((1,), (2, 1, 0), (1, 2), (1, 0), 12)
+    by_rank = run_by_mailboxes(folder, 3, script.commands)
+    script.check(by_rank)
     assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)
 
 
 @pytest.mark.multigpu
 def test_so_do_those_on_gpus(folder: Path) -> None:
-    story = a_story(folder)
-    by_rank = run_on_gpus(folder, 3, story.commands)
-    story.check(by_rank)
+    script = a_script(folder)
+    by_rank = run_on_gpus(folder, 3, script.commands)
+    script.check(by_rank)
     assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)
