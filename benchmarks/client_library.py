@@ -2,8 +2,8 @@
 
 The client and aiohttp's read the same streams from the minimal server of `load_generator.py`: many short
 ones, and some long ones. Processor time decides how many of them a core can follow. A body with a million
-token ids is read by msgspec, which holds the interpreter all the while, and by the server's reader in a
-thread. The longest pause of an event loop meanwhile decides for how long streams stop.
+token ids is read by msgspec, which holds the interpreter all the while. The server's reader takes it in
+pieces, in a thread. The longest pause of an event loop meanwhile decides for how long streams stop.
 """
 
 import asyncio
