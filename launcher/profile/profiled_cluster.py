@@ -115,7 +115,7 @@ class ProfiledCluster:
                     case _:
                         pass
                 self._now = event.time
-                self._executor.submit(self._state.apply(event))
+                self._executor.submit(self._state.apply(event).instructions)
         for batch in plan.batches:
             self._idle_tracker.work(batch.group.instance_ids, self._now)
         return self._now - started_at
@@ -123,4 +123,4 @@ class ProfiledCluster:
     def end_all(self) -> None:
         """Abort every request, so that all KV is free."""
         for request_id in tuple(self.snapshot().request):
-            self._executor.submit(self._state.apply(RequestAborted(self._now, request_id)))
+            self._executor.submit(self._state.apply(RequestAborted(self._now, request_id)).instructions)

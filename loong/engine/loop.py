@@ -61,8 +61,9 @@ class Scheduling:
         while events := await self._executor.next_events():
             calls = []
             for event in events:
-                self._executor.submit(self.state.apply(event))
-                if self.state.needs_plan(event):
+                applied = self.state.apply(event)
+                self._executor.submit(applied.instructions)
+                if applied.needs_plan:
                     calls.append(event)
                 for observer in self._observers:
                     observer.on_event(event)

@@ -1,7 +1,7 @@
 """The one mutable object of the domain: events in, instructions out."""
 
 from operator import attrgetter
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidEventError, InvalidPlanError
@@ -39,10 +39,17 @@ from loong.state.live_request import LiveRequest
 _finish_reason = attrgetter("finish_reason")
 
 
+class Applied(NamedTuple):
+    """The consequences of an event: instructions, and whether a policy may act on it."""
+
+    instructions: tuple[Instruction, ...]
+    needs_plan: bool = True
+
+
 class ClusterState:
     """Instances, live requests, batches and migrations in flight.
 
-    `apply` takes an event and `commit` a plan; both return what the executor must do.
+    `apply` takes an event and `commit` a plan; both return the instructions for the executor.
     """
 
     def __init__(self, instances: tuple[ElasticInstance, ...] = (), last_id: int = 0) -> None:
@@ -50,7 +57,6 @@ class ClusterState:
         self._accounting = Accounting()
         self._version = 0
         self.last_id = last_id
-        self._was_predicted = False  # the end applied last was predicted exactly
         for instance in instances:
             self._join(instance)
 
@@ -58,11 +64,11 @@ class ClusterState:
         """Return the state as values."""
         return self._accounting.snapshot(now, self._version)
 
-    def apply(self, event: Event) -> tuple[Instruction, ...]:
-        """Apply an event, and return instructions. Raises `InvalidEventError` if it contradicts the state."""
-        instructions = self._take_in(event)
+    def apply(self, event: Event) -> Applied:
+        """Apply an event. Raises `InvalidEventError` if it contradicts the state."""
+        applied = self._take_in(event)
         self._version += 1
-        return instructions
+        return applied
 
     def commit(self, plan: IterationPlan, snapshot: Snapshot) -> tuple[Instruction, ...]:
         """Carry out a plan made for `snapshot`, at its time.
@@ -88,57 +94,37 @@ class ClusterState:
         instructions += [self._end_lease(end) for end in plan.lease_ends]
         return tuple(instructions)
 
-    def needs_plan(self, event: Event) -> bool:
-        """Return whether a policy may act on an event just applied.
-
-        It is false for the start of a batch. It is false for tokens that end no request, unless their lease
-        is near its end. It is also false for a predicted end of a batch, if its instances have other batches
-        and it frees no KV.
-        """
-        match event:
-            case TokensProduced():
-                if event.batch_id in self._accounting.ending:
-                    return False  # its end comes with them
-                batch = self._accounting.batches.get(event.batch_id)
-                has_come_near = batch is not None and batch.has_come_near_its_end(event.step)
-                return has_come_near or any(map(_finish_reason, event.tokens))
-            case BatchStarted():
-                return False
-            case BatchEndPredicted():
-                return event.batch_id in self._accounting.ending
-            case BatchFinished():
-                return not self._was_predicted
-            case _:
-                return True
-
     def check(self) -> None:
         """Raise `InvalidEventError` unless the accounting balances."""
         check_accounting(self._accounting)
 
-    def _take_in(self, event: Event) -> tuple[Instruction, ...]:
+    def _take_in(self, event: Event) -> Applied:
         match event:
-            case RequestArrived():
-                return self._arrive(event.request)
             case TokensProduced():
-                return self._produce(event)
+                return Applied((), self._produce(event))
             case BatchStarted():
-                return self._see_start(event)
+                self._see_start(event)
+                return Applied((), needs_plan=False)
             case BatchEndPredicted():
-                return self._predict_end(event)
+                return Applied((), self._predict_end(event))
             case BatchFinished():
                 return self._finish_batch(event)
+            case RequestArrived():
+                self._arrive(event.request)
+                return Applied(())
             case MigrationFinished():
-                return self._finish_migration(event)
+                return Applied(self._finish_migration(event))
             case RequestAborted():
-                return self._abort(event.request_id)
+                return Applied(self._abort(event.request_id))
             case InstanceLost():
-                return self._lose(event)
+                return Applied(self._lose(event))
             case InstanceJoined():
-                return self._join(event.instance)
+                self._join(event.instance)
+                return Applied(())
             case _:
                 assert_never(event)
 
-    def _arrive(self, request: Request) -> tuple[Instruction, ...]:
+    def _arrive(self, request: Request) -> None:
         first, *others = request.choices()
         for choice in (first, *others):
             if choice.request_id in self._accounting.requests:
@@ -146,9 +132,13 @@ class ClusterState:
         primary = LiveRequest(first)
         primary.siblings = [LiveRequest(choice, primary=primary) for choice in others]
         self._accounting.admit(primary)
-        return ()
 
-    def _produce(self, event: TokensProduced) -> tuple[Instruction, ...]:
+    def _produce(self, event: TokensProduced) -> bool:
+        """Add tokens; return whether a policy may act on them.
+
+        It may if they end a request, or if their lease is near its end. It may not if the end of their batch
+        was predicted, as that end comes with them.
+        """
         batch = self._in_flight(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
@@ -160,37 +150,41 @@ class ClusterState:
             if live.has_ended:
                 self._accounting.leave_if_ending(live)
         self._accounting.counts["num_output_tokens"] += len(lives)
-        return ()
+        if event.batch_id in self._accounting.ending:
+            return False
+        return batch.has_come_near_its_end(event.step) or any(map(_finish_reason, event.tokens))
 
-    def _see_start(self, event: BatchStarted) -> tuple[Instruction, ...]:
+    def _see_start(self, event: BatchStarted) -> None:
         batch = self._in_flight(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} started, but is not in flight")
         batch.start(event.time)
-        return ()
 
     def _in_flight(self, batch_id: int) -> InFlightBatch | None:
         return self._accounting.batches.get(batch_id) or self._accounting.ending.get(batch_id)
 
-    def _predict_end(self, event: BatchEndPredicted) -> tuple[Instruction, ...]:
-        """Predict the end of a batch, unless it has ended already."""
+    def _predict_end(self, event: BatchEndPredicted) -> bool:
+        """Predict the end of a batch, unless it has ended already; return whether its end is predicted."""
         batch = self._accounting.batches.get(event.batch_id)
         if batch is not None and self._accounting.has_predictable_end(batch):
             self._accounting.predict_end(event.batch_id, event.ends_at)
-        return ()
+        return event.batch_id in self._accounting.ending
 
-    def _finish_batch(self, event: BatchFinished) -> tuple[Instruction, ...]:
+    def _finish_batch(self, event: BatchFinished) -> Applied:
+        """End a batch.
+
+        A predicted end needs no plan if the batch's instances have other batches and it frees no KV.
+        """
         accounting, batch = self._accounting, self._in_flight(event.batch_id)
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} finished, but is not running")
         batch.check_finished(event.num_steps)
         accounting.count(num_computed_tokens=batch.num_computed_tokens)
         if batch.ends_at is None:
-            self._was_predicted = False
-            return accounting.settle(accounting.close_batch(event.batch_id))
+            return Applied(accounting.settle(accounting.close_batch(event.batch_id)))
         released = accounting.settle(accounting.close_ending(event.batch_id))
-        self._was_predicted = accounting.are_busy(batch.plan.group.instance_ids) and not released
-        return released
+        is_planned_for = accounting.are_busy(batch.plan.group.instance_ids) and not released
+        return Applied(released, needs_plan=not is_planned_for)
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
         migration = self._accounting.migrations.get(event.migration_id)
@@ -296,7 +290,7 @@ class ClusterState:
                 live.placement = live.placement.adding(left)  # released with the request's others
         return owners
 
-    def _join(self, instance: ElasticInstance) -> tuple[Instruction, ...]:
+    def _join(self, instance: ElasticInstance) -> None:
         if instance.instance_id in self._accounting.instances:
             raise InvalidEventError(f"instance {instance.instance_id} joined twice")
         if instance.kv_used or instance.batch_id is not None:
@@ -305,7 +299,6 @@ class ClusterState:
                 f"{instance.batch_id}; it must come empty"
             )
         self._accounting.join(instance)
-        return ()
 
     def _fail(self, request_id: RequestId) -> tuple[Instruction, ...]:
         live = self._accounting.changing(request_id)

@@ -23,7 +23,7 @@ from loong.core.plan import BatchPlan, Failure, IterationPlan, Preemption
 from loong.core.request import FinishReason, Request, RequestId, RequestView, SamplingParams
 from loong.executor.lookahead import LookaheadMargin
 from loong.scheduler.cost.cost_model import DEFAULT_HOST
-from loong.state.cluster_state import ClusterState
+from loong.state.cluster_state import Applied, ClusterState
 
 PROMPT = (50, 51, 52, 53)
 CAPACITY = 40
@@ -73,7 +73,7 @@ def predicted(max_tokens: int = 8) -> ClusterState:
     """The prompt of r is batch 1, whose end is predicted at 4.0."""
     state = cluster("r", max_tokens=max_tokens)
     commit(state, prompts(state, "r"))
-    assert state.apply(BatchEndPredicted(3.0, 1, 4.0)) == ()
+    assert state.apply(BatchEndPredicted(3.0, 1, 4.0)) == Applied((), needs_plan=True)
     state.check()
     return state
 
@@ -145,9 +145,7 @@ def test_a_batch_that_was_reported_behind_another_starts_when_the_executor_says_
     assert (running.started_at, running.stepped_at, running.has_started) == (4.0, 4.0, False)
     state.apply(produced(1))
     state.apply(BatchFinished(5.0, 1, 1))
-    start = BatchStarted(5.25, 2)
-    assert state.apply(start) == ()
-    assert not state.needs_plan(start)
+    assert state.apply(BatchStarted(5.25, 2)) == Applied((), needs_plan=False)
     (running,) = state.snapshot(5.5).batches
     assert (running.started_at, running.stepped_at, running.has_started) == (5.25, 5.25, True)
 
@@ -170,29 +168,23 @@ def test_a_batch_may_start_before_others_have_ended_the_one_before_but_only_once
 
 def test_no_plan_is_called_for_when_an_end_is_as_predicted_and_planned_for() -> None:
     state = predicted()
-    lookahead = BatchEndPredicted(3.0, 1, 4.0)
-    assert state.needs_plan(lookahead)
     commit(state, step(state), now=3.0)
     for event in (produced(1), BatchFinished(5.0, 1, 1)):
-        state.apply(event)
-        assert not state.needs_plan(event)
-    state.apply(lookahead)  # too late
-    assert not state.needs_plan(lookahead)
+        assert not state.apply(event).needs_plan
+    assert not state.apply(BatchEndPredicted(3.0, 1, 4.0)).needs_plan  # too late
 
 
 def test_one_is_called_for_when_nothing_was_planned_or_room_comes_free() -> None:
     state = predicted()
     state.apply(produced(1))
     end = BatchFinished(5.0, 1, 1)
-    state.apply(end)
-    assert state.needs_plan(end)
+    assert state.apply(end).needs_plan
     state = cluster("r", "s", max_tokens=1)
     commit(state, prompts(state, "r"))
     state.apply(BatchEndPredicted(3.0, 1, 4.0))
     commit(state, prompts(state, "s"), now=3.0)
     state.apply(produced(1, reason=FinishReason.LENGTH))
-    assert state.apply(end) == (ReleaseKV("r", (0,)),)
-    assert state.needs_plan(end)
+    assert state.apply(end) == Applied((ReleaseKV("r", (0,)),), needs_plan=True)
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
@@ -200,22 +192,22 @@ def test_who_ends_unpredicted_leaves_with_the_next_batch(num_steps: int) -> None
     state = predicted()
     commit(state, step(state, num_steps=num_steps), now=3.0)
     state.apply(produced(1, 0, FinishReason.STOP))
-    assert state.apply(BatchFinished(5.0, 1, 1)) == ()
+    assert state.apply(BatchFinished(5.0, 1, 1)).instructions == ()
     assert view(state).has_ended
     assert view(state).num_output_tokens == 1
     state.apply(TokensProduced(6.0, 2, 0, (ProducedToken("r", 61, FinishReason.LENGTH),)))
-    assert state.apply(BatchFinished(6.0, 2, 1)) == (ReleaseKV("r", (0,)),)
+    assert state.apply(BatchFinished(6.0, 2, 1)).instructions == (ReleaseKV("r", (0,)),)
     assert state.snapshot(6.0).stats.num_output_tokens == 1
     assert used(state) == [0, 0, 0]
 
 
 def test_who_is_aborted_meanwhile_leaves_when_nothing_touches_it() -> None:
     state = predicted()
-    assert state.apply(RequestAborted(3.0, "r")) == ()
+    assert state.apply(RequestAborted(3.0, "r")).instructions == ()
     assert not state.snapshot(3.0).request
     assert state.snapshot(3.0).leaving == {0: len(PROMPT)}
     state.apply(produced(1))
-    assert state.apply(BatchFinished(5.0, 1, 1)) == (ReleaseKV("r", (0,)),)
+    assert state.apply(BatchFinished(5.0, 1, 1)).instructions == (ReleaseKV("r", (0,)),)
     state = cluster("r")
     commit(state, prompts(state, "r"))
     state.apply(RequestAborted(2.0, "r"))
@@ -231,7 +223,7 @@ def test_who_fails_meanwhile_is_counted_as_leaving() -> None:
     assert not state.snapshot(3.0).request
     assert state.snapshot(3.0).leaving == {0: len(PROMPT)}
     state.apply(produced(1))
-    assert state.apply(BatchFinished(5.0, 1, 1)) == (ReleaseKV("r", (0,)),)
+    assert state.apply(BatchFinished(5.0, 1, 1)).instructions == (ReleaseKV("r", (0,)),)
     state.check()
 
 
@@ -240,7 +232,7 @@ def test_a_loss_voids_what_was_predicted() -> None:
     commit(state, prefill([view(state)], (0, 1)))
     state.apply(BatchEndPredicted(3.0, 1, 4.0))
     assert not state.snapshot(3.0).request
-    assert state.apply(InstanceLost(3.5, 1)) == (ReleaseKV("r", (0,)),)
+    assert state.apply(InstanceLost(3.5, 1)).instructions == (ReleaseKV("r", (0,)),)
     assert view(state).num_output_tokens == 0
     assert not view(state).has_begun
     assert [i.kv_used for i in state.snapshot(4.0).instances] == [0, 0]
@@ -252,10 +244,10 @@ def test_a_loss_voids_what_was_predicted() -> None:
 def test_who_loses_kv_with_the_next_batch_waits_for_the_end_of_the_one_before() -> None:
     state = predicted()
     commit(state, step(state, (0, 1)), now=3.0)
-    assert state.apply(InstanceLost(3.5, 1)) == ()
+    assert state.apply(InstanceLost(3.5, 1)).instructions == ()
     assert not view(state).is_plannable
     state.apply(produced(1))
-    assert state.apply(BatchFinished(5.0, 1, 1)) == (ReleaseKV("r", (0,)),)
+    assert state.apply(BatchFinished(5.0, 1, 1)).instructions == (ReleaseKV("r", (0,)),)
     assert view(state).num_output_tokens == 1
     state.check()
 
@@ -267,10 +259,9 @@ def test_who_was_in_a_batch_that_is_lost_gets_nothing_of_the_next_one() -> None:
     commit(state, both(step(state, request_id="s"), prompts(state, "r")), now=3.0)
     state.apply(InstanceLost(3.5, 1))
     lookahead = BatchEndPredicted(4.0, 2, 5.0)
-    state.apply(lookahead)
-    assert not state.needs_plan(lookahead)  # who knows what it leaves
+    assert not state.apply(lookahead).needs_plan  # who knows what it leaves
     state.apply(produced(2))
-    assert state.apply(BatchFinished(5.0, 2, 1)) == (ReleaseKV("s", (0,)),)
+    assert state.apply(BatchFinished(5.0, 2, 1)).instructions == (ReleaseKV("s", (0,)),)
     assert view(state, "s").num_output_tokens == 0
     assert view(state).num_output_tokens == 1
     state.check()

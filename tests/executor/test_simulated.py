@@ -64,7 +64,7 @@ class Stage:
             if not self._events:
                 return None
             event = self._events.popleft()
-            self.executor.submit(self.state.apply(event))
+            self.executor.submit(self.state.apply(event).instructions)
             if not isinstance(event, BatchStarted):
                 return event
             self.starts.append(event)

@@ -47,7 +47,7 @@ PROMPT = (50, 51, 52, 53)
 def cluster() -> ClusterState:
     """Return four instances and the request r, which waits."""
     state = ClusterState(tuple(ElasticInstance(i, 1, InstanceKind.FULL, 20) for i in range(4)))
-    assert state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, arrival_time=0.0))) == ()
+    assert state.apply(RequestArrived(0.0, Request("r", PROMPT, PARAMS, arrival_time=0.0))).instructions == ()
     return state
 
 
@@ -101,7 +101,7 @@ def test_a_chunk_before_the_last_samples_nothing() -> None:
     assert run.inputs == (RequestInput("r", PROMPT[:3], 4, 0, Placement(), None),)
     with pytest.raises(InvalidEventError, match="of r, which it does not sample"):
         state.apply(token(1, 0, 60))
-    assert state.apply(BatchFinished(1.0, 1, 1)) == ()
+    assert state.apply(BatchFinished(1.0, 1, 1)).instructions == ()
     (view,) = state.snapshot(1.0).running
     assert (view.num_computed_tokens, view.num_uncomputed_tokens) == (3, 1)
     assert not view.is_decoding
@@ -116,7 +116,7 @@ def test_a_lease_that_ends_early_gives_back_the_slots_of_steps_not_taken() -> No
     end = IterationPlan(lease_ends=(LeaseEnd(2, 2),))
     assert commit(state, end, 1.0) == (StopLease(2, plan.group, 2),)
     state.apply(token(2, 1, 62))
-    assert state.apply(BatchFinished(2.0, 2, 2)) == ()
+    assert state.apply(BatchFinished(2.0, 2, 2)).instructions == ()
     assert used(state) == [2, 4, 0, 0]
     (view,) = state.snapshot(2.0).running
     assert (view.num_output_tokens, view.is_decoding) == (3, True)
@@ -135,7 +135,7 @@ def test_a_lease_that_goes_on_has_room_for_its_steps_and_gives_back_what_it_does
     end = IterationPlan(lease_ends=(LeaseEnd(2, 5),))
     assert commit(state, end, 1.0) == (StopLease(2, plan.group, 5),)
     state.apply(token(2, 4, 65))
-    assert state.apply(BatchFinished(2.0, 2, 5)) == ()
+    assert state.apply(BatchFinished(2.0, 2, 5)).instructions == ()
     assert used(state) == [2, 7, 0, 0]
     (view,) = state.snapshot(2.0).running
     assert (view.num_output_tokens, view.is_decoding) == (6, True)
@@ -149,7 +149,7 @@ def test_a_lease_whose_group_heard_too_late_ends_as_it_was_to() -> None:
     assert used(state) == [11, 0, 0, 0]
     state.apply(token(2, 1, 62))
     state.apply(token(2, 2, 63))
-    assert state.apply(BatchFinished(2.0, 2, 3)) == ()
+    assert state.apply(BatchFinished(2.0, 2, 3)).instructions == ()
     assert used(state) == [7, 0, 0, 0]
 
 
@@ -165,18 +165,12 @@ def test_after_an_abort_no_lease_goes_on_for_its_workers_know_of_none() -> None:
 def test_the_first_tokens_of_the_last_steps_of_a_lease_call_for_a_plan() -> None:
     state = cluster()
     commit(state, IterationPlan((prefill(0),)), 0.0)
-    first = token(1, 0, 60)
-    state.apply(first)
-    assert not state.needs_plan(first)  # its batch has one step
-    finished = BatchFinished(1.0, 1, 1)
-    state.apply(finished)
-    assert state.needs_plan(finished)
+    assert not state.apply(token(1, 0, 60)).needs_plan  # its batch has one step
+    assert state.apply(BatchFinished(1.0, 1, 1)).needs_plan
     commit(state, IterationPlan((lease(5, 0),)), 1.0)
     calls = []
     for step, reason in enumerate((None, None, None, FinishReason.STOP)):
-        event = token(2, step, 61, reason)
-        state.apply(event)
-        calls.append(state.needs_plan(event))
+        calls.append(state.apply(token(2, step, 61, reason)).needs_plan)
     assert calls == [True, False, False, True]  # of a short lease at once
 
 
@@ -194,9 +188,9 @@ def test_a_lease_reports_when_its_present_step_began() -> None:
 def test_a_request_that_ends_frees_its_kv_when_its_batch_is_done() -> None:
     state = prefilled(0, 1)
     commit(state, IterationPlan((lease(5, 0, 1, 2),)), 1.0)
-    assert state.apply(token(2, 0, 61, FinishReason.STOP)) == ()
-    assert state.apply(RequestAborted(2.0, "r")) == ()  # its client left just then
-    assert state.apply(BatchFinished(2.0, 2, 1)) == (ReleaseKV("r", (0, 1, 2)),)
+    assert state.apply(token(2, 0, 61, FinishReason.STOP)).instructions == ()
+    assert state.apply(RequestAborted(2.0, "r")).instructions == ()  # its client left just then
+    assert state.apply(BatchFinished(2.0, 2, 1)).instructions == (ReleaseKV("r", (0, 1, 2)),)
     assert used(state) == [0, 0, 0, 0]
     assert state.snapshot(2.0).request == {}
 
@@ -221,16 +215,16 @@ def test_an_abort_ends_the_lease_at_the_next_step() -> None:
     state = prefilled(0)
     commit(state, IterationPlan((lease(5, 0),)), 1.0)
     state.apply(token(2, 0, 61))
-    assert state.apply(RequestAborted(1.5, "r")) == (StopLease(2, ESPGroup((0,)), 2),)
-    assert state.apply(RequestAborted(1.6, "r")) == ()
-    assert state.apply(token(2, 1, 62)) == ()
-    assert state.apply(BatchFinished(2.0, 2, 2)) == (ReleaseKV("r", (0,)),)
+    assert state.apply(RequestAborted(1.5, "r")).instructions == (StopLease(2, ESPGroup((0,)), 2),)
+    assert state.apply(RequestAborted(1.6, "r")).instructions == ()
+    assert state.apply(token(2, 1, 62)).instructions == ()
+    assert state.apply(BatchFinished(2.0, 2, 2)).instructions == (ReleaseKV("r", (0,)),)
 
 
 def test_an_abort_of_a_waiting_request_ends_it_at_once_and_of_an_unknown_one_is_ignored() -> None:
     state = cluster()
-    assert state.apply(RequestAborted(1.0, "r")) == ()
-    assert state.apply(RequestAborted(1.0, "r")) == ()
+    assert state.apply(RequestAborted(1.0, "r")).instructions == ()
+    assert state.apply(RequestAborted(1.0, "r")).instructions == ()
     assert state.snapshot(1.0).stats.num_ended == 1
 
 
@@ -244,7 +238,7 @@ def test_a_migration_commits_by_releasing_its_source_and_rolls_back_by_its_desti
         )
         assert used(state) == [2, 2, 2, 0]
         stale = 0 if is_committed else 2
-        assert state.apply(MigrationFinished(2.0, migration_id, is_committed)) == (
+        assert state.apply(MigrationFinished(2.0, migration_id, is_committed)).instructions == (
             ReleaseKV("r", (stale,), segment.positions),
         )
     assert used(state) == [0, 2, 2, 0]
@@ -295,7 +289,7 @@ def test_a_prompt_that_is_a_range_stays_one_until_outputs_join_it() -> None:
 def test_when_an_instance_is_lost_its_peers_free_even_what_they_had_only_reserved() -> None:
     state = cluster()
     commit(state, IterationPlan((prefill(0, 1, 2),)), 0.0)
-    assert state.apply(InstanceLost(1.0, 1)) == (ReleaseKV("r", (0, 2)),)
+    assert state.apply(InstanceLost(1.0, 1)).instructions == (ReleaseKV("r", (0, 2)),)
     assert used(state) == [0, 0, 0]
     assert [i.batch_id for i in state.snapshot(1.0).instances] == [None] * 3
     assert [view.request_id for view in state.snapshot(1.0).waiting] == ["r"]
@@ -304,14 +298,14 @@ def test_when_an_instance_is_lost_its_peers_free_even_what_they_had_only_reserve
 def test_a_source_that_is_lost_in_a_migration_costs_the_destination_its_slots() -> None:
     state = prefilled(0)
     commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)
-    assert state.apply(InstanceLost(1.0, 0)) == (ReleaseKV("r", (1,)),)
+    assert state.apply(InstanceLost(1.0, 0)).instructions == (ReleaseKV("r", (1,)),)
     assert used(state) == [0, 0, 0]
 
 
 def test_a_destination_that_is_lost_in_a_migration_costs_nothing() -> None:
     state = prefilled(0)
     commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)
-    assert state.apply(InstanceLost(1.0, 1)) == ()
+    assert state.apply(InstanceLost(1.0, 1)).instructions == ()
     assert used(state) == [4, 0, 0]
     (view,) = state.snapshot(1.0).running
     assert view.is_plannable
@@ -320,9 +314,9 @@ def test_a_destination_that_is_lost_in_a_migration_costs_nothing() -> None:
 def test_a_loss_waits_for_a_migration_of_the_same_request_between_two_others() -> None:
     state = prefilled(0, 1)
     commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(1, 4, 2), 1), 2),)), 1.0)
-    assert state.apply(InstanceLost(1.0, 0)) == ()
+    assert state.apply(InstanceLost(1.0, 0)).instructions == ()
     assert used(state) == [2, 2, 0]
-    assert state.apply(MigrationFinished(2.0, 2, is_committed=True)) == (
+    assert state.apply(MigrationFinished(2.0, 2, is_committed=True)).instructions == (
         ReleaseKV("r", (1,), range(1, 4, 2)),
         ReleaseKV("r", (2,)),
     )

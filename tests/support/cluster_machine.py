@@ -46,7 +46,7 @@ from loong.core.plan import (
 )
 from loong.core.request import FinishReason, Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
-from loong.state.cluster_state import ClusterState
+from loong.state.cluster_state import Applied, ClusterState
 
 SPARE = 9
 INSTANCES = {
@@ -244,10 +244,12 @@ class ClusterMachine(RuleBasedStateMachine):
         self.unborn: set[RequestId] = set()  # siblings that no policy has seen
         self.scored: defaultdict[RequestId, set[int]] = defaultdict(set)  # positions of a prompt with choices
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event) -> Applied:
         self.time = event.time
-        self.workers.submit(self.state.apply(event))
+        applied = self.state.apply(event)
+        self.workers.submit(applied.instructions)
         self.check()
+        return applied
 
     def now(self) -> float:
         return self.time + 1.0
@@ -391,9 +393,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id, self.ended)))
             return
         if batch.num_steps_taken == 0:
-            started = BatchStarted(self.now(), batch_id)
-            self.apply(started)
-            assert not self.state.needs_plan(started)
+            assert not self.apply(BatchStarted(self.now(), batch_id)).needs_plan
             self.score(batch.run)
         step, sampled = batch.num_steps_taken, batch.sampled
         batch.num_steps_taken += 1

@@ -77,9 +77,9 @@ class EventReporter:
 
     def report(self, event: Event, plan: IterationPlan | None = None) -> None:
         """Let an event happen, and on it a plan (the empty one, unless given)."""
-        self.state.apply(event)
+        applied = self.state.apply(event)
         self._log.on_event(event)
-        if self.state.needs_plan(event):
+        if applied.needs_plan:
             snapshot, made = self.state.snapshot(event.time), plan or IterationPlan()
             instructions = self.state.commit(made, snapshot)
             self._log.on_plan([event], snapshot, made, instructions)

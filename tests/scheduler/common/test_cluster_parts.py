@@ -37,3 +37,9 @@ def test_a_first_chunk_in_flight_is_in_the_part_of_its_batch() -> None:
     batch = running(1, BatchPlan(ESPGroup((1,)), (block,), ()))
     parts = split(snapshot_of([50, 50], [waiting("new", 9)], [batch]), ((0,), (1,)), {})
     assert [[view.request_id for view in part.running] for part in parts] == [[], ["new"]]
+
+
+def test_a_request_is_in_the_part_with_its_oldest_kv_or_else_where_it_is_assigned() -> None:
+    views = [begun("partly", 9, 4, (3, 1)), begun("outside", 9, 4, (3,)), begun("nowhere", 9, 4, (3,))]
+    parts = split(snapshot_of([50] * 4, views), ((0,), (1, 2)), {"outside": 0})
+    assert [[view.request_id for view in part.running] for part in parts] == [["outside"], ["partly"]]

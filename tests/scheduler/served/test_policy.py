@@ -18,7 +18,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
-from loong.scheduler.served.decodes import JOINED, NO_SLOTS
+from loong.scheduler.served.decodes import FULL, JOINED, NO_SLOTS
 
 FOUR = [H200_CAPACITY] * 4
 
@@ -127,7 +127,7 @@ def test_a_lease_ends_for_a_decode_that_comes_but_not_before_it_was_worth_its_st
     assert not planned(snapshot_of([900] * 3, [old], [lease], now=1.0)).lease_ends
 
 
-def test_why_so_many_instances_decode_is_told_with_the_next_number() -> None:
+def test_the_number_of_decode_instances_is_explained_with_the_next_number() -> None:
     plan = planned(snapshot_of([900] * 4, [decoding("d", 100, (0,))]))
     (decision,) = plan.decisions
     assert decision.kind is DecisionKind.DOP
@@ -148,3 +148,12 @@ def test_one_request_may_come_to_what_either_half_holds() -> None:
     assert [admissible_tokens(name, instances_with([50] * 8)) for name in names] == [200, 50, 100]
     with pytest.raises(ConfigError, match="esp-served runs at least 2 instances"):
         admissible_tokens("esp-served", instances_with([100]))
+
+
+def test_where_no_decode_finds_a_slot_and_nothing_runs_the_last_to_come_is_preempted() -> None:
+    views = [decoding("d0", 80, (0,), max_tokens=9), decoding("d1", 20, (0,), max_tokens=9)]
+    views += [begun(f"p{n}", 60, 45, (1,), max_tokens=9) for n in range(2)]
+    plan = planned(snapshot_of([100, 90], views))
+    assert [preemption.request_id for preemption in plan.preemptions] == ["p1"]
+    assert [d.request_ids for d in plan.decisions if d.chosen == FULL] == [("p1",)]
+    assert not plan.batches
