@@ -1,4 +1,4 @@
-"""What a lost instance makes void, until the workers that are left have let go of it."""
+"""The void work of lost instances, until the other workers have left it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from loong.core.request import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """How lost instances come back: `end` ends all processes of one, and `start` starts new ones later.
+    """The way in which lost instances return: `end` ends all processes of one, and `start` starts new ones.
 
     They start only when no batch in flight has the lost one as a member: a batch never meets two processes of
     one worker. `instances` are all that can join again, empty.
