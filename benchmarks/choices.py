@@ -1,9 +1,9 @@
 """Compares one request of n choices with n requests of the same prompt.
 
 Both are sent in turn to a server of CPU instances. The script reports the seconds to the first token of all
-and to the last, the prompt tokens that were computed, and the most KV held or reserved in a plan, from the
-decision log. Seeds count up, so both must give the same texts. Ceiling of the KV of one request: its prompt
-once, and the output of every choice.
+and to the last. The decision log gives the prompt tokens computed, and the most KV held or reserved in a
+plan. Seeds count up, so both must give the same texts. Ceiling of the KV of one request: its prompt once, and
+the output of every choice.
 
     python benchmarks/choices.py                       # n = 8, a prompt of 4,096 tokens, half a minute
     python benchmarks/choices.py --num-instances 4 --prompt-tokens 16384 --n 16 --save

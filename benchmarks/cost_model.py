@@ -1,13 +1,13 @@
 """Measures errors of predicted times on a real run: workers under a policy with a workload.
 
-Each batch is predicted from its plan and the KV before it, and compared with the time that the engine
-observed, from its commit until its whole group was done. The first tenth warms up. CPU instances share the
-cores of the host: if more processes were busy than there are cores, the prediction is multiplied by their
-ratio, and the batch is counted separately. Errors are predicted over measured seconds, less 1. "Corrected" is
-the median error of predictions corrected by the batches before (`Calibration`). Then the workers run the same
-batches again, at the same intervals. The floor is the median error of a perfect average, estimated from the
-two times of each batch. Ceiling: a median error of 10 % of batches that had cores of their own, on a machine
-that does nothing else.
+Each batch is predicted from its plan and the KV before it. The prediction is compared with the engine's time
+from the commit until the whole group was done. The first tenth warms up. CPU instances share the cores of the
+host: if more processes were busy than there are cores, the prediction is multiplied by their ratio, and the
+batch is counted separately. Errors are predicted over measured seconds, less 1. "Corrected" is the median
+error of predictions corrected by the batches before (`Calibration`). Then the workers run the same batches
+again, at the same intervals. The floor is the median error of a perfect average, estimated from the two times
+of each batch. Ceiling: a median error of 10 % of batches that had cores of their own, on a machine that does
+nothing else.
 """
 
 import asyncio

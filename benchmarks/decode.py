@@ -1,9 +1,9 @@
 """Measures a decode step on one GPU, or on a group of them.
 
 It reports the median time between the tokens of a lease, from the workers' reports, with dummy weights. The
-floor is the bytes of the weights and of each instance's part of all KV over the rate at which they can be
-read (4.3 TB/s). With `--dop`, every request's KV is spread evenly over the group, and the two exchanges of a
-layer are also timed separately.
+floor is the bytes of the weights and of each instance's part of all KV over the read bandwidth (4.3 TB/s).
+With `--dop`, every request's KV is spread evenly over the group, and the two exchanges of a layer are also
+timed separately.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,9 +6,9 @@ run at their own pace: between two plans most running requests have got tokens, 
 is the time's factor over the number of requests', from the row above: 1 is linear. Ceiling at 64 running and
 64 waiting on 8 instances: 0.5 ms, of which 0.15 ms without the policy.
 
-With --bursts, a number of requests arrives at once, on 8 instances with room for half of them, and the whole
-loop runs to their end. It reports CPU time for each request until all have arrived and been planned for once,
-and until all have ended, with the number of plans.
+With --bursts, a number of requests arrives at once, on 8 instances with room for half of them. The whole loop
+runs to their end. It reports CPU time for each request until all have arrived and been planned for once. It
+also reports the time until all have ended, and the number of plans.
 
 Cases in which no request fits one instance are left out. The policy `refill` does the least that a policy can
 do, to measure the other parts at any size.

@@ -171,7 +171,9 @@ def trace(story: Story, url: str) -> None:
     path.write_bytes(httpx.get(f"{url}/trace").content)
     events = json.loads(path.read_text())["traceEvents"]
     dops = [e["args"]["dop"] for e in sorted(events, key=lambda e: e.get("ts", 0)) if e.get("cat") == "batch"]
-    reported = f"{len(events)} events for Perfetto; batches ran on so many instances: {changes(dops)}"
+    reported = (
+        f"{len(events)} events for Perfetto; batches ran on these numbers of instances: {changes(dops)}"
+    )
     has_both = any(a < b for a, b in pairwise(dops)) and any(a > b for a, b in pairwise(dops))
     sent = f"after prompts of {SHORT_PROMPT}, {LONG_PROMPT:,} and {SHORT_PROMPT} tokens"
     story.report(f"$ curl {url}/trace > trace.json   ({sent})", reported, is_right=has_both)

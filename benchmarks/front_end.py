@@ -7,8 +7,8 @@ and again. `tokens`: 500 streams, of which each gets a token at every tick, and 
 takes them. Then follow the same at half of the wanted rate, and the delay of the last byte of an answer, or
 of each token. Either all streams get theirs at once or, `by turns`, eight groups one after the other. The
 delay of the generator's own timer is reported too. `floor` is the rate at which a bare loop writes events,
-which no server on it can exceed. Rates are for a second of the clock and, since others may use the cores, for
-a second of the processor time of the process that answers.
+which no server on it can exceed. Rates are for a second of the clock. As others may use the cores, they are
+also for a second of processor time of the process that answers.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 It decodes frames that are almost messages. It sends requests with single wrong bytes to a server of a
 scripted engine, and requests with wrong fields to `loong serve`. The latter are first every field of its
 `/openapi.json` at its extremes, then random ones, for which hypothesis varies earlier examples. `/health` is
-polled all the time. It ends with an error and the smallest example, if a request is answered with a 5xx but
-503, is refused without the name of its field, or harms the server.
+polled all the time. It ends with an error and the smallest example, if a request is answered with a 5xx other
+than 503. It also does if a request is refused without the name of its field, or harms the server.
 """
 
 import asyncio

@@ -1,13 +1,13 @@
 """All-class goodput of every policy, in virtual time on eight H200s: the table of docs/goodput.md.
 
-All-class goodput is the highest rate at which 90 % of the requests of every length class meet the SLO and the
-backlog of work does not grow. Each cell is searched with the same requests at every rate, once for each seed,
-and is a line of results/all_class_goodput.jsonl. Cells in the file are not searched again, so that a run can
-be stopped and resumed. Needs no device.
+All-class goodput is the highest rate at which 90 % of the requests of every length class meet the SLO. The
+backlog of work must not grow either. Each cell is searched with the same requests at every rate, once for
+each seed, and is a line of results/all_class_goodput.jsonl. Cells in the file are not searched again, so that
+a run can be stopped and resumed. Needs no device.
 
-    python benchmarks/goodput.py                                    # all cells: hours of a processor
+    python benchmarks/goodput.py                                    # all cells: hours
     python benchmarks/goodput.py --policy esp replicas --workload mixed --slo tight --seed 0   # minutes
-    python benchmarks/goodput.py --show --write                    # the table of what is there, into the page
+    python benchmarks/goodput.py --show --write                    # write the table
 """
 
 import argparse

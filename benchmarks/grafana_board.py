@@ -1,8 +1,8 @@
 """Checks that a Grafana board made for vLLM shows data of loong.
 
 Takes the board's JSON file (vLLM's is examples/observability/prometheus_grafana/grafana.json of its sources),
-starts a server of the tiny model, asks for /metrics before and after some requests of every kind, and answers
-each query of each panel from these two as Prometheus would. Exits with 1 if one has no number to show.
+and starts a server of the tiny model. It reads /metrics before and after some requests of every kind. Each
+query of each panel is answered from these two as Prometheus would. Exits with 1 if one has no number to show.
 """
 
 import json

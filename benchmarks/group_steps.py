@@ -1,10 +1,10 @@
 """Measures a step with a prompt on a group of GPUs, by the tensors that travel in it.
 
-A prompt, or a chunk after its history, is striped over the GPUs, alone and with decodes whose KV is on all
-and whose masters they are in turn, with dummy weights. It reports the median time from the batch's arrival at
-its workers to its tokens. The ceiling is one GPU with its share of the prompt, of the history and of the
-decodes: the time without transfers and waits. With a history, however, each GPU of a group attends twice as
-much or more.
+A prompt, or a chunk after its history, is striped over the GPUs, with dummy weights. It runs alone and with
+decodes whose KV is on all GPUs and whose masters they are in turn. It reports the median time from the
+batch's arrival at its workers to its tokens. The ceiling is one GPU with its share of the prompt, of the
+history and of the decodes: the time without transfers and waits. With a history, however, each GPU of a group
+attends twice as much or more.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Measures the cost of thousands of idle connections.
 
 They are opened to a server of the tiny model. It reports the time of a short completion without and with
-them, the memory of a connection, and when the server has closed all of them, since they sent no request.
+them, and the memory of a connection. It also reports when the server has closed all of them, since they sent
+no request.
 """
 
 import asyncio

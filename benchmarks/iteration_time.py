@@ -1,10 +1,10 @@
 """Measures an iteration, by batch, length and degree of parallelism.
 
-Prefills of whole prompts and decode steps (in leases of 16) run on groups of every size, on real workers, and
-are compared with the cost model's predictions. They show why one DoP does not fit all: long prompts gain from
-many instances, short ones and most decodes do not. LoongServe shows it in its figures 2 and 3, and the errors
-of its iteration-time model in figure 15. Errors are predicted over measured seconds, less 1. Ceiling: a mean
-error of 10 %.
+Prefills of whole prompts and decode steps (in leases of 16) run on groups of every size, on real workers.
+They are compared with the cost model's predictions. They show why one DoP does not fit all: long prompts gain
+from many instances, short ones and most decodes do not. LoongServe shows it in its figures 2 and 3, and the
+errors of its iteration-time model in figure 15. Errors are predicted over measured seconds, less 1. Ceiling:
+a mean error of 10 %.
 
     python benchmarks/iteration_time.py --num-instances 2                              # CPUs, a minute
     python benchmarks/iteration_time.py llama-3.1-8b --load-format dummy --device cuda --num-instances 4 \\

@@ -1,9 +1,9 @@
 """Compares the kernels with the memory bandwidth and the arithmetic rate of the GPU.
 
-Each row is one call as a model makes it, in bfloat16. The floor is the larger of the bytes that must be moved
-over the bandwidth of a large copy, and the floating-point operations over the rate of a large matrix product,
-both measured on an H200. Calls are replayed from a CUDA graph that goes through several layers' memory, so no
-call finds its data in a cache and none waits for the host.
+Each row is one call as a model makes it, in bfloat16. The floor is the larger of two times: the bytes to be
+moved over the bandwidth of a large copy, and the floating-point operations over the rate of a large matrix
+product. Both rates were measured on an H200. Calls are replayed from a CUDA graph that goes through several
+layers' memory. So no call finds its data in a cache, and none waits for the host.
 """
 
 from collections.abc import Callable, Iterator
@@ -229,15 +229,15 @@ def row_cases(shape: Shape, num_tokens: int) -> Iterator[Case]:
     rows = torch.randperm(4 * num_tokens, device=DEVICE)[:num_tokens]
     some = torch.arange(0, num_tokens, 4, device=DEVICE)
     pairs = list(zip(pools, blocks, strict=True))
-    gathers: list[Call] = [partial(copy_rows, pool, block, source_rows=rows) for pool, block in pairs]
-    scatters: list[Call] = [partial(copy_rows, block, pool, target_rows=rows) for pool, block in pairs]
+    reads: list[Call] = [partial(copy_rows, pool, block, source_rows=rows) for pool, block in pairs]
+    writes: list[Call] = [partial(copy_rows, block, pool, target_rows=rows) for pool, block in pairs]
     keeps: list[Call] = [
         partial(copy_rows, block, pool, source_rows=some, target_rows=rows[: len(some)])
         for pool, block in pairs
     ]
     num_bytes = 2 * num_tokens * shape.kv_bytes
-    yield Case(f"gather {num_tokens} rows", gathers, num_bytes)
-    yield Case(f"scatter {num_tokens} rows", scatters, num_bytes)
+    yield Case(f"gather {num_tokens} rows", reads, num_bytes)
+    yield Case(f"scatter {num_tokens} rows", writes, num_bytes)
     yield Case(f"keep 1 in 4 of {num_tokens} rows", keeps, num_bytes / 4)
 
 

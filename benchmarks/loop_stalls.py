@@ -1,8 +1,8 @@
 """Measures how long a large request blocks the server for others.
 
-Requests of a million token ids, a million characters and so on go to a server of the real application, over
-an engine that costs nothing. A watchdog in its event loop reports the longest time between two turns. The
-bound is 50 ms.
+Requests of a million token ids, a million characters and the like go to a server of the real application. Its
+engine costs nothing. A watchdog in its event loop reports the longest time between two turns. The bound is 50
+ms.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Errors of predicted times, from the decision logs of real runs, by kinds of batches.
 
-For each batch the log has the predicted time of one of its steps when it was planned, corrected by the
-batches before it, and the measured time. Errors are predicted over measured seconds, less 1.
+For each batch the log has the measured time and the predicted time of one of its steps. The prediction is the
+one of its plan, corrected by the batches before it. Errors are predicted over measured seconds, less 1.
 
     python benchmarks/reality.py ... --output-dir out
     python benchmarks/prediction_errors.py out/mixed/measured/decisions-*.jsonl

@@ -1,6 +1,6 @@
 """Prompts and decode leases on real workers, one batch at a time, for scripts that measure an iteration.
 
-Workers run in processes of their own, on CPUs or GPUs, and a batch is timed as the engine sees it, from its
+Workers run in processes of their own, on CPUs or GPUs. A batch is timed as the engine sees it, from its
 commit until its whole group is done.
 """
 

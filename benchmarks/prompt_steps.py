@@ -1,10 +1,10 @@
 """Measures a step with a prompt on one GPU, the host's part of it, and the roofline's prediction.
 
 Steps have a prompt or a chunk after its history, alone and with decodes of context 1,024, with dummy weights.
-It reports the median time from the batch's arrival at its worker to its tokens, and the prediction of an
-H200's roofline without the time to send a batch. A trace adds the time that the GPU works in a step, and the
-number of driver calls. Time above the GPU's work is the host's. `--launched`: without captured steps.
-Ceiling: 2 ms above the GPU's work.
+It reports the median time from the batch's arrival at its worker to its tokens. It also reports the
+prediction of an H200's roofline without the time to send a batch. A trace adds the time that the GPU works in
+a step, and the number of driver calls. Time above the GPU's work is the host's. `--launched`: without
+captured steps. Ceiling: 2 ms above the GPU's work.
 """
 
 import cProfile

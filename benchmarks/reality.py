@@ -3,7 +3,7 @@
 Workers are processes on CPUs or GPUs. They start once for consecutive policies of several instances, and once
 for those of one instance (tp, chunked). The engine runs in this process, without HTTP. After each run the
 simulator gets the same requests, policy and cost model, and the planning time of the real run. Its batches
-deviate from predictions at random, by as much as the last ones of the real run, and CPU instances share the
+deviate from predictions at random, by as much as the last ones of the real run. CPU instances share the
 host's cores there, too. Requests have the first SLO, and are judged under all. Bounds that depend on an
 unloaded prefill use the cost model's prediction of it, for all. Results are written after each run, so the
 script can be stopped at any time. It reports attainment by length class, the time until all were done, and

@@ -1,8 +1,8 @@
 """Measures how often groups grow while they decode, and the gain.
 
-By rate, it reports SLO attainment, goodput, and how often a group gained an instance in ten seconds, for
-`esp`, LoongServe's equations, and `replicas`, none of which can use another's room. LoongServe's figure 13:
-2.87 times the goodput on sharegpt. In virtual time by default, or on servers.
+By rate, it reports SLO attainment, goodput, and how often a group gained an instance in ten seconds. The
+policies are `esp`, LoongServe's equations, and `replicas`, none of which can use another's room. LoongServe's
+figure 13: 2.87 times the goodput on sharegpt. In virtual time by default, or on servers.
 
     python benchmarks/scale_up.py --output-dir out --model llama-2-7b --device a800 --num-instances 4 \\
         --kv-cache-tokens 16000 --workload 'uniform(100,12000,1000)' --num-requests 100 \\

@@ -103,7 +103,7 @@ async def take_report(album: Album, folder: Path) -> None:
         await album.take(name, 2000)
     await album.show((folder / "run" / "interactive.html").as_uri(), DESKTOP, "light", HAS_BARS)
     await album.page.click(*await album.page.evaluate(WIDEST_BAR))
-    await album.page.until("document.querySelectorAll('#told tbody tr').length")
+    await album.page.until("document.querySelectorAll('#clicked tbody tr').length")
     await album.take("interactive", 1200)
 
 

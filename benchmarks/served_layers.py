@@ -176,7 +176,7 @@ def _await_queries(
     tl.store(times + ((step % max_steps) * num_layers + layer) * 2, time)
 
 
-@triton.jit(do_not_specialize=["layer", "num_rows"])  # type: ignore[untyped-decorator]  # likewise
+@triton.jit(do_not_specialize=["layer", "num_rows"])  # type: ignore[untyped-decorator]  # as above
 def _put(
     out: tl.tensor,
     lse: tl.tensor,

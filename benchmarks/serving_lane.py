@@ -5,12 +5,12 @@ read; its latency is from the queries to the last partial. A step of 32 served l
 100 us between layers, as on other GPUs. At the same time run chunks of 8,192 tokens, a graph each, as in a
 worker, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 
-plain     a second stream
-high      a second stream of high priority; others may be added by "+":
-rows-N    matrix products of chunks take N rows at a time
-left-N    they leave N multiprocessors free
-blocks    chunks attend by a kernel of short programs
-lane-N    green contexts: N multiprocessors for served layers, the others for chunks
+- plain: a second stream
+- high: a second stream of high priority; others may be added by "+"
+- rows-N: matrix products of chunks take N rows at a time
+- left-N: they leave N multiprocessors free
+- blocks: chunks attend by a kernel of short programs
+- lane-N: green contexts: N multiprocessors for served layers, the others for chunks
 
 Floor of a layer: its KV over the rate of a large copy. First comes the rate at which attention alone reads
 KV, by the number of multiprocessors.

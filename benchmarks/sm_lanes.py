@@ -129,14 +129,14 @@ def captured(call: Callable[[], None], lane: Lane) -> Replay:
 def gemm_processors(lane: Lane) -> Iterator[None]:
     """Let the library's matrix products of this thread fill the lane."""
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]  # torch's own
-    _tell(handle, lane.num_processors - lane.num_left if lane.num_left else 0)
+    _set_processors(handle, lane.num_processors - lane.num_left if lane.num_left else 0)
     try:
         yield
     finally:
-        _tell(handle, 0)
+        _set_processors(handle, 0)
 
 
-def _tell(handle: ctypes.c_void_p, number: int) -> None:
+def _set_processors(handle: ctypes.c_void_p, number: int) -> None:
     if status := _cublas().cublasSetSmCountTarget(handle, ctypes.c_int(number)):
         raise RuntimeError(f"cuBLAS takes no count of {number} multiprocessors: status {status}")
 
@@ -195,7 +195,7 @@ def seconds_of(replay: Replay, lane: Lane, stamps: Stamps, count: int) -> list[f
 def times_beside(
     replay: Replay, lane: Lane, stamps: Stamps, count: int, other: Callable[[], None]
 ) -> list[int]:
-    """Return when each of so many replays ended, in nanoseconds, while `other` was called again and again.
+    """Return when each of `count` replays ended, in nanoseconds, while `other` was called repeatedly.
 
     A thread launches the replays, because a graph of thousands of kernels blocks its launcher.
     """
@@ -227,7 +227,7 @@ def processors_seen(lane: Lane, device: torch.device) -> int:
     return int(seen.sum())
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # likewise
+@triton.jit  # type: ignore[untyped-decorator]  # as above
 def _look(seen: tl.tensor, nanoseconds: tl.constexpr) -> None:
     polls = tl.full((), 0, tl.int64)
     begin = now(polls)

@@ -3,8 +3,9 @@
 A server of the tiny model has 1,000 streams open at a time. Of these, 50 clients are steady: they read every
 answer to its end and ask again. First all others do so too. Then the others leave after a random time, in the
 middle of their answers, and come back at once on new connections. It reports the tokens that steady clients
-get a second in both parts, the server's memory and descriptors over time, and the size of its decision log,
-of which it keeps the last 32 MiB. At the end all leave. Then no KV may be held, and no connection be open.
+get a second in both parts, and the server's memory and descriptors over time. It also reports the size of its
+decision log, of which it keeps the last 32 MiB. At the end all leave. Then no KV may be held, and no
+connection be open.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
 Decode steps and chunks of 8,192 tokens are a graph each, with dummy weights of Llama-3.1-8B. With lanes
 (green contexts), N multiprocessors decode and the others compute chunks. In mixed steps, a chunk and all
 decodes are one graph. It compares both by the time between tokens and the tokens of chunks a second. The last
-table has the tokens of chunks a second if no step may take longer than a target, which limits the chunks of
-mixed steps. The host's work between steps is in neither. Floor of a decode step: weights and KV over the rate
-of a copy.
+table has the tokens of chunks a second if no step may take longer than a target. The target limits the chunks
+of mixed steps. The host's work between steps is in neither. Floor of a decode step: weights and KV over the
+rate of a copy.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,9 @@
 """Compares elastic and fixed parallelism by P90 goodput under Zipf's law of lengths.
 
-Lengths from 10 to 200,000 tokens by three exponents, on elastic groups, on one group of all instances (tensor
-parallel or striped) and on replicas, with all else the same: LoongServe's ablation of its figure 12, where
-elasticity gives 1.5 to 3.1 times the goodput of each. In virtual time by default, or on servers.
+Lengths from 10 to 200,000 tokens are drawn by three exponents. They run on elastic groups, on one group of
+all instances (tensor parallel or striped) and on replicas, all else equal: LoongServe's ablation of its
+figure 12, where elasticity gives 1.5 to 3.1 times the goodput of each. In virtual time by default, or on
+servers.
 
     python benchmarks/zipf.py --output-dir out                                            # simulated, minutes
     python benchmarks/zipf.py --output-dir out --device cpu --num-instances 2 --length-scale 1/64 \\

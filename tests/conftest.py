@@ -13,6 +13,6 @@ settings.load_profile("quick")
 if not torch.cuda.is_available() or "-m" not in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 
-# As in workers. Tests run beside each other, and threads that wait for their part of a small tensor spin.
+# As in workers. Tests run at the same time, and threads that wait for their part of a small tensor spin.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start

@@ -119,7 +119,7 @@ def test_coalescing_keeps_every_position_and_never_adds_a_range(pieces: list[ran
 
 @laws
 @given(ranges, st.lists(st.integers(0, 60), max_size=4), st.integers(1, 9), st.data())
-def test_coalescing_mends_a_range_that_was_cut_crosswise(
+def test_coalescing_restores_a_range_that_was_cut_crosswise(
     whole: range, cuts: list[int], count: int, data: st.DataObject
 ) -> None:
     edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]

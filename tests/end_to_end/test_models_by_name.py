@@ -72,7 +72,7 @@ def test_a_chat_may_bring_its_own_server(tmp_path: Path) -> None:
 
 
 def run_chat(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Return one question to `loong chat`."""
+    """Ask `loong chat` one question."""
     return subprocess.run(
         [sys.executable, "-c", ENTRY, "chat", *words],
         input="What is a ring?\n",

@@ -230,7 +230,7 @@ def test_a_worker_that_dies_idle_is_reported_before_the_server_ends(tmp_path: Pa
     with served(tmp_path, "--num-instances", "2") as server:
         workers = server.worker_pids()
         os.kill(workers[0], signal.SIGKILL)
-        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503, 30, "/health to tell")
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503, 30, "/health to report")
         assert "instance 0" in httpx.get(f"{server.url}/health").text
         with pytest.raises(openai.InternalServerError, match="has stopped") as refused:
             greedy(server, [5], 1)

@@ -22,7 +22,7 @@ NUM_STEPS = NUM_PROMPT_TOKENS // CHUNK + NUM_OUTPUT_TOKENS - 1
 
 
 def three_requests() -> tuple[Request, Request, Request]:
-    """Return one that things happen to, and two that are in the same batches."""
+    """Return a request that is interrupted, and two that are in the same batches."""
     prompts = (random_prompt(length, seed=length) for length in (NUM_PROMPT_TOKENS, 50, 4))
     first, second, third = (greedy_request(prompt, NUM_OUTPUT_TOKENS) for prompt in prompts)
     return first, second, third

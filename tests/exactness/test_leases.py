@@ -80,7 +80,7 @@ def test_the_engine_ends_a_lease_at_a_coming_step(any_cluster: Cluster, folder: 
 
 
 @pytest.mark.parametrize("leaving", [{}, {0: 60}])
-def test_a_lease_that_goes_on_is_one_batch_whoever_ends_in_it(
+def test_a_lease_that_goes_on_is_one_batch_whichever_requests_end_in_it(
     any_cluster: Cluster, folder: Path, leaving: dict[int, int]
 ) -> None:
     """A long answer is one lease, unless a client leaves; by the policy of a group that never changes."""

@@ -26,7 +26,7 @@ Moves = Callable[[RequestView], Iterable[KVMigration]]
 
 
 def moving_before_steps(group: tuple[InstanceId, ...], moves: Moves, homes: dict[RequestId, int]) -> Policy:
-    """Return requests run on their homes; the one without a home runs on `group`, one step at a time.
+    """Run requests on their homes; the one without a home runs on `group`, one step at a time.
 
     Before each of its steps it makes `moves` once, and then moves back the KV outside its group. The others
     run at the same time.

@@ -88,7 +88,7 @@ def test_a_holder_computes_its_own_chunks_while_it_serves_a_lease(cluster: Clust
             beside.append(item)
         elif isinstance(item, BatchFinished):
             serving.discard(item.batch_id)
-    assert beside, "the holder was told no chunk of its own while it served a lease"
+    assert beside, "the holder got no chunk of its own while it served a lease"
     assert {run.plan.group.instance_ids for run in beside} == {(0,)}
 
 

@@ -100,7 +100,7 @@ def test_a_batch_that_waits_for_two_has_the_tokens_of_both() -> None:
     assert [item.token_ids for item in given] == [(60,), (61,)]
 
 
-def test_whoever_ended_with_that_token_ends_with_the_next() -> None:
+def test_a_request_that_ended_with_that_token_ends_with_the_next() -> None:
     queue = BatchQueue()
     queue.take(prompt(0))
     queue.take(dependent(1))

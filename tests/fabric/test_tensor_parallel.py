@@ -1,4 +1,4 @@
-"""Ranks of an instance sum and gather: bitwise as the definition, and the same on all."""
+"""Ranks of an instance sum and all-gather: bitwise as the definition, and the same on all."""
 
 from functools import reduce
 

@@ -18,7 +18,7 @@ MOST_IN_A_TURN = 0.2  # of a request's computation; `benchmarks/loop_stalls.py` 
 
 @pytest.fixture(autouse=True)
 def _garbage_of_other_tests_is_not_looked_at() -> Iterator[None]:
-    """Yield a collection of all that a long test run keeps takes longer than any request."""
+    """Freeze the objects of other tests: a collection of them takes longer than any request."""
     gc.freeze()
     yield
     gc.unfreeze()

@@ -15,7 +15,7 @@ DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 
 
 def loong_with(redirections: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Return a command started by a shell with these redirections."""
+    """Run a command by a shell with these redirections."""
     script = f'exec "$@" {redirections}'
     return subprocess.run(
         ["sh", "-c", script, "sh", sys.executable, "-c", ENTRY, *words],

@@ -50,9 +50,9 @@ class Stage:
     ) -> tuple[object, ...]:
         token = ProducedToken(request_id, 1, reason)
         self.state.apply(TokensProduced(self.time, batch_id, 0, (token,)))
-        told = self.state.apply(BatchFinished(self.time, batch_id, 1)).instructions
+        sent = self.state.apply(BatchFinished(self.time, batch_id, 1)).instructions
         self.state.check()
-        return told
+        return sent
 
 
 def test_holders_follow_from_placements_and_are_no_members() -> None:
@@ -87,12 +87,12 @@ def test_kv_that_a_batch_reads_is_released_after_it_alone() -> None:
 
 
 def copying(stage: Stage) -> MoveKV:
-    """Return the KV of `a` on instance 0 is copied to instance 2 while the lease reads it."""
+    """Return the copy of `a`'s KV from instance 0 to instance 2 while the lease reads it."""
     move = KVMigration(KVSegment("a", range(8), 0), 2)
-    (told,) = stage.state.commit(IterationPlan(migrations=(move,)), stage.state.snapshot(1.0))
-    assert isinstance(told, MoveKV)
-    assert told.during_batch_id == stage.lease.batch_id
-    return told
+    (sent,) = stage.state.commit(IterationPlan(migrations=(move,)), stage.state.snapshot(1.0))
+    assert isinstance(sent, MoveKV)
+    assert sent.during_batch_id == stage.lease.batch_id
+    return sent
 
 
 def held_by(stage: Stage) -> dict[InstanceId, int]:
@@ -101,8 +101,8 @@ def held_by(stage: Stage) -> dict[InstanceId, int]:
 
 def test_kv_is_copied_under_a_lease_and_switches_when_that_ends() -> None:
     stage = Stage()
-    told = copying(stage)
-    assert stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=True)).instructions == ()
+    sent = copying(stage)
+    assert stage.state.apply(MigrationFinished(2.0, sent.migration_id, is_committed=True)).instructions == ()
     stage.state.check()
     assert held_by(stage) == {0: 8}
     assert stage.finish(stage.lease.batch_id, "a") == (ReleaseKV("a", (0,), range(8)),)
@@ -113,18 +113,18 @@ def test_kv_is_copied_under_a_lease_and_switches_when_that_ends() -> None:
 
 def test_a_copy_that_outlasts_its_lease_is_awaited_and_then_switched() -> None:
     stage = Stage()
-    told = copying(stage)
+    sent = copying(stage)
     assert stage.finish(stage.lease.batch_id, "a") == ()
     assert not stage.state.snapshot(2.0).request["a"].is_plannable
-    released = stage.state.apply(MigrationFinished(3.0, told.migration_id, is_committed=True)).instructions
+    released = stage.state.apply(MigrationFinished(3.0, sent.migration_id, is_committed=True)).instructions
     assert released == (ReleaseKV("a", (0,), range(8)),)
     assert held_by(stage) == {2: 8, 1: 1}
 
 
 def test_a_copy_that_fails_leaves_kv_where_it_is() -> None:
     stage = Stage()
-    told = copying(stage)
-    released = stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=False)).instructions
+    sent = copying(stage)
+    released = stage.state.apply(MigrationFinished(2.0, sent.migration_id, is_committed=False)).instructions
     assert released == (ReleaseKV("a", (2,), range(8)),)
     assert stage.finish(stage.lease.batch_id, "a") == ()
     assert held_by(stage) == {0: 8, 1: 1}
@@ -133,8 +133,8 @@ def test_a_copy_that_fails_leaves_kv_where_it_is() -> None:
 @pytest.mark.parametrize("lost_id", [0, 2])
 def test_a_copy_is_forgotten_with_either_of_its_ends(lost_id: InstanceId) -> None:
     stage = Stage()
-    told = copying(stage)
-    stage.state.apply(MigrationFinished(2.0, told.migration_id, is_committed=True))
+    sent = copying(stage)
+    stage.state.apply(MigrationFinished(2.0, sent.migration_id, is_committed=True))
     stage.state.apply(InstanceLost(3.0, lost_id))
     stage.state.check()
     if lost_id == 2:

@@ -54,6 +54,11 @@ def modules() -> list[Path]:
     return sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 
 
+def scripts() -> list[Path]:
+    """Return the scripts of the benchmarks."""
+    return sorted((ROOT / "benchmarks").rglob("*.py"))
+
+
 def pages() -> list[Path]:
     """Return the Markdown pages of the project."""
     folders = (*PACKAGES, "docs", "tests", "benchmarks")

@@ -9,7 +9,7 @@ TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 def random_values(seed: int, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return normal values, the same on every device."""
+    """Return normally distributed values, the same on every device."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 

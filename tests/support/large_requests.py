@@ -14,7 +14,7 @@ _MILLION_CHARACTERS = (_TEXT * (1_000_000 // len(_TEXT) + 1))[:1_000_000]
 
 LARGE_REQUESTS: Mapping[str, tuple[str, dict[str, object]]] = {
     "a million token ids": ("/v1/completions", {"prompt": [77] * 1_000_000, "max_tokens": 1}),
-    "a million token ids, told back": (
+    "a million token ids, echoed": (
         "/v1/completions",
         {"prompt": [[77] * 1_000_000], "max_tokens": 1, "return_token_ids": True},
     ),
@@ -85,7 +85,7 @@ def request_bytes(name: str) -> bytes:
 
 
 def send_and_wait(url: str, request: bytes) -> int:
-    """Return the status of the answer, which is read to its end; for a thread."""
+    """Send a request, read the answer to its end, and return its status; for a thread."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(request)

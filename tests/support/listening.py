@@ -36,13 +36,13 @@ def serving(tokenizer: Tokenizer) -> Serving:
     return serving_with(tokenizer)
 
 
-@pytest.fixture(params=["beside its engine", "apart from its engine"])
+@pytest.fixture(params=["with its engine", "apart from its engine"])
 def serving_anywhere(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Serving:
     """Return the same, and one that talks to its engine as an API process does."""
     return serving_with(tokenizer, is_apart=request.param.startswith("apart"))
 
 
-BESIDE_ITS_ENGINE = pytest.mark.parametrize("serving", ["beside its engine"], indirect=True)
+BESIDE_ITS_ENGINE = pytest.mark.parametrize("serving", ["with its engine"], indirect=True)
 
 
 def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:

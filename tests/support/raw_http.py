@@ -58,5 +58,5 @@ def completion_request(**fields: object) -> bytes:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let others run until a condition holds; the test's own timeout bounds it."""
-    while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+    while not condition():  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.01)

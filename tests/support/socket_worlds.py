@@ -59,7 +59,7 @@ def run_in_world(
 
 
 def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, deadline: float) -> Fabric:
-    """Return one process's end. On GPUs, processes take those of the host by turns."""
+    """Return one process's end. On GPUs, processes take those of the host in turn."""
     sockets = SocketFabric(directory, world, rank, deadline=deadline)
     if carrier is Carrier.SOCKETS:
         return sockets

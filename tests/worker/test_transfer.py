@@ -135,7 +135,7 @@ def test_a_pool_without_room_takes_nothing_and_takes_the_next_segment_that_fits(
 def move_what_is_not_all_there(
     fabric: SocketFabric, instance_id: InstanceId, tp_rank: int, num_there: int
 ) -> list[bool]:
-    """Return a segment of which the source has the first few tokens only, and one that it has."""
+    """Move a segment of which the source has only the first few tokens, and one that it has."""
     mover, pools = make_mover(fabric, instance_id, NUM_SLOTS)
     if instance_id == 0:
         fill(pools[0], range(num_there))

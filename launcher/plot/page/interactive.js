@@ -147,7 +147,7 @@ function open(event) {
 }
 
 function tell(...content) {
-  byId("told").replaceChildren(...content);
+  byId("clicked").replaceChildren(...content);
 }
 
 function openBatch(policy, batch) {

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from loong.attention.exchange import MessageExchange, QueryRouting
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel
@@ -72,47 +73,58 @@ class NoExchange:
 
 
 class FabricExchange:
-    """Exchanges by messages of the host, inside the open batch. See KVExchange."""
+    """Exchanges inside the open batch, by the messages of steps that the host launches. See KVExchange.
+
+    All queries between CPU processes travel by one exchange, between members and to holders.
+    """
 
     max_kv_rows = MAX_KV_ROWS
 
     def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
         self.num_instances = fabric.world.num_instances
-        self._fabric, self._instance_id, self._device = fabric, instance_id, device
-        self._num_tokens: Mapping[InstanceId, int] = {}
+        self._fabric, self._instance_id = fabric, instance_id
+        self._messages = MessageExchange(fabric, device)
+        self.begin({})
 
     def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """See GroupExchange."""
-        self._num_tokens = num_tokens
+        self._num_own = num_tokens.get(self._instance_id, 0)
+        self._peers = {i: n for i, n in sorted(num_tokens.items()) if i != self._instance_id}
+        own_rows, most_rows = torch.arange(self._num_own), max(num_tokens.values(), default=0)
+        routing = QueryRouting(dict.fromkeys(self._peers, own_rows), self._peers, most_rows)
+        self._step = self._messages.begin(routing)
 
     def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order
         """See GroupExchange."""
-        return self._gathered(q, Channel.QUERIES)
+        self._step.send_queries(q)
+        came = torch.split(self._step.peer_queries(), [*self._peers.values()])
+        rows = self._rows_with(q)
+        for peer_id, its_rows in zip(self._peers, came, strict=True):
+            rows[peer_id, : len(its_rows)] = its_rows
+        return rows.flatten(0, 1)
 
     def merge(self, layer: int, part: Partial) -> Tensor:  # noqa: ARG002 - messages come in their order
-        """See GroupExchange. Out and lse travel in one message, and are merged in the order of ids."""
-        (num_queries, num_heads, head_dim), num_own = part.out.shape, self._num_tokens[self._instance_id]
-        num_tokens = num_queries // self.num_instances
-        messages = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
-        messages = messages.view(self.num_instances, num_tokens, num_heads, head_dim + 1)
-        outgoing = {i: messages[i, :n] for i, n in self._num_tokens.items() if i != self._instance_id}
-        incoming = {i: torch.empty_like(messages[0, :num_own]) for i in outgoing}
-        self._fabric.exchange(outgoing, incoming, Channel.PARTIALS).wait()
-        incoming[self._instance_id] = messages[self._instance_id, :num_own]
-        arrived = torch.stack([incoming[i] for i in sorted(incoming)])
-        total = Partial.identity(num_tokens, num_heads, head_dim, arrived.device)
-        parts = Partial(arrived[..., :-1], arrived[..., -1])
-        self._device.merge_into(total, parts, torch.arange(num_own))
+        """See GroupExchange."""
+        out = part.out.view(self.num_instances, -1, *part.out.shape[1:])
+        lse = part.lse.view(self.num_instances, -1, *part.lse.shape[1:])
+        total = Partial(out[self._instance_id].float().clone(), lse[self._instance_id].clone())
+        theirs = Partial(
+            torch.cat([out[0, :0], *(out[i, :n] for i, n in self._peers.items())]),
+            torch.cat([lse[0, :0], *(lse[i, :n] for i, n in self._peers.items())]),
+        )
+        self._step.send_partials(theirs, total)
         return total.out.to(part.out.dtype)
 
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order
         """See KVExchange."""
-        return self._gathered(block, Channel.RING)
+        rows = self._rows_with(block)
+        incoming = {i: rows[i, :count] for i, count in self._peers.items()}
+        outgoing = dict.fromkeys(incoming, block[: self._num_own])
+        self._fabric.exchange(outgoing, incoming, Channel.RING).wait()
+        return rows.flatten(0, 1)
 
-    def _gathered(self, own: Tensor, channel: Channel) -> Tensor:
+    def _rows_with(self, own: Tensor) -> Tensor:
+        """Return room [N, T, ...] for the rows of all instances, with the own ones in it."""
         rows = own.new_zeros(self.num_instances, *own.shape)
         rows[self._instance_id] = own
-        incoming = {i: rows[i, :count] for i, count in self._num_tokens.items() if i != self._instance_id}
-        outgoing = dict.fromkeys(incoming, own[: self._num_tokens[self._instance_id]])
-        self._fabric.exchange(outgoing, incoming, channel).wait()
-        return rows.flatten(0, 1)
+        return rows

@@ -21,7 +21,7 @@ def make_arena(directory: Path, rank: int, num_bytes: int = NUM_BYTES, deadline:
     return Arena(directory, World(2, 1), rank, HostMemory(), num_bytes, deadline)
 
 
-def tell_each_other(rank: int, directory: Path) -> list[int]:
+def set_flags_of_each_other(rank: int, directory: Path) -> list[int]:
     """Each sets its flag in both arenas, and waits for the other's in its own."""
     with closing(make_arena(directory, rank)) as arena:
         offset = arena.reserve(16)
@@ -33,7 +33,7 @@ def tell_each_other(rank: int, directory: Path) -> list[int]:
 
 def test_a_flag_set_by_one_process_is_seen_by_both() -> None:
     with tempfile.TemporaryDirectory(prefix="loong-") as directory:
-        assert run_on_ranks(tell_each_other, 2, Path(directory)) == [[40, 41], [40, 41]]
+        assert run_on_ranks(set_flags_of_each_other, 2, Path(directory)) == [[40, 41], [40, 41]]
         assert not [path for path in Path(directory).iterdir() if path.suffix == ".arena"]
 
 
@@ -47,7 +47,7 @@ def test_room_is_given_once_begins_empty_and_ends(tmp_path: Path) -> None:
             arena.reserve(1 << 20)
 
 
-def test_nobody_at_the_door_and_memory_of_another_size_are_errors(tmp_path: Path) -> None:
+def test_a_missing_server_and_memory_of_another_size_are_errors(tmp_path: Path) -> None:
     with closing(make_arena(tmp_path, 0, deadline=0.01)) as arena:
         with pytest.raises(ClusterError, match=r"no process offered memory at .*1\.arena within 0\.01 s"):
             arena.meet(1)

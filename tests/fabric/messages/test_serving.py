@@ -34,7 +34,7 @@ def answer(members: Exchanging, member_id: int) -> None:
 
 
 def answer_and_run_its_own(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[float]:
-    """Return instances 0 and 1 run batches 1 and 2, which the holder serves while it runs batches 3 and 5."""
+    """Run batches 1 and 2 on instances 0 and 1; the holder serves them while it runs batches 3 and 5."""
     if instance_id != HOLDER:
         with fabric.batch(1 + instance_id, (instance_id,), (HOLDER,)):
             return [ask(fabric, 10.0 * (1 + instance_id) + step) for step in range(3)]

@@ -13,7 +13,7 @@ from loong.launcher.bench.background_load import (
 WORKS = "sum(range(20_000_000)); print('done', flush=True); input()"
 
 
-def test_others_are_whoever_worked_and_was_not_ours() -> None:
+def test_others_are_processes_that_worked_and_were_not_ours() -> None:
     before = ProcessorTime(total=1_000, busy=600, ours=100)
     assert share_of_others(before, ProcessorTime(total=1_400, busy=900, ours=200)) == 0.5
     assert share_of_others(before, ProcessorTime(total=1_400, busy=650, ours=160)) == 0.0
@@ -26,7 +26,7 @@ def test_what_is_not_known_or_too_short_is_no_share() -> None:
     assert share_of_others(time, ProcessorTime(total=1_010, busy=610, ours=100)) is None
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports it")
 def test_what_we_started_is_ours_while_it_runs_and_when_it_has_ended() -> None:
     before = processor_time()
     with subprocess.Popen(

@@ -190,7 +190,7 @@ def test_an_interrupted_run_keeps_what_has_ended_and_names_what_is_missing() -> 
 
 
 def bench_with_stubs(*flags: str) -> list[str]:
-    """Return a benchmark in a process of its own that starts stubs for servers."""
+    """Run a benchmark in a process of its own that starts stubs for servers."""
     tests = str(Path(__file__).parents[1])
     program = (
         f"import sys; sys.path.insert(0, {tests!r}); import conftest, pytest\n"

@@ -137,7 +137,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         write_cost_model(FILE, tmp_path / "nowhere" / "cost-model.json")
 
 
-def test_whoever_asks_for_more_than_was_measured_is_warned(
+def test_a_request_for_more_than_was_measured_is_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -42,7 +42,7 @@ def typical_error(model: WorkCostModel, clock: WorkCostModel) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_batches_before_the_first_request_tell_what_the_machine_takes(seed: int) -> None:
+def test_batches_before_the_first_request_measure_the_machine(seed: int) -> None:
     random = Random(seed)
     factors = (random.choice((0.3, 1.0, 3.0)) for _ in astuple(PRIOR.coefficients))
     values = (value * factor for value, factor in zip(astuple(PRIOR.coefficients), factors, strict=True))

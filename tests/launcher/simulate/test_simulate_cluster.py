@@ -28,7 +28,7 @@ def test_a_policy_of_one_instance_gets_all_devices_in_one() -> None:
     assert len(hardware.cluster("static-sp").instances) == 4
 
 
-def test_the_pools_asked_for_are_the_same_in_all_whoever_has_them() -> None:
+def test_the_pools_asked_for_are_the_same_in_all_policies() -> None:
     hardware = Hardware(LLAMA, "h200", num_instances=4, kv_cache_tokens=1000)
     assert hardware.cluster("tp").max_request_tokens == 4000
     assert hardware.cluster("static-sp").max_request_tokens == 4000

@@ -53,7 +53,7 @@ async def test_smollm_has_a_token_for_every_digit(tmp_path: Path) -> None:
 
 
 def write_sentence_piece(path: Path, **flags: bool) -> dict[str, int]:
-    """Return a vocabulary with scores, bytes and special tokens, as Llama 2's; returns it."""
+    """Write a vocabulary with scores, bytes and special tokens, as Llama 2's; return it."""
     words = ["▁", "t", "h", "e", "c", "a", "▁t", "he", "▁the", "at", "▁c", "▁cat", "s", "1", "2", "ca"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     kind = gguf.TokenType

@@ -290,7 +290,7 @@ def test_a_preemption_is_reported_with_the_room_and_who_takes_it(tmp_path: Path)
     assert "Prefill again of 7 tokens (0 to 6) in one chunk on instance 0" in text
 
 
-def test_whoever_rests_is_reported_what_ran_in_its_place(tmp_path: Path) -> None:
+def test_a_paused_request_reports_what_ran_in_its_place(tmp_path: Path) -> None:
     def script(reporter: EventReporter) -> None:
         first, second = prefill_two(reporter)
         reporter.report(RequestArrived(1.0, timed_request(2, 6, 9)))

@@ -72,7 +72,7 @@ def recorded(
     incidents: Iterable[Event] = (),
     slower: float = 1.0,
 ) -> Recording:
-    """Return a simulated run, recorded; steps take `slower` times as long as the cost model predicts."""
+    """Record a simulated run whose steps take `slower` times the predicted time."""
 
     async def run() -> None:
         state = ClusterState(setting.instances)

@@ -18,7 +18,7 @@ from loong.scheduler.policy import admissible_tokens
 
 
 def requests_with_choices(seed: int, largest: int) -> list[Request]:
-    """Return some of which come to `largest` tokens of KV in all their choices."""
+    """Return requests, some of which need `largest` tokens of KV in all their choices."""
     random = Random(seed)
     requests = []
     for number in range(16):

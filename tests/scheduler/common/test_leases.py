@@ -24,7 +24,7 @@ def spread_masters(free: dict[InstanceId, int], views: list[RequestView]) -> lis
     return [master_id for _, master_id in masters]
 
 
-def test_masters_are_spread_evenly_over_all_instances_whoever_holds_the_kv() -> None:
+def test_masters_are_spread_evenly_over_all_instances_wherever_the_kv_is() -> None:
     assert Counter(spread_masters({0: 99, 1: 99, 2: 99}, VIEWS)) == {0: 2, 1: 2, 2: 2}
 
 

@@ -118,7 +118,7 @@ def test_long_leases_are_predicted_with_the_kv_that_they_make() -> None:
     assert recalibration.errors["decode"] < 1e-3
 
 
-def test_whoever_replays_events_and_plans_learns_the_same() -> None:
+def test_a_replay_of_events_and_plans_learns_the_same() -> None:
     first, recording, again = Recalibration(BASE), Recording(), Recalibration(BASE)
     run(SLOWER, [first, recording])
     recording.report(again)

@@ -27,7 +27,7 @@ MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 def group_of(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, *, late_ids: Sequence[str] = ()
 ) -> tuple[BatchBuilder, Group]:
-    """Return all of the cluster as one group, which computes all prompts."""
+    """Return the whole cluster as one group, which computes all prompts."""
     found = make_planning_view(snapshot)
     prefills = PrefillAdmission(found, cost_model, config, by_deadline).admit().prefills
     for prefill in prefills:

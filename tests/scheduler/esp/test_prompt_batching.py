@@ -22,7 +22,7 @@ DECODES = [
     replace(decoding(f"d{i}", 500, (0,), max_tokens=900), first_token_time=NOW, last_token_time=NOW)
     for i in range(200)
 ]
-TELLING = lease_start_time((0,), len(DECODES), H200)
+START_SECONDS = lease_start_time((0,), len(DECODES), H200)
 CONFIG = PolicyConfig()
 
 
@@ -52,9 +52,9 @@ def test_a_chat_that_has_just_come_waits_for_a_lease_of_many_decodes() -> None:
 
 
 def test_it_waits_until_reporting_has_its_share_at_most() -> None:
-    assert 0.05 < TELLING / LEASE_START_SHARE < MAX_BATCHING_WAIT * CONFIG.target_ttft
-    assert not begins(planned(prompt(100, waited=0.7 * TELLING / LEASE_START_SHARE)))
-    assert begins(planned(prompt(100, waited=TELLING / LEASE_START_SHARE)))
+    assert 0.05 < START_SECONDS / LEASE_START_SHARE < MAX_BATCHING_WAIT * CONFIG.target_ttft
+    assert not begins(planned(prompt(100, waited=0.7 * START_SECONDS / LEASE_START_SHARE)))
+    assert begins(planned(prompt(100, waited=START_SECONDS / LEASE_START_SHARE)))
 
 
 def test_prompts_that_are_work_enough_begin_when_the_engine_has_had_its_time() -> None:
@@ -83,7 +83,7 @@ def end_of_lease(num_taken: int, *prompts: RequestView) -> float:
 
 @pytest.mark.parametrize("num_taken", [0, 3, 30])
 def test_a_lease_that_runs_goes_on_while_a_chat_has_not_waited_for_as_long(num_taken: int) -> None:
-    assert 0 <= end_of_lease(num_taken, prompt(100)) - TELLING / LEASE_START_SHARE < STEP
+    assert 0 <= end_of_lease(num_taken, prompt(100)) - START_SECONDS / LEASE_START_SHARE < STEP
     least = DEFAULT_HOST.plan_request * len(DECODES) / MAX_PLANNING_SHARE
     assert end_of_lease(num_taken, prompt(10_000)) == ceil(least / STEP) * STEP
 
@@ -91,10 +91,10 @@ def test_a_lease_that_runs_goes_on_while_a_chat_has_not_waited_for_as_long(num_t
 @pytest.mark.parametrize("num_taken", [0, 3])
 def test_who_waited_before_a_lease_waits_as_long_from_its_start(num_taken: int) -> None:
     since_start = end_of_lease(num_taken, prompt(100, waited=0.2)) + num_taken * STEP
-    assert 0 <= since_start - TELLING / LEASE_START_SHARE < STEP
+    assert 0 <= since_start - START_SECONDS / LEASE_START_SHARE < STEP
 
 
-def test_nobody_gathers_beyond_the_latest_time_to_begin() -> None:
+def test_no_prompt_is_held_beyond_the_latest_time_to_begin() -> None:
     assert end_of_lease(1, prompt(100, waited=0.97 * CONFIG.target_ttft)) <= 2 * STEP
     assert end_of_lease(1, prompt(100, waited=2 * CONFIG.target_ttft)) > 0
 

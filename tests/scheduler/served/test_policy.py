@@ -127,7 +127,7 @@ def test_a_lease_ends_for_a_decode_that_comes_but_not_before_it_was_worth_its_st
     assert not planned(snapshot_of([900] * 3, [old], [lease], now=1.0)).lease_ends
 
 
-def test_why_so_many_instances_decode_is_told_with_the_next_number() -> None:
+def test_the_number_of_decode_instances_is_explained_with_the_next_number() -> None:
     plan = planned(snapshot_of([900] * 4, [decoding("d", 100, (0,))]))
     (decision,) = plan.decisions
     assert decision.kind is DecisionKind.DOP

@@ -59,7 +59,7 @@ def test_a_batch_ends_on_an_instance_where_the_next_one_begins_there() -> None:
     ]
 
 
-def test_a_group_is_one_slice_for_all_its_batches_whoever_leads() -> None:
+def test_a_group_is_one_slice_for_all_its_batches_with_any_leader() -> None:
     groups = [(event["tid"], event["name"], event["ts"], event["dur"]) for event in slices_of("group")]
     together = [(i, "DoP 3: A+B+C", 1.5e6, 1.0e6) for i in (0, 1, 2)]
     assert groups == [*together, (2, "DoP 1: C", 2.5e6, 0.25e6)]

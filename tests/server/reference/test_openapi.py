@@ -94,7 +94,7 @@ async def test_events_are_of_their_schemas(serving: Serving, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/speech"])
-async def test_what_is_not_here_is_told_with_what_is(serving: Serving, path: str) -> None:
+async def test_an_unknown_path_is_refused_with_the_known_ones(serving: Serving, path: str) -> None:
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, path, 404, model="tiny", input="a")
     assert path in error["message"]

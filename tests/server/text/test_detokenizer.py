@@ -121,7 +121,7 @@ def _ids_of_bytes(content: bytes) -> list[int]:
     return [byte_of[bytes([byte])] for byte in content]
 
 
-def test_a_special_token_that_is_kept_is_told_where_it_stands(tokenizer: Tokenizer) -> None:
+def test_a_special_token_that_is_kept_is_reported_in_its_place(tokenizer: Tokenizer) -> None:
     tool = 263
     detokenizer = IncrementalDetokenizer(tokenizer, kept_token_ids={tool})
     token_ids = [*b"a", 257, 0xE6, tool, *"日".encode(), tool]

@@ -50,7 +50,7 @@ class Script:
         self._num_batches = 0
 
     def take(self, plan: BatchPlan, lives: Sequence[LiveRequest]) -> bool:
-        """Return one batch, by whose tokens the requests go on. Returns whether its step was captured."""
+        """Run one batch, and give its tokens to the requests. Return whether its step was captured."""
         num_replays = self._backend.num_replays
         inputs = tuple(live.input_for(plan) for live in lives)
         scored = tuple(chunk for live in lives if (chunk := live.scored_chunk(plan)) is not None)
