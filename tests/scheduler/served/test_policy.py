@@ -157,3 +157,9 @@ def test_where_no_decode_finds_a_slot_and_nothing_runs_the_last_to_come_is_preem
     assert [preemption.request_id for preemption in plan.preemptions] == ["p1"]
     assert [d.request_ids for d in plan.decisions if d.chosen == FULL] == [("p1",)]
     assert not plan.batches
+
+
+def test_instances_that_attend_for_no_others_cannot_run_it() -> None:
+    instances = tuple(replace(instance, serves=False) for instance in instances_with([100] * 2))
+    with pytest.raises(ConfigError, match="esp-served-1 needs instances that attend for the batches"):
+        admissible_tokens("esp-served-1", instances)
