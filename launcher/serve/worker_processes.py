@@ -58,7 +58,7 @@ class WorkerProcesses:
             task.cancel()
 
     async def stop(self) -> None:
-        """Wait until all have ended, which were told to."""
+        """Wait until all have ended; each was asked to end."""
         await asyncio.gather(*(stop(process) for process in self._processes.values()))
 
     def _start(self, config: WorkerConfig, executor: WorkersExecutor) -> None:

@@ -31,8 +31,8 @@ class Restarts:
 class Recovery:
     """The batches in flight that fail with a lost instance, and the losses to be reported.
 
-    A batch is void if a lost instance has a part in it, if a worker has left it before its end, or if an
-    earlier batch of one of its requests is void. A loss becomes an event only when all workers that are left
+    A batch is void if a lost instance has a part in it, or if a worker has left it before its end. Later
+    batches of the same requests are void too. A loss becomes an event only when all workers that are left
     have left all void batches: then nothing writes into slots that are released because of it.
     """
 
