@@ -13,7 +13,7 @@ from loong.engine.client import EngineLimits
 from loong.server.api.large_json import compile_ahead
 
 BIG = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
-MOST_IN_A_TURN = 0.2  # of a request's computation; `benchmarks/loop_stalls.py` bounds it in seconds
+MOST_IN_A_TURN = 0.2  # of a request's computation; `benchmarks/server/loop_stalls.py` bounds it in seconds
 
 
 @pytest.fixture(autouse=True)

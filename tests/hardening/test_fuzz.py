@@ -1,4 +1,4 @@
-"""A short run of `benchmarks/fuzz.py`."""
+"""A short run of `benchmarks/server/fuzz.py`."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """A load generator: sends on time, streams, and records the answers.
 
 A piece of a stream costs one callback of its connection. So one core sends and reads thousands of streams a
-second, and its clock stays accurate (`benchmarks/load_generator.py`).
+second, and its clock stays accurate (`benchmarks/server/load_generator.py`).
 """
 
 import asyncio

@@ -1,0 +1,74 @@
+"""All-class goodput of every policy, in virtual time on eight H200s: the table of docs/goodput.md.
+
+All-class goodput is the highest rate at which 90 % of the requests of every length class meet the SLO. The
+backlog of work must not grow either. Each cell is searched with the same requests at every rate, once for
+each seed, and is a line of results/all_class_goodput.jsonl. Cells in the file are not searched again, so that
+a run can be stopped and resumed. Needs no device.
+
+    python benchmarks/evaluation/goodput.py                                    # all cells: hours
+    python benchmarks/evaluation/goodput.py --policy esp replicas --workload mixed --slo tight  # minutes
+    python benchmarks/evaluation/goodput.py --show --write                    # write the table
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from goodput_cells import Bounds, Cell, add_cell_flags, by_seed, cells_of, find_all, found_in
+
+WORKLOADS = ("mixed", "zipf1.0")
+RULES = ("tight", "interactive")
+POLICIES = (
+    "esp",
+    "esp-fixed-8",
+    "esp-fixed-4",
+    "esp-fixed-2",
+    "esp-fixed-1",
+    "esp-disaggregated",
+    "esp-paper",
+    "static-sp",
+    "replicas",
+    "chunked-replicas",
+    "disaggregated",
+    "tp",
+    "chunked",
+)
+PAGE = Path(__file__).parents[2] / "docs" / "goodput.md"
+BEGIN, END = "<!-- table by goodput.py -->\n", "<!-- end of table -->\n"
+
+
+def table(found: Mapping[Cell, Bounds], cells: Sequence[Cell], policies: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a table with a row for each policy and a column for each workload and rule."""
+    columns = list(dict.fromkeys((cell.workload, cell.slo) for cell in cells))
+    yield f"| policy | {' | '.join(f'{workload}, `{slo}`' for workload, slo in columns)} |"
+    yield f"|---|{'---:|' * len(columns)}"
+    for policy in policies:
+        row = (
+            [found.get(c) for c in cells if (c.workload, c.slo, c.policy) == (*column, policy)]
+            for column in columns
+        )
+        yield f"| `{policy}` | {' | '.join(map(by_seed, row))} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--policy", nargs="+", default=POLICIES, help=f"({' '.join(POLICIES)})")
+    parser.add_argument("--workload", nargs="+", default=WORKLOADS, help=f"({' '.join(WORKLOADS)})")
+    parser.add_argument("--slo", nargs="+", default=RULES, help=f"({' '.join(RULES)})")
+    parser.add_argument("--write", action="store_true", help=f"write the table into docs/{PAGE.name}")
+    add_cell_flags(parser)
+    args = parser.parse_args()
+    cells = cells_of(args, args.workload, args.slo, args.policy)
+    found = found_in(args.file, cells) if args.show else find_all(cells, args.file, args.jobs)
+    lines = list(table(found, cells, args.policy))
+    print("\n".join(lines))
+    if missing := [cell for cell in cells if cell not in found]:
+        print(f"{len(missing)} of {len(cells)} cells are missing")
+    if args.write:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        PAGE.write_text("\n".join([f"{before}{BEGIN}", *lines, f"\n{END}{after}"]))
+
+
+if __name__ == "__main__":
+    main()
