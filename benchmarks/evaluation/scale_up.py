@@ -4,11 +4,11 @@ By rate, it reports SLO attainment, goodput, and how often a group gained an ins
 policies are `esp`, LoongServe's equations, and `replicas`, none of which can use another's room. LoongServe's
 figure 13: 2.87 times the goodput on sharegpt. In virtual time by default, or on servers.
 
-    python benchmarks/evaluation/scale_up.py --output-dir out --model llama-2-7b --device a800 --num-instances 4 \\
-        --kv-cache-tokens 16000 --workload 'uniform(100,12000,1000)' --num-requests 100 \\
+    python benchmarks/evaluation/scale_up.py --output-dir out --model llama-2-7b --device a800 \\
+        --num-instances 4 --kv-cache-tokens 16000 --workload 'uniform(100,12000,1000)' --num-requests 100 \\
         --request-rate 0.3,0.4,0.5,0.6,0.7,0.8                       # simulated; little memory: two minutes
-    python benchmarks/evaluation/scale_up.py --output-dir out --device cpu --num-instances 2 --length-scale 1/16 \\
-        --kv-cache-tokens 160 --num-requests 60 --request-rate 8,16                         # CPUs, a minute
+    python benchmarks/evaluation/scale_up.py --output-dir out --device cpu --num-instances 2 \\
+        --length-scale 1/16 --kv-cache-tokens 160 --num-requests 60 --request-rate 8,16  # CPUs, a minute
     python benchmarks/evaluation/scale_up.py --output-dir out --device cuda --num-instances 8
 """
 
