@@ -1,14 +1,14 @@
 """Captured steps of prompts and decodes, of an instance alone or of a group.
 
 Launching the kernels of a small step takes the host longer than the GPU takes to compute it. Here steps of
-one size differ only in the contents of memory that was allocated once: ids, positions, slots, masters, and
-the slots that each row attends. So each size is captured once. Results of unused rows are ignored.
+one size differ only in the contents of memory: ids, positions, slots, masters, and the slots that each row
+attends.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.kv.pool import KVPool
+from loong.worker.steps.captured_forward import CapturedForward
 from loong.worker.steps.group_exchange import GroupExchange, NoExchange
 from loong.worker.steps.mixed_inputs import (
     GROUP_STEP_SIZES,
@@ -46,8 +47,8 @@ class MixedGraph:
     def __init__(
         self, model: Decoder, pool: KVPool, backend: Backend, exchange: GroupExchange | None
     ) -> None:
-        self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
-        device, config = backend.device, model.shard.config
+        self._pool, self._backend, self._exchange = pool, backend, exchange
+        device = backend.device
         num_slots = (pool.num_free + pool.num_used) * (1 if exchange is None else exchange.num_instances)
         limits = backend.graph_limits
         num_words = MixedInputs.num_words(num_slots, limits)
@@ -57,11 +58,7 @@ class MixedGraph:
         self._inputs = MixedInputs(memory, limits)
         self._sizes_alone = _sizes_up_to(limits.most_rows, _SIZES)
         self._sizes_in_groups = _sizes_up_to(limits.most_rows, GROUP_STEP_SIZES)
-        self._hidden = torch.zeros(
-            MAX_ROWS, config.hidden_size, dtype=config.torch_dtype, device=device.torch_device
-        )
-        self._alone: dict[tuple[int, PromptKeys, bool], Callable[[], None]] = {}
-        self._in_groups: dict[tuple[int, PromptKeys], Callable[[], None]] = {}
+        self._captured = CapturedForward[_Key](model, backend, self._inputs, MAX_ROWS)
 
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
@@ -69,14 +66,12 @@ class MixedGraph:
             ways = self._inputs.ways(size)
             for way in ways:
                 for has_decodes in (True, False) if way is ways[0] else (True,):
-                    step = partial(self._step, size, way, NoExchange(), has_decodes=has_decodes)
-                    self._alone[size, way, has_decodes] = self._backend.capture(step)
+                    self._capture(_Key(size, way, has_decodes, is_alone=True), NoExchange())
         if self._exchange is not None:
             self._exchange.begin({})
             for size in reversed(self._sizes_in_groups):
                 for way in self._inputs.ways(size):
-                    step = partial(self._step, size, way, self._exchange, has_decodes=True)
-                    self._in_groups[size, way] = self._backend.capture(step)
+                    self._capture(_Key(size, way, has_decodes=True, is_alone=False), self._exchange)
 
     def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
         """Return hidden states [T, E] of a step's rows, valid until the next call; None if no graph has room.
@@ -94,13 +89,12 @@ class MixedGraph:
         if size is None or way is None:
             return None
         self._fill(step, size, inputs)
-        if batch.group.dop == 1:
+        is_alone, has_decodes = batch.group.dop == 1, True
+        if is_alone and way is self._inputs.ways(size)[0]:
             has_decodes = any(is_decode(batch, block) for block in batch.queries)
-            self._alone[size, way, has_decodes or way is not self._inputs.ways(size)[0]]()
-        elif self._exchange is not None:
+        if not is_alone and self._exchange is not None:
             self._exchange.begin(num_rows)
-            self._in_groups[size, way]()
-        return self._hidden[: len(inputs.token_ids)]
+        return self._captured.replay(_Key(size, way, has_decodes, is_alone), len(inputs.token_ids))
 
     def _fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> None:
         self._hosts.reverse()
@@ -118,25 +112,32 @@ class MixedGraph:
         sizes = self._sizes_alone if is_alone else self._sizes_in_groups
         return next((size for size in sizes if size >= num_rows), None)
 
-    @torch.inference_mode()
-    def _step(
-        self, size: int, prompt_keys: PromptKeys, exchange: GroupExchange, *, has_decodes: bool
-    ) -> None:
-        inputs = self._inputs
-        attention = _QueriesOfAll(
+    def _capture(self, key: "_Key", exchange: GroupExchange) -> None:
+        self._captured.capture(key, key.size, partial(self._attention, key, exchange))
+
+    def _attention(self, key: "_Key", exchange: GroupExchange) -> "_QueriesOfAll":
+        size, num_instances = key.size, exchange.num_instances
+        return _QueriesOfAll(
             self._pool,
-            inputs.new_slots[:size],
-            inputs.attention(size, exchange.num_instances, prompt_keys, has_decodes=has_decodes),
+            self._inputs.new_slots[:size],
+            self._inputs.attention(size, num_instances, key.prompt_keys, has_decodes=key.has_decodes),
             self._backend.device,
             exchange,
         )
-        columns = (inputs.token_ids[:size], inputs.positions[:size], inputs.lengths[:size])
-        self._hidden[:size].copy_(self._model.forward(*columns, attention))
 
 
 def _sizes_up_to(most_rows: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ascending `sizes` that steps of up to `most_rows` rows need."""
     return sizes[: bisect_left(sizes, most_rows) + 1] if most_rows else ()
+
+
+class _Key(NamedTuple):
+    """The step that a graph was captured for."""
+
+    size: int  # rows
+    prompt_keys: PromptKeys
+    has_decodes: bool
+    is_alone: bool
 
 
 class _QueriesOfAll:

@@ -6,7 +6,6 @@ of all others at once, and one call attends the whole of a prompt.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,6 +18,7 @@ from loong.model.device import Device
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.kv.pool import KVPool
+from loong.worker.steps.captured_forward import CapturedForward
 from loong.worker.steps.group_exchange import KVExchange
 from loong.worker.steps.ring_inputs import KV_SIZES, MAX_BLOCKS, RingInputs, num_brought
 from loong.worker.steps.step_inputs import StepInputs
@@ -28,28 +28,23 @@ class RingGraph:
     """The forward passes of steps in which only KV travels."""
 
     def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: KVExchange) -> None:
-        self._model, self._pool, self._backend, self._exchange = model, pool, backend, exchange
+        self._pool, self._exchange = pool, exchange
         most_rows = min(exchange.max_kv_rows, backend.graph_limits.most_kv_rows)
         self._sizes = tuple(size for size in KV_SIZES if size <= most_rows)
-        device, config = backend.device, model.shard.config
+        self._device = device = backend.device
         num_words = RingInputs.num_words(exchange.num_instances)
         self._host = RingInputs(device.host_words(num_words), exchange.num_instances)
         self._inputs = RingInputs(
             torch.zeros(num_words, dtype=torch.int64, device=device.torch_device), exchange.num_instances
         )
-        self._hidden = torch.zeros(
-            max(self._sizes, default=0),
-            config.hidden_size,
-            dtype=config.torch_dtype,
-            device=device.torch_device,
-        )
-        self._steps: dict[int, Callable[[], None]] = {}
+        most_rows = max(self._sizes, default=0)
+        self._captured = CapturedForward[int](model, backend, self._inputs, most_rows)
 
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
         self._exchange.begin({})
         for size in reversed(self._sizes):
-            self._steps[size] = self._backend.capture(partial(self._step, size))
+            self._captured.capture(size, size, partial(self._attention, size))
 
     def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
         """See `MixedGraph.forward`."""
@@ -63,15 +58,10 @@ class RingGraph:
         self._host.fill(step, size, inputs)
         self._inputs.memory.copy_(self._host.memory, non_blocking=True)
         self._exchange.begin(num_rows)
-        self._steps[size]()
-        return self._hidden[: len(inputs.token_ids)]
+        return self._captured.replay(size, len(inputs.token_ids))
 
-    @torch.inference_mode()
-    def _step(self, size: int) -> None:
-        inputs = self._inputs
-        attention = _OwnQueries(self._pool, inputs, size, self._backend.device, self._exchange)
-        columns = (inputs.token_ids[:size], inputs.positions[:size], inputs.lengths[:size])
-        self._hidden[:size].copy_(self._model.forward(*columns, attention))
+    def _attention(self, size: int) -> "_OwnQueries":
+        return _OwnQueries(self._pool, self._inputs, size, self._device, self._exchange)
 
 
 class _OwnQueries:
