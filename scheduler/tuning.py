@@ -1,4 +1,4 @@
-"""The constants of the policy `esp`: every number that is neither an operator's choice nor a measured time.
+"""The constants of the policies `esp` and `esp-served`: every number that is neither an operator's choice nor a measured time.
 
 `PolicyConfig` has the operator's choices, and the cost model the times of a machine. Shares are fractions of
 the whole that their line names.
@@ -20,7 +20,7 @@ SLOW_DECODE_FACTOR = 2.0  # a group whose decode takes this many times as long a
 MAX_MIGRATION_SHARE = 0.1  # of a request's remaining decode time, for the migration of its KV
 
 # Steps and chunks
-TPOT_MARGIN = 0.85  # of a TPOT target: the planned time of a step with decodes
+PLANNED_TPOT_SHARE = 0.85  # of a TPOT target: the planned time of a step with decodes
 MIN_TPOT_SHARE = 0.5  # of a TPOT target: the least time of such a step, however late its decodes are
 MIN_CHUNK_TOKENS = 16  # of some prompt in every step, in any case
 MIN_CHUNK_SHARE = 0.05  # of a step's budget: a chunk that is cut shorter costs more than it is worth

@@ -136,7 +136,7 @@ def concatenate(pieces: Iterable[Tensor]) -> Tensor:
     return torch.cat([torch.empty(0, dtype=torch.int64), *pieces])
 
 
-def members(positions: Iterable[range]) -> Tensor:
+def all_positions(positions: Iterable[range]) -> Tensor:
     """Return the members [n] int64 of several ranges, one range after the other."""
     return concatenate(torch.arange(p.start, p.stop, p.step) for p in positions)
 

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from loong.attention.attention_step import AttentionStep, concatenate, consecutive_slices, members, row_range
+from loong.attention.attention_step import (
+    AttentionStep,
+    all_positions,
+    concatenate,
+    consecutive_slices,
+    row_range,
+)
 from loong.attention.local import tables_of, tasks_of
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
@@ -188,5 +194,5 @@ def _kept(step: AttentionStep, request_id: RequestId, kv: Iterable[range]) -> It
         for written in here:
             if common := intersection(positions, written):
                 rows = range(positions.index(common[0]), positions.index(common[-1]) + 1)
-                yield offset + members((rows[:: common.step // positions.step],)), common
+                yield offset + all_positions((rows[:: common.step // positions.step],)), common
         offset += len(positions)

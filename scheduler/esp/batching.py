@@ -24,8 +24,8 @@ from loong.scheduler.tuning import (
     MIN_CHUNK_SHARE,
     MIN_CHUNK_TOKENS,
     MIN_TPOT_SHARE,
+    PLANNED_TPOT_SHARE,
     SLOW_INSTANCE_SHARE,
-    TPOT_MARGIN,
 )
 
 
@@ -217,7 +217,7 @@ class BatchBuilder:
         budget = self.config.max_step_time
         for view in decodes:
             tpot = target_tpot(view, self.config)
-            seconds = TPOT_MARGIN * tpot
+            seconds = PLANNED_TPOT_SHARE * tpot
             if view.first_token_time is not None:
                 slack = (
                     view.first_token_time + tpot * view.num_output_tokens - self.planning_view.snapshot.now

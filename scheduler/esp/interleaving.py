@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from loong.core.request import RequestView
-from loong.scheduler.tuning import HOPELESS_PREFILL_SHARE, MIN_PREFILL_SHARE, TPOT_MARGIN
+from loong.scheduler.tuning import HOPELESS_PREFILL_SHARE, MIN_PREFILL_SHARE, PLANNED_TPOT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PrefillDecodeInterleaving:
     def pace(self) -> float:
         """Return the mean seconds between two tokens, with pauses."""
         share = HOPELESS_PREFILL_SHARE if self.is_hopeless else MIN_PREFILL_SHARE
-        return max(TPOT_MARGIN * self.target, self.decode_seconds / (1 - share))
+        return max(PLANNED_TPOT_SHARE * self.target, self.decode_seconds / (1 - share))
 
     @property
     def is_hopeless(self) -> bool:
@@ -32,7 +32,7 @@ class PrefillDecodeInterleaving:
 
         Prompts then get their full time. Otherwise a slower machine would compute fewer prompts.
         """
-        return self.decode_seconds > TPOT_MARGIN * self.target
+        return self.decode_seconds > PLANNED_TPOT_SHARE * self.target
 
     @property
     def prompt_share(self) -> float:

@@ -20,7 +20,7 @@ from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.reasons import reason_to_end_lease
-from loong.scheduler.tuning import LEASE_START_SHARE, TPOT_MARGIN
+from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
 
 NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
 FULL = "the instances for decodes have no slot left, and of those that hold KV there it came last"
@@ -74,7 +74,7 @@ class ServedDecodes:
         """
         able = [number for number in self._numbers if self._has_room(number)] or [self._numbers[-1]]
         target = min((target_tpot(view, self.config) for view in self.all_views), default=inf)
-        budgets = (TPOT_MARGIN * target, target)
+        budgets = (PLANNED_TPOT_SHARE * target, target)
         enough = (k for budget in budgets for k in able if self._step_seconds(k) <= budget)
         return self._last(next(enough, able[0]))
 

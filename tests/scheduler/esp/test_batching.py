@@ -19,7 +19,7 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission, PrefillCandidate, by_deadline
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.group import Group
-from loong.scheduler.tuning import MIN_CHUNK_TOKENS, MIN_TPOT_SHARE, TPOT_MARGIN
+from loong.scheduler.tuning import MIN_CHUNK_TOKENS, MIN_TPOT_SHARE, PLANNED_TPOT_SHARE
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 
@@ -154,7 +154,7 @@ def test_decodes_keep_their_pace_beside_a_prompt_of_any_length(model: CostModel,
     for prompt in (waiting("p", 10**6), begun("p", 10**6, 30_000, (0, 1)), waiting("p", 300)):
         batch = batch_of(snapshot_of([10**6] * 2, [*decodes, prompt]), model, config)
         assert num_computed(batch, "p") > MIN_CHUNK_TOKENS
-        assert seconds_of(batch) <= 1.05 * TPOT_MARGIN * config.target_tpot
+        assert seconds_of(batch) <= 1.05 * PLANNED_TPOT_SHARE * config.target_tpot
 
 
 def test_the_tightest_target_of_all_decodes_bounds_the_step() -> None:
@@ -162,12 +162,12 @@ def test_the_tightest_target_of_all_decodes_bounds_the_step() -> None:
         replace(decoding(f"d{n}", 500, (0,)), slo=SLO(1.0, tpot)) for n, tpot in enumerate((0.5, 0.02, 0.1))
     ]
     batch = batch_of(snapshot_of([10**7], [*decodes, waiting("p", 10**6)]))
-    assert 0.6 * 0.02 < seconds_of(batch) <= 1.05 * TPOT_MARGIN * 0.02
+    assert 0.6 * 0.02 < seconds_of(batch) <= 1.05 * PLANNED_TPOT_SHARE * 0.02
 
 
 @pytest.mark.parametrize(
     ("first_token_time", "expected"),
-    [(None, TPOT_MARGIN), (0.0, MIN_TPOT_SHARE), (9.95, TPOT_MARGIN), (9.87, 0.7)],
+    [(None, PLANNED_TPOT_SHARE), (0.0, MIN_TPOT_SHARE), (9.95, PLANNED_TPOT_SHARE), (9.87, 0.7)],
     ids=["unknown", "far behind", "ahead", "behind a little"],
 )
 def test_who_is_behind_has_shorter_steps_but_not_without_end(
@@ -187,7 +187,7 @@ def test_a_prompt_makes_progress_however_slow_its_decodes_are() -> None:
     decodes = [decoding(f"d{n}", 30_000, (0,)) for n in range(64)]
     snapshot = snapshot_of([10**7], [*decodes, waiting("p", 10**6)])
     seconds = seconds_of(batch_of(snapshot_of([10**7], decodes)))
-    batch = batch_of(snapshot, H200, PolicyConfig(target_tpot=1.01 * seconds / TPOT_MARGIN))
+    batch = batch_of(snapshot, H200, PolicyConfig(target_tpot=1.01 * seconds / PLANNED_TPOT_SHARE))
     assert num_computed(batch, "p") >= MIN_CHUNK_TOKENS
 
 
