@@ -1,4 +1,4 @@
-"""The constants of the policies `esp` and `esp-served`: every number that is neither an operator's choice nor a measured time.
+"""The constants of the policies `esp` and `esp-served`: neither an operator's choices nor measured times.
 
 `PolicyConfig` has the operator's choices, and the cost model the times of a machine. Shares are fractions of
 the whole that their line names.
