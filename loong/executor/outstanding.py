@@ -31,6 +31,7 @@ class Outstanding:
         self._done: defaultdict[int, list[BatchDone]] = defaultdict(list)  # by batch; all must agree
         self._last_tokens: defaultdict[int, list[ProducedToken]] = defaultdict(list)  # by batch
         self._rolled_back: set[int] = set()
+        self._one_ended: set[int] = set()  # migrations of which one end is lost
         self._not_begun: dict[int, set[InstanceId]] = {}  # by batch that has not started
 
     def begin_batch(self, batch_id: int, workers: Iterable[WorkerId]) -> None:
@@ -113,11 +114,18 @@ class Outstanding:
                 continue
             waiting -= lost
             self._rolled_back.add(migration_id)
+            self._one_ended.add(migration_id)
             if not waiting:
+                self._one_ended.discard(migration_id)
                 del self._migrations[migration_id]
                 self._rolled_back.discard(migration_id)
                 over.append(migration_id)
         return over
+
+    @property
+    def has_one_ended_moves(self) -> bool:
+        """Return whether the other end of some lost instance's migration has yet to report."""
+        return bool(self._one_ended)
 
     def end_migration(self, report: MigrationDone) -> bool | None:
         """Return whether all ends committed a migration, if this was the last.
@@ -129,6 +137,7 @@ class Outstanding:
             self._rolled_back.add(migration_id)
         if not _is_last(self._migrations, migration_id, (report.instance_id, report.tp_rank)):
             return None
+        self._one_ended.discard(migration_id)
         is_committed = migration_id not in self._rolled_back
         self._rolled_back.discard(migration_id)
         if not is_committed:

@@ -48,21 +48,23 @@ class Recovery:
         self._ever_void: set[int] = set()
 
     def accepts(self, instruction: Instruction) -> bool:
-        """Return whether an instruction can be carried out; a batch that cannot is void."""
-        match instruction:
-            case RunBatch():
-                self._in_flight[instruction.batch_id] = instruction
-                if not self._gone and not self._void:
-                    return True
+        """Take a new instruction. Return whether it can be carried out; a batch that cannot is void."""
+        if isinstance(instruction, RunBatch):
+            self._in_flight[instruction.batch_id] = instruction
+            if self._gone or self._void:
                 self._spread()
-                return instruction.batch_id not in self._void
-            case ExtendLease() | StopLease():
-                return instruction.batch_id not in self._ever_void
+        return not self.refuses(instruction)
+
+    def refuses(self, instruction: Instruction) -> bool:
+        """Return whether an instruction is of a void batch, or moves KV of a lost instance."""
+        match instruction:
+            case RunBatch() | ExtendLease() | StopLease():
+                return instruction.batch_id in self._ever_void
             case MoveKV():
                 segment, destination_id = instruction.migration.segment, instruction.migration.destination_id
-                return self._gone.isdisjoint((segment.instance_id, destination_id))
+                return not self._gone.isdisjoint((segment.instance_id, destination_id))
             case ReleaseKV():
-                return True
+                return False
 
     def end(self, batch_id: int) -> None:
         """Forget a batch that has ended."""

@@ -167,6 +167,8 @@ class WorkersExecutor:
 
     def _report_losses(self) -> None:
         """Post the losses whose void batches all workers have left, and start these instances again."""
+        if self._outstanding.has_one_ended_moves:
+            return
         over, losses = self._recovery.settle()
         self._close_void(over)
         for instance_id, reason in losses.items():
@@ -175,7 +177,8 @@ class WorkersExecutor:
                 self.post(InstanceLost(self.now, instance.instance_id, reason, returns=True))
             self._restarts.start(instance_id)
 
-    def _close_void(self, batch_ids: Iterable[int]) -> None:
+    def _close_void(self, batch_ids: Sequence[int]) -> None:
+        self._queue.drop(self._recovery.refuses)
         for batch_id in batch_ids:
             self._outstanding.drop_batch(batch_id)
             self._end_predictions.close(batch_id)
@@ -185,7 +188,7 @@ class WorkersExecutor:
                 if isinstance(ready.instruction, MoveKV):
                     migration_id = ready.instruction.migration_id
                     self.post(MigrationFinished(self.now, migration_id, is_committed=False))
-                elif self._recovery.accepts(ready.instruction):
+                elif not self._recovery.refuses(ready.instruction):
                     self._carry_out(ready)
             for begun_id in released.begun_ids:
                 if not self._recovery.is_void(begun_id):
@@ -378,6 +381,7 @@ class WorkersExecutor:
             case MigrationDone():
                 if (is_committed := self._outstanding.end_migration(report)) is not None:
                     self.post(MigrationFinished(self.now, report.migration_id, is_committed))
+                    self._report_losses()
             case CommandDone():
                 self.calls.take(report)
             case WorkerFailed():
@@ -406,7 +410,8 @@ class WorkersExecutor:
         self._recovery.end(batch_id)
         released = self._queue.end(batch_id, ended.last_tokens)
         for ready in released.ready:
-            self._carry_out(ready)
+            if not self._recovery.refuses(ready.instruction):
+                self._carry_out(ready)
         for begun_id in released.begun_ids:
             self._end_predictions.begin(begun_id, self.now)
 

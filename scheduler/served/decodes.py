@@ -70,13 +70,15 @@ class ServedDecodes:
         """The last instances, as few as meet all TPOT targets and have room for all tokens to come.
 
         At least one and at most half of all. Where no number leaves a margin, the fewest that meet them
-        without one, or else the fewest.
+        without one. Targets that no number meets do not count; if none can be met, the quickest number.
         """
         able = [number for number in self._numbers if self._has_room(number)] or [self._numbers[-1]]
-        target = min((target_tpot(view, self.config) for view in self.all_views), default=inf)
-        budgets = (PLANNED_TPOT_SHARE * target, target)
-        enough = (k for budget in budgets for k in able if self._step_seconds(k) <= budget)
-        return self._last(next(enough, able[0]))
+        targets = [target_tpot(view, self.config) for view in self.all_views]
+        number = self._fewest(able, min(targets, default=inf))
+        if number is None:
+            least = min(map(self._step_seconds, able))
+            number = self._fewest(able, min((t for t in targets if t >= least), default=least))
+        return self._last(number or able[0])
 
     def lease(self) -> BatchPlan | None:
         """Return a lease of those that have room, on instances that are idle; None if there is none."""
@@ -92,7 +94,7 @@ class ServedDecodes:
         A lease lasts for some time, so that decodes that come one by one do not each cost all a new one.
         """
         wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
-        if not self.resting and wanted == self.busy_ids:
+        if not wanted or (not self.resting and wanted == self.busy_ids):
             return ()
         return tuple(
             LeaseEnd(batch.batch_id, step)
@@ -137,13 +139,21 @@ class ServedDecodes:
     def _seconds(self) -> dict[int, float]:
         return {}
 
+    def _fewest(self, able: Sequence[int], target: float) -> int | None:
+        """Return the least of these numbers that meets a TPOT target, with a margin if one does."""
+        budgets = (PLANNED_TPOT_SHARE * target, target)
+        return next((k for budget in budgets for k in able if self._step_seconds(k) <= budget), None)
+
     def _last(self, number: int) -> tuple[InstanceId, ...]:
         return tuple(sorted(self.snapshot.pools))[-number:]
 
     def _has_room(self, number: int) -> bool:
-        reserved = sum(sum(b.plan.num_stored_tokens.values()) for b in self.leases)
-        taken = sum(b.num_steps_taken * len(b.plan.request_ids) for b in self.leases)
-        free = sum(self.snapshot.free[i] for i in self._last(number)) + reserved - taken
+        last = self._last(number)
+        free = sum(self.snapshot.free[i] for i in last)
+        for batch in self.leases:
+            masters = [block.master_id for block in batch.plan.queries]
+            free += sum(batch.plan.num_stored_tokens.get(i, 0) for i in last)
+            free -= batch.num_steps_taken * sum(map(masters.count, last))
         return sum(view.num_remaining_tokens for view in self.all_views) <= free
 
     def _step_seconds(self, number: int) -> float:
@@ -157,9 +167,12 @@ class ServedDecodes:
         return self._seconds[number]
 
     def _with_room(self, num_free: int) -> list[RequestView]:
-        """Return the oldest that can all end in this number of slots, and at least one."""
-        views = list[RequestView]()
-        for view in self.resting:
+        """Return those that can all end in this number of slots, and at least one.
+
+        Those that have slots there come first, then the oldest. So what holds slots there can end.
+        """
+        views, there = list[RequestView](), frozenset(self.instance_ids)
+        for view in sorted(self.resting, key=lambda v: there.isdisjoint(v.placement.instance_ids)):
             num_free -= view.num_remaining_tokens
             if views and num_free < 0:
                 break

@@ -85,7 +85,11 @@ def test_decodes_take_the_fewest_instances_that_meet_the_tightest_target() -> No
 
     numbers = [len(group_of_decodes(*some(tpot))) for tpot in (1.0, 9.6e-3, 9e-3)]
     assert numbers[0] == 1 < numbers[1] < numbers[2]
-    assert len(group_of_decodes(*some(1e-6))) == 1  # no number would do
+    quickest = len(group_of_decodes(*some(1e-6)))  # no number meets it
+    assert quickest >= numbers[2]
+    (impatient, *_), patient = some(1e-6), some(9.6e-3)
+    mixed = [replace(impatient, request_id="impatient"), *patient]
+    assert len(group_of_decodes(*mixed)) == numbers[1]
 
 
 def test_decodes_take_as_many_instances_as_have_room_for_all_their_tokens() -> None:
