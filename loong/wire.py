@@ -61,7 +61,9 @@ class EndTrace:
 
 @dataclass(frozen=True, slots=True)
 class ForgetFailures:
-    """The engine knows which batches failed: the worker takes batches of their requests again."""
+    """The engine knows that these batches failed: the worker takes batches of their requests again."""
+
+    batch_ids: tuple[int, ...]
 
 
 Command: TypeAlias = (

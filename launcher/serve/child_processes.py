@@ -65,6 +65,11 @@ class ForkServer:
         process.write(config, writing)
         return process
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether it can start no process any more."""
+        return self._returncode is not None
+
     def kill(self, processes: Iterable["ChildProcess"]) -> None:
         """End some of its processes at once, and itself if it has forked none: imports take seconds."""
         for process in processes:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 
+from loong.core.errors import ClusterError
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
@@ -89,6 +90,8 @@ class WorkerProcesses:
         workers = {w: process for w, process in self._processes.items() if w[0] == instance_id}
         for process in workers.values():
             await process.wait()
+        if self._fork_server.has_ended:
+            raise ClusterError("the fork server of the workers has ended, so no worker can start again")
         await asyncio.sleep(self._delay(instance_id))
         self._num_starts[instance_id] += 1
         endpoints = {w: f"{self._commands[w]}-{self._num_starts[instance_id]}" for w in workers}

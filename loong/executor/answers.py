@@ -25,6 +25,9 @@ class Answers:
         """
         number, loop = next(self._numbers), asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
+        if not self._workers:  # all are lost; those that join do it when it is needed
+            done.set_result(None)
+            return number, done
         self._awaited[number] = what, set(self._workers), done
         if max_seconds is not None:
             timer = loop.call_later(max_seconds, self._give_up, number, max_seconds)

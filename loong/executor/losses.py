@@ -26,27 +26,35 @@ class Losses:
         self._declare, self._max_wait = declare, max_wait
         self._about_peers: dict[WorkerId, WorkerFailed] = {}  # by who reported it
         self._timer: asyncio.TimerHandle | None = None
+        self._ending: set[WorkerId] = set()  # those that end because of another
         self._declared: set[InstanceId] = set()
 
-    def take(self, report: WorkerFailed) -> None:
-        """Record that a worker failed, by an error of its own or because another did not do its part."""
+    def take(self, report: WorkerFailed, *, lives_on: bool = False) -> None:
+        """Record that a worker failed, by an error of its own or because another did not do its part.
+
+        A worker ends then, unless it `lives_on` and only left a batch.
+        """
         if report.blamed is None:
             self._declare_once(report.instance_id, report.message)
             return
         if report.blamed[0] in self._declared or report.instance_id in self._declared:
             return
-        self._about_peers.setdefault((report.instance_id, report.tp_rank), report)
+        worker_id = report.instance_id, report.tp_rank
+        self._about_peers.setdefault(worker_id, report)
+        if not lives_on:
+            self._ending.add(worker_id)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._conclude)
 
     def end(self, worker_id: WorkerId, reason: str) -> None:
         """Record that a worker has ended; this is not news if it has reported the failure of another."""
-        if worker_id not in self._about_peers:
+        if worker_id not in self._ending:
             self._declare_once(worker_id[0], reason)
 
     def rejoin(self, instance_id: InstanceId) -> None:
         """Record that a lost instance is there again."""
         self._declared.discard(instance_id)
+        self._ending = {worker_id for worker_id in self._ending if worker_id[0] != instance_id}
 
     def _conclude(self) -> None:
         """Declare a worker that hangs: others blame it, and it blames none.

@@ -28,6 +28,7 @@ class Outstanding:
     def __init__(self) -> None:
         self._batches: dict[int, set[WorkerId]] = {}
         self._migrations: dict[int, set[WorkerId]] = {}
+        self._ends: dict[int, frozenset[WorkerId]] = {}  # of these, reported or not
         self._done: defaultdict[int, list[BatchDone]] = defaultdict(list)  # by batch; all must agree
         self._last_tokens: defaultdict[int, list[ProducedToken]] = defaultdict(list)  # by batch
         self._rolled_back: set[int] = set()
@@ -42,6 +43,7 @@ class Outstanding:
     def begin_migration(self, migration_id: int, workers: Iterable[WorkerId]) -> None:
         """Record the workers at the two ends of a migration."""
         self._migrations[migration_id] = set(workers)
+        self._ends[migration_id] = frozenset(workers)
 
     def runs(self, batch_id: int) -> bool:
         """Return whether a batch has workers that have not reported its end."""
@@ -110,17 +112,21 @@ class Outstanding:
             waiting -= lost
         over = []
         for migration_id, waiting in tuple(self._migrations.items()):
-            if lost.isdisjoint(waiting):
+            if lost.isdisjoint(self._ends[migration_id]):
                 continue
             waiting -= lost
             self._rolled_back.add(migration_id)
             self._one_ended.add(migration_id)
             if not waiting:
-                self._one_ended.discard(migration_id)
                 del self._migrations[migration_id]
-                self._rolled_back.discard(migration_id)
+                self._close_migration(migration_id)
                 over.append(migration_id)
         return over
+
+    def _close_migration(self, migration_id: int) -> None:
+        del self._ends[migration_id]
+        self._one_ended.discard(migration_id)
+        self._rolled_back.discard(migration_id)
 
     @property
     def has_one_ended_moves(self) -> bool:
@@ -137,9 +143,8 @@ class Outstanding:
             self._rolled_back.add(migration_id)
         if not _is_last(self._migrations, migration_id, (report.instance_id, report.tp_rank)):
             return None
-        self._one_ended.discard(migration_id)
         is_committed = migration_id not in self._rolled_back
-        self._rolled_back.discard(migration_id)
+        self._close_migration(migration_id)
         if not is_committed:
             logger.warning("migration %d was rolled back", migration_id)
         return is_committed

@@ -54,6 +54,7 @@ from loong.wire import (
 
 logger = logging.getLogger(__name__)
 
+_OF_BATCHES = BatchStarted | TokensProduced | BatchEndPredicted | BatchFinished
 MAX_TURN_SECONDS = 0.005  # of a caller that takes events, after which other tasks run
 
 
@@ -149,6 +150,7 @@ class WorkersExecutor:
         logger.error("instance %d was lost: %s; it is started again", instance_id, reason)
         workers = self._drop_workers(instance_id)
         self._recovery.lose(instance_id, reason)
+        self._queue.drop(self._recovery.refuses)
         for migration_id in self._outstanding.drop_workers(workers):
             self.post(MigrationFinished(self.now, migration_id, is_committed=False))
         self._restarts.end(instance_id)
@@ -218,13 +220,19 @@ class WorkersExecutor:
         if self._ending is None:
             await self._let_others_run()
             self._drain()
+            void = set[int]()  # of losses in this list: their later events are void too
             for item in await self._events.get_all():
                 if isinstance(item, Drained | BaseException):
                     self._ending = item
                     break
+                if void and isinstance(item, _OF_BATCHES) and item.batch_id in void:
+                    continue
                 if isinstance(item, BatchFinished):
                     self._queue.forget(item.batch_id)
-                events.append(self._with_void_batches(item) if isinstance(item, InstanceLost) else item)
+                if isinstance(item, InstanceLost):
+                    item = self._with_void_batches(item)
+                    void.update(item.void_batch_ids)
+                events.append(item)
         if isinstance(self._ending, BaseException) and not events:
             raise self._ending
         return joined(events)
@@ -235,8 +243,7 @@ class WorkersExecutor:
             return event
         event = self._recovery.reported(event)
         self._close_void(event.void_batch_ids)
-        if self._recovery.is_over:
-            self._sockets.send(self._endpoints.commands, ForgetFailures())
+        self._sockets.send(self._endpoints.commands, ForgetFailures(event.void_batch_ids))
         return event
 
     async def _let_others_run(self) -> None:
@@ -343,6 +350,8 @@ class WorkersExecutor:
 
     def _translate(self, report: Report) -> None:
         match report:
+            case StepDone() if self._recovery.is_void(report.batch_id):
+                pass  # its tokens are computed again
             case StepDone():  # first, as most are
                 self._start(report.batch_id)
                 self._outstanding.take_tokens(report)
@@ -369,7 +378,7 @@ class WorkersExecutor:
                 self._recovery.fail(report.batch_id)
                 if report.blamed is not None:
                     failed = report.instance_id, report.tp_rank, report.message, report.blamed
-                    self._losses.take(WorkerFailed(*failed))
+                    self._losses.take(WorkerFailed(*failed), lives_on=True)
                 self._leave(report)
             case BatchDone():
                 if self._outstanding.is_last_to_begin(report):

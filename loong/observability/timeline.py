@@ -54,7 +54,7 @@ class Timeline:
             self._running = {
                 batch_id: running
                 for batch_id, running in self._running.items()
-                if lost not in running[0].participant_ids
+                if lost not in running[0].participant_ids and batch_id not in event.void_batch_ids
             }
             self._moving = {
                 migration_id: (instruction, started_at)

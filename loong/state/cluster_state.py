@@ -179,6 +179,8 @@ class ClusterState:
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} finished, but is not running")
         batch.check_finished(event.num_steps)
+        for live in batch.sampled.values():
+            live.is_scored = True
         accounting.count(num_computed_tokens=batch.num_computed_tokens)
         if batch.ends_at is None:
             return Applied(accounting.settle(accounting.close_batch(event.batch_id)))

@@ -45,6 +45,7 @@ class LiveRequest:
     shared: SharedKV | None = None
     number: int = 0
     num_losses: int = 0
+    is_scored: bool = False  # the whole prompt, if asked for
 
     @property
     def is_at_rest(self) -> bool:
@@ -124,11 +125,11 @@ class LiveRequest:
     def scored_chunk(self, batch: BatchPlan) -> ScoredChunk | None:
         """Return the chunk of the prompt to score in a batch; None if there is none, or all is scored.
 
-        A part that is computed again before the first token is scored again.
+        A part that is computed again is scored again until a batch with the end of the prompt has ended.
         """
         num_top, prompt = self.request.num_prompt_logprobs, self.request.prompt_token_ids
         first = self.placement.num_tokens
-        if num_top is None or self.num_output_tokens or first >= len(prompt) - 1:
+        if num_top is None or self.is_scored or first >= len(prompt) - 1:
             return None
         stop = first + sum([len(b.positions) for b in batch.blocks_of(self.request.request_id)])
         next_token_id = prompt[stop] if stop < len(prompt) else None

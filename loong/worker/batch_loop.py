@@ -47,7 +47,7 @@ class BatchLoop:
         self._runner, self._lease_ends = runner, lease_ends
         self._send, self._trace = send, trace
         self._started: StartedBatch | None = None
-        self._failed: set[RequestId] = set()  # requests of batches that have failed
+        self._failed: dict[int, tuple[RequestId, ...]] = {}  # requests of batches that have failed
         self._began_at = 0.0  # when the device started its present batch
 
     def turn(self, commands: "SimpleQueue[RunBatch | ForgetFailures | None]") -> None:
@@ -68,14 +68,15 @@ class BatchLoop:
 
     def _begin(self, command: RunBatch) -> StartedBatch | None:
         """Begin a batch, unless one of its requests was in a batch that failed."""
-        if self._failed.isdisjoint(command.plan.request_ids):
+        failed = {request_id for request_ids in self._failed.values() for request_id in request_ids}
+        if failed.isdisjoint(command.plan.request_ids):
             return self._runner.begin(command)
         self._runner.abandon(command)
         self._fail(command, "a batch before it failed", None)
         return None
 
     def _fail(self, command: RunBatch, message: str, blamed: tuple[InstanceId, int] | None) -> None:
-        self._failed.update(command.plan.request_ids)
+        self._failed[command.batch_id] = command.plan.request_ids
         self._lease_ends.forget_up_to(command.batch_id)
         self._send(BatchFailed(command.batch_id, self._instance_id, self._tp_rank, message, blamed))
 
@@ -99,7 +100,8 @@ class BatchLoop:
 
     def _batch_of(self, command: RunBatch | ForgetFailures | None) -> RunBatch | None:
         if isinstance(command, ForgetFailures):
-            self._failed.clear()
+            for batch_id in command.batch_ids:
+                self._failed.pop(batch_id, None)
             return None
         return command
 

@@ -201,7 +201,7 @@ class Worker:
         if command.positions is None:  # the request has ended, or will be computed again
             self._constraints.forget(command.owner_id)
             if self._service is not None:
-                self._service.wait_for_pushes(command.owner_id)
+                self._service.wait_for(command.owner_id)
         for instance_id in command.instance_ids:
             pool = self._pools.get(instance_id)
             if pool is not None and command.positions is None:

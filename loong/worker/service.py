@@ -37,7 +37,7 @@ class AttentionService:
     ) -> None:
         self._instance_id, self._pool, self._fabric, self._device = instance_id, pool, fabric, device
         rows = (0, shard.num_heads, shard.config.head_dim)
-        self._pushes: dict[OwnerId, Thread] = {}  # the last threads that store KV of these
+        self._threads: dict[OwnerId, Thread] = {}  # the last that serves each of these
         self._no_queries = torch.empty(rows, dtype=shard.config.torch_dtype, device=device.torch_device)
 
     def begin(self, command: RunBatch) -> None:
@@ -47,14 +47,12 @@ class AttentionService:
         self._fork(command)
         name = f"serve-batch-{command.batch_id}"
         thread = Thread(target=self._serve, args=(command, served), name=name, daemon=True)
-        for segment in command.plan.writes:
-            if segment.instance_id == self._instance_id:
-                self._pushes[segment.owner_id] = thread
+        self._threads.update(dict.fromkeys(command.plan.request_ids, thread))
         thread.start()
 
-    def wait_for_pushes(self, owner_id: OwnerId) -> None:
-        """Return once no KV of a request is being stored here: its slots are about to be released."""
-        if (thread := self._pushes.pop(owner_id, None)) is not None:
+    def wait_for(self, owner_id: OwnerId) -> None:
+        """Return once a request is not served here: its slots are about to be released."""
+        if (thread := self._threads.pop(owner_id, None)) is not None:
             thread.join()
 
     def answer(

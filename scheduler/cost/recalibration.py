@@ -59,6 +59,7 @@ class Recalibration:
                     batch_id: running
                     for batch_id, running in self._running.items()
                     if event.instance_id not in running.batch.participant_ids
+                    and batch_id not in event.void_batch_ids
                 }
             case _:
                 pass

@@ -37,7 +37,7 @@ class Victims:
         def kills(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
             plan = policy(snapshot, cost_model)
             if not killed and when(snapshot):
-                pids = [pid for pid in own_forked(WORKER) if pid not in self._others]
+                pids = own_forked(WORKER, self._others)
                 killed.extend(pids[(number + i) % len(pids)] for i in range(victims))
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """The processes that another has started."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 
@@ -25,9 +26,10 @@ def own_children(word: str) -> list[int]:
     return [pid for pid in children_of(os.getpid()) if word in command_of(pid)]
 
 
-def own_forked(module: str) -> list[int]:
+def own_forked(module: str, besides: Collection[int] = ()) -> list[int]:
     """Return those of this process that run a module."""
-    return [pid for pid in forked_of(os.getpid()) if module in command_of(pid)]
+    pids = [pid for pid in forked_of(os.getpid()) if pid not in besides]
+    return [pid for pid in pids if module in command_of(pid)]
 
 
 def command_of(pid: int) -> str:

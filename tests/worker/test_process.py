@@ -16,6 +16,8 @@ from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
 from loong.launcher.serve.local import ClusterConfig, local_workers
 
+WORKER = "loong.worker.process"
+
 
 async def test_a_worker_that_fails_says_why_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = write_tiny_model("llama", tmp_path / "model")
@@ -41,8 +43,9 @@ async def test_a_worker_that_is_killed_in_a_ring_is_named_and_not_one_that_waite
 ) -> None:
     folder = write_tiny_model("llama", tmp_path / "model")
     config = ClusterConfig(str(folder), num_instances=3, kv_capacity=4096)
+    others = own_forked(WORKER)  # of clusters that other tests keep
     async with local_workers(config) as executor:
-        pid = own_forked("loong.worker.process")[victim]
+        pid = own_forked(WORKER, others)[victim]
         executor.submit([ring_prefill(number) for number in range(1, 101)])
         while not any(isinstance(event, BatchFinished) for event in await executor.next_events()):
             pass
@@ -60,8 +63,9 @@ async def test_a_holder_or_a_member_that_is_killed_ends_a_served_lease_and_is_na
 ) -> None:
     folder = write_tiny_model("llama", tmp_path / "model")
     config = ClusterConfig(str(folder), num_instances=2, kv_capacity=8192)
+    others = own_forked(WORKER)  # of clusters that other tests keep
     async with local_workers(config) as executor:
-        pid = own_forked("loong.worker.process")[victim]
+        pid = own_forked(WORKER, others)[victim]
         executor.submit([prefill_on_the_first()])
         while not any(isinstance(event, BatchFinished) for event in await executor.next_events()):
             pass

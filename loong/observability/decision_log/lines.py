@@ -235,6 +235,7 @@ class InstanceLostLine(_Line, frozen=True, tag="instance_lost"):
     time: float
     instance_id: int
     why: str = ""
+    void_batch_ids: tuple[int, ...] = ()  # other batches that never end because of it
 
 
 class InstanceJoinedLine(_Line, frozen=True, tag="instance_joined"):

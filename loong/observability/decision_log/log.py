@@ -189,13 +189,13 @@ class DecisionLog:
         self._write(lines.BatchEndedLine(event.time, event.batch_id, event.num_steps, seconds, predicted))
 
     def _lose(self, event: InstanceLost) -> None:
-        self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason))
+        self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason, event.void_batch_ids))
         for said in self._said.values():
             said.clear()  # a request that lost its KV waits again
         self._running = {
             batch_id: (run, submitted_at)
             for batch_id, (run, submitted_at) in self._running.items()
-            if event.instance_id not in run.participant_ids
+            if event.instance_id not in run.participant_ids and batch_id not in event.void_batch_ids
         }
 
     def _write_held(self, snapshot: Snapshot) -> None:

@@ -60,12 +60,12 @@ def scored_rows(
         if (chunk := chunks.get(block.request_id)) is None:
             continue
         given = requests[block.request_id].given
-        placeholders = [
-            *given.token_ids[1:],
+        first, own = given.placement.num_tokens, block.positions
+        next_tokens = [
+            *given.token_ids[1 : given.num_prompt_tokens - first],
             *(() if chunk.next_token_id is None else (chunk.next_token_id,)),
         ]
-        first, own = given.placement.num_tokens, block.positions
-        token_ids = placeholders[own.start - first : own.stop - first : own.step]
+        token_ids = next_tokens[own.start - first : own.stop - first : own.step]
         if token_ids:
             yield ScoredRows(
                 block.request_id,

@@ -220,7 +220,7 @@ def _add_loss(index: LogIndex, loss: InstanceLostLine) -> None:
         index.entries[request_id].append(loss)
     for batch_id in index.batches.keys() - index.batch_ends.keys() - index.batch_losses.keys():
         batch = index.batches[batch_id][1]
-        if loss.instance_id in (*batch.instance_ids, *batch.holder_ids):
+        if batch_id in loss.void_batch_ids or loss.instance_id in (*batch.instance_ids, *batch.holder_ids):
             index.batch_losses[batch_id] = loss
             index.held_moves.pop(batch_id, None)  # moves of lost KV
             _close_batch(index, batch_id, loss.time)
