@@ -95,7 +95,7 @@ def run_with_losses(
 def test_no_token_is_lost_or_changed_when_an_instance_is_killed(
     restarting: Victims, folder: Path, name: str, when: Callable[[Snapshot], bool], victim: int
 ) -> None:
-    policy = make_policy(name, PolicyConfig(max_num_batched_tokens=16, chunk_tokens=16))
+    policy = make_policy(name, PolicyConfig(max_num_batched_tokens=16, chunk_tokens=16, lease_steps=2))
     run_with_losses(restarting, folder, policy, when, victim, 1)
 
 
@@ -103,4 +103,6 @@ def test_no_token_is_lost_or_changed_when_an_instance_is_killed(
 def test_requests_outlive_the_loss_of_several_instances_at_once(
     restarting: Victims, folder: Path, victims: int
 ) -> None:
-    run_with_losses(restarting, folder, make_policy("esp", PolicyConfig()), has_output(3), 0, victims)
+    run_with_losses(
+        restarting, folder, make_policy("esp", PolicyConfig(lease_steps=2)), has_output(3), 0, victims
+    )
