@@ -111,6 +111,11 @@ class Engine:
         if standstill > HEALTHY_STEP_SECONDS:
             message = f"no step has ended for {standstill:.0f} s, and {len(self._waiting)} requests wait"
             return Health(is_alive=False, message=message)
+        snapshot = self.snapshot()
+        if snapshot.returning:
+            lost = sorted(snapshot.returning)
+            message = f"instances {lost} were lost and are being started again"
+            return Health(is_alive=bool(snapshot.pools), message=message)
         return Health(is_alive=True, message="ok")
 
     def snapshot(self) -> Snapshot:

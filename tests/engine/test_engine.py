@@ -12,7 +12,15 @@ from raw_http import until
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError, EngineStoppedError
-from loong.core.events import BatchFinished, Drained, Event, InstanceLost, ProducedToken, TokensProduced
+from loong.core.events import (
+    BatchFinished,
+    Drained,
+    Event,
+    InstanceJoined,
+    InstanceLost,
+    ProducedToken,
+    TokensProduced,
+)
 from loong.core.grammar import Grammar, GrammarKind
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
@@ -132,6 +140,17 @@ async def test_a_worker_that_is_not_heard_from_makes_an_engine_unhealthy() -> No
     workers = IdleWorkers(seconds_since_heard=HEALTHY_SILENCE_SECONDS + 1)
     async with running_engine(workers) as engine:
         assert "silent for 5.0 s" in engine.health().message
+
+
+async def test_an_engine_without_any_instance_is_unhealthy_until_one_joins() -> None:
+    workers = IdleWorkers()
+    async with running_engine(workers) as engine:
+        workers.post(InstanceLost(0.0, 0, "killed", returns=True))
+        await until(lambda: not engine.health().is_alive)
+        assert engine.health().message == "instances [0] were lost and are being started again"
+        workers.post(InstanceJoined(0.0, INSTANCES[0]))
+        await until(lambda: engine.health().is_alive)
+        assert engine.health().message == "ok"
 
 
 async def test_nothing_is_reported_to_run_or_wait_once_an_engine_has_failed() -> None:
