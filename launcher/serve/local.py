@@ -112,7 +112,7 @@ async def local_workers(
         ]
         try:
             workers.start(endpoints.commands, executor)
-            await executor.wait_until_ready(config.start_timeout)
+            await executor.members.wait_until_ready(config.start_timeout)
             is_ready = True
             yield executor
         finally:

@@ -95,7 +95,7 @@ class WorkerProcesses:
         await asyncio.sleep(self._delay(instance_id))
         self._num_starts[instance_id] += 1
         endpoints = {w: f"{self._commands[w]}-{self._num_starts[instance_id]}" for w in workers}
-        executor.expect(endpoints)
+        executor.members.expect(endpoints)
         for worker_id, where in endpoints.items():
             self._start(replace(self._config_of(worker_id, where), is_restarted=True), executor)
 

@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import assert_never
 
-from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchEndPredicted,
     BatchFinished,
@@ -24,13 +23,11 @@ from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.executor.batch_queue import BatchQueue, Ready
 from loong.executor.endpoints import Endpoints, WorkerId
-from loong.executor.heartbeats import Heartbeats
 from loong.executor.lookahead import EndPredictions, LookaheadMargin
 from loong.executor.losses import Losses
+from loong.executor.membership import Membership
 from loong.executor.outstanding import EndedBatch, Outstanding
 from loong.executor.recovery import Recovery, Restarts
-from loong.executor.worker_calls import WorkerCalls
-from loong.executor.worker_sockets import WorkerSockets
 from loong.stray_frames import StrayFrames
 from loong.stream import Stream
 from loong.wire import (
@@ -63,7 +60,7 @@ class WorkersExecutor:
 
     Ends are reported before they come by the margin `lookahead`; without it, none is predicted. Workers send
     a heartbeat every `heartbeat` seconds. With `restarts`, a lost instance is started again and joins;
-    `expect` takes its new workers.
+    its new workers become `members`.
     """
 
     def __init__(
@@ -73,21 +70,16 @@ class WorkersExecutor:
         heartbeat: float = HEARTBEAT_SECONDS,
         restarts: Restarts | None = None,
     ) -> None:
-        self._endpoints, self._restarts = endpoints, restarts
-        self._sockets = WorkerSockets(endpoints)
-        self.calls = WorkerCalls(endpoints.commands, self._sockets.send)
+        self.members, self._restarts = Membership(endpoints, heartbeat), restarts
+        self._sockets, self.calls = self.members.sockets, self.members.calls
         self._events = Stream[Event | Drained | BaseException]()
         self._ending: Drained | BaseException | None = None  # the end after the last event
         self._turn_began_at = monotonic()
         self._outstanding = Outstanding()
         self._queue = BatchQueue()
         self._end_predictions = EndPredictions(lookahead, self._predict_end)
-        self._not_ready = set(endpoints.commands)
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self._losses = Losses(self._declare_lost)
         self._recovery = Recovery(self._outstanding.is_left)
-        self._restarting: dict[InstanceId, set[WorkerId]] = {}  # workers that are not ready again
         self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
@@ -101,24 +93,12 @@ class WorkersExecutor:
     @property
     def seconds_since_heard(self) -> float:
         """Return the longest silence of a worker; a pause of this process does not count."""
-        return self._heartbeats.silent_seconds
+        return self.members.heartbeats.silent_seconds
 
     @property
     def num_stray_frames(self) -> int:
         """Return the frames that were dropped on the sockets of this process and of the workers."""
         return self._strays.num_dropped + sum(self._num_strays.values())
-
-    async def wait_until_ready(self, timeout: float) -> None:
-        """Wait for every worker's weights and pools.
-
-        Raises `ClusterError` if one is lost before, or not ready within `timeout` seconds.
-        """
-        try:
-            async with asyncio.timeout(timeout):
-                await self._ready
-        except TimeoutError:
-            late = sorted({instance_id for instance_id, _ in self._not_ready})
-            raise ClusterError(f"instances {late} were not ready within {timeout:g} s") from None
 
     def post(self, event: Event | Drained) -> None:
         """Add an event of this process to the stream."""
@@ -126,46 +106,27 @@ class WorkersExecutor:
 
     def lose(self, worker_id: WorkerId, reason: str) -> None:
         """Record that a worker is gone. The instance that is then lost is the one that failed first."""
-        if self._restarts is not None and worker_id[0] in self._restarting:
+        if self._restarts is not None and self.members.is_restarting(worker_id[0]):
             logger.warning("instance %d did not start again: %s", worker_id[0], reason)
-            self._drop_workers(worker_id[0])
+            self.members.drop(worker_id[0])
             self._restarts.end(worker_id[0])
             self._restarts.start(worker_id[0])
         else:
             self._losses.end(worker_id, reason)
 
-    def expect(self, commands: Mapping[WorkerId, str]) -> None:
-        """Take the workers of an instance that is started again, by the endpoints of their commands."""
-        self._sockets.add(commands)
-        for worker_id in commands:
-            self._restarting.setdefault(worker_id[0], set()).add(worker_id)
-        self._endpoints = replace(self._endpoints, commands={**self._endpoints.commands, **commands})
-
     def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
-        if not self._ready.done():
-            self._ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
+        self.members.fail_to_start(instance_id, reason)
         if self._restarts is None:
             self.post(InstanceLost(self.now, instance_id, reason))
             return
         logger.error("instance %d was lost: %s; it is started again", instance_id, reason)
-        workers = self._drop_workers(instance_id)
+        workers = self.members.drop(instance_id)
         self._recovery.lose(instance_id, reason)
         self._queue.drop(self._recovery.refuses)
         for migration_id in self._outstanding.drop_workers(workers):
             self.post(MigrationFinished(self.now, migration_id, is_committed=False))
         self._restarts.end(instance_id)
         self._report_losses()
-
-    def _drop_workers(self, instance_id: InstanceId) -> tuple[WorkerId, ...]:
-        """Send nothing more to the workers of a lost instance, and expect nothing of them."""
-        workers = self._endpoints.workers_of(instance_id)
-        self._restarting.pop(instance_id, None)
-        self._heartbeats.drop(workers)
-        self.calls.drop(workers)
-        self._sockets.drop(workers)
-        kept = {w: where for w, where in self._endpoints.commands.items() if w not in workers}
-        self._endpoints = replace(self._endpoints, commands=kept)
-        return workers
 
     def _report_losses(self) -> None:
         """Post the losses whose void batches all workers have left, and start these instances again."""
@@ -199,9 +160,6 @@ class WorkersExecutor:
     def _join(self, instance_id: InstanceId) -> None:
         """Post that an instance is there again."""
         assert self._restarts is not None, "it was started again"
-        workers = self._endpoints.workers_of(instance_id)
-        self._heartbeats.add(workers)
-        self.calls.add(workers)
         self._losses.rejoin(instance_id)
         logger.info("instance %d is there again", instance_id)
         for instance in self._restarts.kept_by(instance_id):
@@ -243,7 +201,7 @@ class WorkersExecutor:
             return event
         event = self._recovery.reported(event)
         self._close_void(event.void_batch_ids)
-        self._sockets.send(self._endpoints.commands, ForgetFailures(event.void_batch_ids))
+        self._sockets.send(self.members.endpoints.commands, ForgetFailures(event.void_batch_ids))
         return event
 
     async def _let_others_run(self) -> None:
@@ -262,10 +220,12 @@ class WorkersExecutor:
 
     def _carry_out(self, ready: Ready) -> None:
         instruction = ready.instruction
-        workers = self._endpoints.addressees(instruction)
+        workers = self.members.endpoints.addressees(instruction)
         match instruction:
             case RunBatch():
-                self._outstanding.begin_batch(instruction.batch_id, self._endpoints.members(instruction))
+                self._outstanding.begin_batch(
+                    instruction.batch_id, self.members.endpoints.members(instruction)
+                )
                 self._end_predictions.open(instruction.batch_id, instruction.plan)
                 if ready.begins:
                     self._end_predictions.begin(instruction.batch_id, self.now)
@@ -318,7 +278,7 @@ class WorkersExecutor:
             case MigrationDone():
                 return self._outstanding.has_migration(report.migration_id, worker_id)
             case _:
-                return worker_id in self._endpoints.commands
+                return worker_id in self.members.endpoints.commands
 
     def _is_of_a_loss(self, report: Report) -> bool:
         """Return whether a report is late: of a void batch, or of a worker that is lost."""
@@ -326,23 +286,25 @@ class WorkersExecutor:
             case StepDone() | BatchBegun() | PromptScored() | BatchDone() | BatchFailed():
                 return self._recovery.is_void(report.batch_id)
             case _:
-                return self._restarts is not None and report.instance_id < self._endpoints.num_instances
+                return (
+                    self._restarts is not None and report.instance_id < self.members.endpoints.num_instances
+                )
 
     async def watch_silence(self) -> None:
         """Once all are ready, declare workers lost that miss too many heartbeats; runs until cancelled."""
-        await self._ready
+        await self.members.ready
         while True:
-            await asyncio.sleep(self._heartbeats.seconds)
-            self._heartbeats.count_missed()
+            await asyncio.sleep(self.members.heartbeats.seconds)
+            self.members.heartbeats.count_missed()
             self._drain()  # what came during a pause of this process
-            while (lost := self._heartbeats.lost()) is not None:
-                silence = self._heartbeats.silent_seconds
-                self._heartbeats.drop([lost])
+            while (lost := self.members.heartbeats.lost()) is not None:
+                silence = self.members.heartbeats.silent_seconds
+                self.members.heartbeats.drop([lost])
                 self.lose(lost, f"it was silent for {silence:g} s")
 
     def shut_down(self) -> None:
         """Ask all workers to end."""
-        self._sockets.send(self._endpoints.commands, Shutdown())
+        self._sockets.send(self.members.endpoints.commands, Shutdown())
 
     def close(self) -> None:
         """Close all sockets; queued messages have a second to leave."""
@@ -357,17 +319,11 @@ class WorkersExecutor:
                 self._outstanding.take_tokens(report)
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case WorkerReady():
-                self._not_ready.discard((report.instance_id, report.tp_rank))
-                if not self._not_ready and not self._ready.done():
-                    self._ready.set_result(None)
-                if (waiting := self._restarting.get(report.instance_id)) is not None:
-                    waiting.discard((report.instance_id, report.tp_rank))
-                    if not waiting:
-                        del self._restarting[report.instance_id]
-                        self._join(report.instance_id)
+                if self.members.take_ready((report.instance_id, report.tp_rank)):
+                    self._join(report.instance_id)
             case Heartbeat():
                 worker_id = report.instance_id, report.tp_rank
-                self._heartbeats.hear(worker_id)
+                self.members.heartbeats.hear(worker_id)
                 self._num_strays[worker_id] = report.num_stray_frames
             case BatchBegun():
                 if self._outstanding.is_last_to_begin(report):
