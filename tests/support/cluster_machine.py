@@ -243,6 +243,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.gone: set[RequestId] = set()
         self.unborn: set[RequestId] = set()  # siblings that no policy has seen
         self.scored: defaultdict[RequestId, set[int]] = defaultdict(set)  # positions of a prompt with choices
+        self.whole: set[RequestId] = set()  # those whose prompt a batch that has ended completed
 
     def apply(self, event: Event) -> Applied:
         self.time = event.time
@@ -366,13 +367,13 @@ class ClusterMachine(RuleBasedStateMachine):
         self.check_scored(run)
 
     def check_scored(self, run: RunBatch) -> None:
-        """Just what was asked for is scored, of prompts without a token."""
+        """Just what was asked for is scored, until a batch that completes the prompt has ended."""
         scored = {chunk.request_id: chunk for chunk in run.scored} if isinstance(run, RunScoredBatch) else {}
         for given in run.inputs:
             request, chunk = self.requests[given.request_id], scored.get(given.request_id)
             is_rest = given.placement.num_tokens < len(request.prompt_token_ids) - 1
-            is_asked = request.num_prompt_logprobs is not None and not given.num_output_tokens
-            assert (chunk is not None) == (is_asked and is_rest)
+            is_asked = request.num_prompt_logprobs is not None
+            assert (chunk is not None) == (is_asked and is_rest and given.request_id not in self.whole)
             if chunk is not None:
                 stop = given.placement.num_tokens + len(given.token_ids)
                 following = request.prompt_token_ids[stop : stop + 1]
@@ -390,6 +391,9 @@ class ClusterMachine(RuleBasedStateMachine):
     def advance(self, batch_id: int, random: Random) -> None:
         batch = self.workers.batches[batch_id]
         if batch.is_done:
+            for given in batch.run.inputs:
+                if given.sampling_params is not None:
+                    self.whole |= {given.request_id, *(sibling.request_id for sibling in given.siblings)}
             self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id, self.ended)))
             return
         if batch.num_steps_taken == 0:
