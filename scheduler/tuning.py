@@ -44,4 +44,4 @@ LEASE_START_SHARE = 0.2  # of a lease and the prompts after it, for sending its 
 MAX_BATCHING_WAIT = 0.1  # of the TTFT target that short prompts wait to be batched
 
 # Failures
-MAX_LOSSES = 2  # instances lost while they computed a request, since its last token; then the request fails
+MAX_LOSSES = 3  # instances lost while they computed a request, since its last token; then the request fails
