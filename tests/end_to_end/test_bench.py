@@ -23,8 +23,8 @@ SHORT = ("--length-scale", "1/64", "--output-scale", "1/64")  # prompts and answ
 LOAD = ("--workload", "mixed", *SHORT, "--request-rate", "inf", "--num-warmups", "0")
 RELAXED = ("--goodput", "ttft:60000")
 # The longest of these prompts need all four pools, others two or three, and many share one; small chunks let
-# a prompt that began on few instances go on with more.
-ELASTIC = ("--seed", "2", "--num-requests", "30", "--num-instances", "4")
+# a prompt that began on few instances go on with more. At once, they would all run on one group of four.
+ELASTIC = ("--seed", "2", "--num-requests", "30", "--num-instances", "4", "--request-rate", "10")
 SMALL = "--extra-server-args=--calibration-time 0 --kv-cache-tokens 1792 --max-num-batched-tokens 128"
 
 
