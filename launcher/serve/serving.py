@@ -112,20 +112,13 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     policy = make_policy(config.policy_name, config.policy)
     prior = served_cost_model(config, limits)
     config.logs.check()
-    tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
-    tokenizer.make_ahead()
-    log_call_format(tokenizer, config.server.tool_call_parser)
+    tokenizer = _tokenizer(config)
     compile_ahead()
     allow_many_connections()
     signals = StopSignals()
     start, clock_start = perf_counter(), time()
     log_missing_grammars()
-    cluster = replace(
-        config.cluster,
-        attention_tiles=chosen_tiles(config.cost_model),
-        graph_limits=prior.graph_limits,
-        log_format=config.log_format,
-    )
+    cluster = _cluster(config, prior)
     restarts = cluster.device == "cpu"  # the fabrics of GPUs keep the memory of their peers mapped
     async with local_workers(cluster, LookaheadMargin.on(prior.host), restarts=restarts) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
@@ -140,12 +133,8 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
             tune_gc()
             state = ClusterState(config.cluster.instances, last_id)
             timeline = Timeline()
-            observers: tuple[Observer, ...] = (
-                timeline,
-                recalibration,
-                CostModelAlarm(recalibration, config.cost_model),
-                *logs,
-            )
+            alarm = CostModelAlarm(recalibration, config.cost_model)
+            observers: tuple[Observer, ...] = (timeline, recalibration, alarm, *logs)
             refusals = Refusals(RefusedPlans(setting, Path(gettempdir())).record)
             scheduling = Scheduling(
                 state, request_observers.timed(policy), cost_model, executor, observers, refusals
@@ -170,6 +159,22 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
         await asyncio.to_thread(request_observers.spans.close)
     logger.info("stopped")
     return 1 if running.exception() is not None else code
+
+
+def _tokenizer(config: ServeConfig) -> Tokenizer:
+    tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
+    tokenizer.make_ahead()
+    log_call_format(tokenizer, config.server.tool_call_parser)
+    return tokenizer
+
+
+def _cluster(config: ServeConfig, prior: WorkCostModel) -> ClusterConfig:
+    return replace(
+        config.cluster,
+        attention_tiles=chosen_tiles(config.cost_model),
+        graph_limits=prior.graph_limits,
+        log_format=config.log_format,
+    )
 
 
 def _front(

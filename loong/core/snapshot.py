@@ -162,15 +162,6 @@ class Snapshot:
         return plan.lengthened(extension.num_steps, stops)
 
     @cached_property
-    def served(self) -> dict[InstanceId, tuple[RunningBatch, ...]]:
-        """The batches in flight that each holder outside their groups serves; nothing for others."""
-        served: dict[InstanceId, tuple[RunningBatch, ...]] = {}
-        for batch in (*self.batches, *self.ending):
-            for instance_id in batch.holder_ids:
-                served[instance_id] = (*served.get(instance_id, ()), batch)
-        return served
-
-    @cached_property
     def predicted_ends(self) -> dict[InstanceId, float]:
         """Return when the batches that are ending leave their instances."""
         return {

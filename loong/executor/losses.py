@@ -26,7 +26,8 @@ class Losses:
         self._declare, self._max_wait = declare, max_wait
         self._about_peers: dict[WorkerId, WorkerFailed] = {}  # by who reported it
         self._timer: asyncio.TimerHandle | None = None
-        self._ending: set[WorkerId] = set()  # those that end because of another
+        self._ending: set[WorkerId] = set()  # those that end because of another, until that is declared
+        self._ended: dict[WorkerId, str] = {}  # those of them that have ended, and how
         self._declared: set[InstanceId] = set()
 
     def take(self, report: WorkerFailed, *, lives_on: bool = False) -> None:
@@ -43,18 +44,18 @@ class Losses:
         self._about_peers.setdefault(worker_id, report)
         if not lives_on:
             self._ending.add(worker_id)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._conclude)
+        self._set_timer()
 
     def end(self, worker_id: WorkerId, reason: str) -> None:
-        """Record that a worker has ended; this is not news if it has reported the failure of another."""
-        if worker_id not in self._ending:
+        """Record that a worker has ended. One that ends because of another is declared after that one."""
+        if worker_id in self._ending:
+            self._ended[worker_id] = reason
+        else:
             self._declare_once(worker_id[0], reason)
 
     def rejoin(self, instance_id: InstanceId) -> None:
         """Record that a lost instance is there again."""
         self._declared.discard(instance_id)
-        self._ending = {worker_id for worker_id in self._ending if worker_id[0] != instance_id}
 
     def _conclude(self) -> None:
         """Declare a worker that hangs: others blame it, and it blames none.
@@ -62,15 +63,18 @@ class Losses:
         Otherwise declare the first reporter.
         """
         self._timer = None
-        if not self._about_peers:
-            return
         for report in self._about_peers.values():
             if report.blamed is not None and report.blamed not in self._about_peers:
                 reason = f"instance {report.instance_id} reported: {report.message}"
                 self._declare_once(report.blamed[0], reason)
                 return
-        first = next(iter(self._about_peers.values()))
-        self._declare_once(first.instance_id, first.message)
+        for first in self._about_peers.values():
+            self._declare_once(first.instance_id, first.message)
+            return
+
+    def _set_timer(self) -> None:
+        if self._about_peers and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._max_wait, self._conclude)
 
     def _declare_once(self, instance_id: InstanceId, reason: str) -> None:
         """Declare an instance, which explains the reports of its workers and about them."""
@@ -83,3 +87,8 @@ class Losses:
             if worker_id[0] != instance_id and (report.blamed is None or report.blamed[0] != instance_id)
         }
         self._declare(instance_id, reason)
+        ended, self._ended = self._ended, {}
+        self._ending.clear()
+        for worker_id, how in ended.items():
+            self._declare_once(worker_id[0], how)
+        self._set_timer()

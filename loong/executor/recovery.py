@@ -98,16 +98,12 @@ class Recovery:
         if not self._losses:  # nothing else reports what was refused since the loss
             self._close({batch_id for batch_id in self._void if self._has_left(batch_id)})
         void, self._unreported = self._unreported, set()
-        if self.is_over:
+        if not self._void and not self._gone:
             self._requests.clear()
         return replace(event, void_batch_ids=tuple(sorted(void)))
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether workers may forget the failures that they have seen."""
-        return not self._void and not self._gone
-
     def _close(self, void: set[int]) -> list[int]:
+        """Take void batches out of flight, for the next event to name. Return them."""
         for batch_id in void:
             del self._in_flight[batch_id]
         self._unreported |= void
@@ -115,6 +111,7 @@ class Recovery:
         return sorted(void)
 
     def _spread(self) -> None:
+        """Make void what depends on a lost instance, or on a void batch before it."""
         requests = self._requests
         for batch_id, batch in self._in_flight.items():
             request_ids = batch.plan.request_ids

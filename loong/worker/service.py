@@ -15,7 +15,7 @@ from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
-from loong.fabric.errors import PeerError
+from loong.fabric.errors import AbandonedError, PeerLostError
 from loong.fabric.protocol import Exchanging, ServingFabric
 from loong.kernels import Partial
 from loong.model.device import Device
@@ -76,8 +76,8 @@ class AttentionService:
         plan, live = command.plan, set(command.plan.request_ids)
         placements = {given.request_id: given.placement for given in command.inputs}
         self._device.use()
-        # A peer that is lost or leaves ends the batch: its members report that.
-        with suppress(PeerError), served as members, torch.inference_mode():
+        # A peer that is lost or leaves ends the batch: its members report that. Its silence they may not see.
+        with suppress(PeerLostError, AbandonedError), served as members, torch.inference_mode():
             for step in count():
                 if plan.num_steps == 1:
                     self.answer(plan, placements, members)

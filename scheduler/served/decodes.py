@@ -107,12 +107,13 @@ class ServedDecodes:
     ) -> Iterator[Decision]:
         """Return the reasons of a lease, of waits, of ends of leases, and of a preemption."""
         if lease is not None:
-            num_instances = len(self.snapshot.pools)
+            num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
+            near = [k for k in self._numbers if abs(k - chosen) <= 1]
             yield Decision(
                 DecisionKind.DOP,
                 lease.request_ids,
                 f"decodes on {lease.group.dop} of {num_instances} instances, which read KV where it is",
-                tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in self._numbers[:2]),
+                tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in near),
             )
             joined = frozenset(lease.request_ids)
             if left_out := tuple(v.request_id for v in self.resting if v.request_id not in joined):

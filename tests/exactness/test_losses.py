@@ -55,7 +55,7 @@ def restarting(folder: Path) -> Iterator[Victims]:
 
 
 def has_output(num_tokens: int) -> Callable[[Snapshot], bool]:
-    """Return whether some request has so many output tokens."""
+    """Return whether some request has this number of output tokens."""
     return lambda snapshot: any(view.num_output_tokens >= num_tokens for view in snapshot.running)
 
 

@@ -28,7 +28,7 @@ def blaming(reporter: int, blamed: int) -> WorkerFailed:
     return WorkerFailed(reporter, 0, f"instance {blamed} did nothing", (blamed, 0))
 
 
-async def test_the_end_of_a_process_is_named_and_not_who_reported_it_before() -> None:
+async def test_the_end_of_a_process_is_named_before_those_that_reported_it() -> None:
     losses = Losses(declared := Declared(), NEVER)
     losses.take(blaming(0, 2))
     losses.take(blaming(1, 2))
@@ -36,7 +36,8 @@ async def test_the_end_of_a_process_is_named_and_not_who_reported_it_before() ->
     losses.end((1, 0), "exited with code 1")
     assert not declared.all
     losses.end((2, 0), "was killed by signal 9")
-    assert declared.all == [(2, "was killed by signal 9")]
+    ended = [(0, "exited with code 1"), (1, "exited with code 1")]
+    assert declared.all == [(2, "was killed by signal 9"), *ended], "they are lost, too, but after it"
 
 
 async def test_an_error_of_its_own_is_named_at_once_whatever_others_reported_before() -> None:
@@ -81,4 +82,5 @@ async def test_if_nobody_ends_it_is_one_that_others_blame_and_that_blames_nobody
         losses.take(blaming(reporter, blamed))
         losses.end((reporter, 0), "exited with code 1")
     await declared.first.wait()
-    assert declared.all == [expected]
+    assert declared.all[0] == expected
+    assert {instance_id for instance_id, _ in declared.all} >= {reporter for reporter, _ in reports}

@@ -49,7 +49,7 @@ def test_a_loss_is_an_event_only_when_all_workers_have_left_all_void_batches() -
     left.add(2)
     assert recovery.settle() == ([1, 2], {1: "killed"})
     assert recovery.reported(LOST).void_batch_ids == (1, 2)
-    assert recovery.is_over
+    assert recovery.accepts(batch(3, (0,), "a"))
 
 
 def test_a_plan_made_before_the_loss_was_seen_is_void_and_named_by_the_event() -> None:
@@ -81,9 +81,10 @@ def test_batches_of_two_losses_are_settled_together() -> None:
     left.add(2)
     assert recovery.settle() == ([1, 2], {1: "killed", 2: "killed"})
     assert recovery.reported(LOST).void_batch_ids == (1, 2)
-    assert not recovery.is_over
-    assert recovery.reported(InstanceLost(1.0, 2)).void_batch_ids == ()
-    assert recovery.is_over
+    assert not recovery.accepts(batch(3, (0,), "b"))  # planned before the second loss was seen
+    left.add(3)  # it is never sent
+    assert recovery.reported(InstanceLost(1.0, 2)).void_batch_ids == (3,)
+    assert recovery.accepts(batch(4, (0,), "b"))
 
 
 def test_a_migration_with_a_lost_end_is_rolled_back_though_that_end_had_reported_it() -> None:
