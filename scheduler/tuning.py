@@ -20,6 +20,8 @@ SLOW_DECODE_FACTOR = 2.0  # a group whose decode takes this many times as long a
 MAX_MIGRATION_SHARE = 0.1  # of a request's remaining decode time, for the migration of its KV
 
 # Steps and chunks
+MAX_STEP_SECONDS = 2.0  # of a step of prompts, beyond which longer ones are hardly more efficient
+MAX_STEP_SHARE = 0.35  # of the least TTFT target: the longest step of prompts, after which another may follow
 PLANNED_TPOT_SHARE = 0.85  # of a TPOT target: the planned time of a step with decodes
 MIN_TPOT_SHARE = 0.5  # of a TPOT target: the least time of such a step, however late its decodes are
 MIN_CHUNK_TOKENS = 16  # of some prompt in every step, in any case
