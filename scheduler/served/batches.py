@@ -16,7 +16,7 @@ from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.served.decodes import ServedDecodes
 from loong.scheduler.served.draft import PlanDraft
 from loong.scheduler.served.layout import step_seconds
-from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
+from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE, MIN_ALIGNED_SHARE
 
 PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instances"
 
@@ -31,17 +31,34 @@ class InPlaceBatches(BatchBuilder):
 
 
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
-    """Make a lease of the decodes, and a step of the prompts once all their instances are idle."""
+    """Make a lease of the decodes, and a step of the prompts on those of their instances that are idle."""
     lease, ends = decodes.lease(), decodes.lease_ends()
-    prompt_ids, step = draft.layout.prompt_ids, None
-    if draft.prefills and prompt_ids and draft.idle_ids.issuperset(prompt_ids):
-        step = batch_builder(draft).with_prompts(prompt_ids, (), draft.prefills)
+    step = _prompt_step(draft) if draft.prefills else None
     return replace(
         draft,
         batches=tuple(batch for batch in (lease, step) if batch is not None),
         lease_ends=ends,
         decisions=(*draft.decisions, *decodes.decisions(lease, ends)),
     )
+
+
+def _prompt_step(draft: PlanDraft) -> BatchPlan | None:
+    """Return a step of prompts; None if too little time is left before the busy instances become idle.
+
+    While some are busy, the step ends with theirs, so that all can begin the next one. It has only prompts
+    without KV on the busy ones.
+    """
+    prompt_ids, seconds = draft.layout.prompt_ids, step_seconds(draft)
+    idle = tuple(i for i in prompt_ids if i in draft.idle_ids)
+    prefills = draft.prefills
+    if len(idle) < len(prompt_ids):
+        seconds, usual = _seconds_until_all_idle(draft), seconds
+        if seconds < MIN_ALIGNED_SHARE * usual:
+            return None
+        prefills = tuple(p for p in prefills if set(p.view.placement.instance_ids) <= set(idle))
+    if not idle or not prefills:
+        return None
+    return batch_builder(draft, seconds).with_prompts(idle, (), prefills)
 
 
 def build_together(draft: PlanDraft) -> PlanDraft:
@@ -66,10 +83,11 @@ def build_together(draft: PlanDraft) -> PlanDraft:
     )
 
 
-def batch_builder(draft: PlanDraft) -> BatchBuilder:
-    """Return the builder of the draft's batches."""
+def batch_builder(draft: PlanDraft, seconds: float | None = None) -> BatchBuilder:
+    """Return the builder of the draft's batches, whose steps without decodes take up to `seconds`."""
+    seconds = step_seconds(draft) if seconds is None else seconds
     lease_steps = min(draft.lease_steps, draft.config.lease_steps)
-    config = replace(draft.config, max_step_time=step_seconds(draft), lease_steps=lease_steps)
+    config = replace(draft.config, max_step_time=seconds, lease_steps=lease_steps)
     return InPlaceBatches(draft.view, draft.cost_model, config, draft.lease_steps)
 
 
@@ -84,7 +102,11 @@ def lease_before_prompts(draft: PlanDraft, builder: BatchBuilder) -> BatchPlan |
 
 
 def _seconds_until_all_idle(draft: PlanDraft) -> float:
-    ends = (batch.step_ends_at for batch in draft.snapshot.batches)
+    """Return the seconds until all instances that are to compute prompts are idle."""
+    prompt_ids = set(draft.layout.prompt_ids)
+    ends = (
+        b.step_ends_at for b in draft.snapshot.batches if not prompt_ids.isdisjoint(b.plan.group.instance_ids)
+    )
     return max(0.0, max(ends, default=0.0) - draft.snapshot.now)
 
 

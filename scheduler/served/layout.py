@@ -38,23 +38,32 @@ def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
 
 
 def step_seconds(draft: PlanDraft) -> float:
+    """Return the seconds that a step without decodes may take.
+
+    Long steps are more efficient, which counts while long prompts wait for each other.
+    """
+    least_long = draft.config.step_time * draft.view.num_instances
+    num_long = sum(prefill.work > least_long for prefill in draft.prefills)
+    return longest_step(draft) if num_long > 1 else max(draft.config.step_time, longest_step(draft) / 2)
+
+
+def longest_step(draft: PlanDraft) -> float:
     """Return the most seconds of a step without decodes.
 
-    A prompt may come when it has just begun, and then needs a step of its own before its target.
+    A prompt may come when the step has just begun, and then needs a step of its own before its target.
     """
     config = draft.config
-    widest = draft.cost_model.prefill_terms(max(1, draft.view.cluster_size))
-    targets = FirstTokenTargets(widest, config)
-    live = draft.snapshot.request.values()
-    least = min((targets.of(view) for view in live if not view.has_ended), default=inf)
     if config.max_step_time is not None:
         return config.max_step_time
+    targets = FirstTokenTargets(draft.cost_model.prefill_terms(draft.view.cluster_size), config)
+    live = (view for view in draft.snapshot.request.values() if not view.has_ended)
+    least = min(map(targets.of, live), default=inf)
     return min(MAX_STEP_SECONDS, MAX_STEP_SHARE * min(least, config.target_ttft))
 
 
 def apart_speed(draft: PlanDraft, first: PrefillCandidate, dop: int) -> float:
     """Return the work on the first prompt in a second of steps on instances without decodes."""
-    return _speed(draft, dop, first, step_seconds(draft)) if dop else 0.0
+    return _speed(draft, dop, first, longest_step(draft)) if dop else 0.0
 
 
 def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[RequestView]) -> float:
@@ -62,7 +71,7 @@ def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[
     everywhere = tuple(sorted(draft.view.free))
     live = (view for view in draft.snapshot.request.values() if not view.has_ended)
     seconds = PLANNED_TPOT_SHARE * min(target_tpot(view, draft.config) for view in live)
-    seconds = min(seconds, step_seconds(draft))
+    seconds = min(seconds, longest_step(draft))
     if not decodes:
         return _speed(draft, len(everywhere), first, seconds)
     count = WorkCount(everywhere)
