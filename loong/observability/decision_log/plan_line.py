@@ -111,8 +111,8 @@ def _chunk(plan: BatchPlan, given: RequestInput) -> Chunk:
         kept_on[segment.instance_id] = kept_on.get(segment.instance_id, 0) + len(segment.positions)
     return Chunk(
         given.request_id,
-        first_position=given.placement.num_tokens,
-        num_tokens=len(given.token_ids),
+        first_position=given.first_position,
+        num_tokens=sum(computed_on.values()),
         computed_on=computed_on,
         kept_on=kept_on,
         num_output_tokens=given.num_output_tokens,
