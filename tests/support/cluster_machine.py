@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from random import Random
 from typing import Any
 
@@ -284,28 +284,32 @@ class ClusterMachine(RuleBasedStateMachine):
     def lose_or_join(self, index: int) -> None:
         instance_id = sorted(self.instances)[index % len(self.instances)]
         if instance_id in self.workers.held:
-            self.lose(instance_id)
+            had = self.lose(instance_id)
             self.apply(InstanceLost(self.now(), instance_id))
+            for request_id, view in self.view().request.items():  # copies have taken the place of some
+                self.lost[request_id] |= had.get(request_id, set()).intersection(chain(*view.missing))
         else:
             self.join(self.instances[instance_id])
 
-    def lose(self, instance_id: InstanceId) -> None:
-        """Lose an instance, and note which positions had KV there."""
+    def lose(self, instance_id: InstanceId) -> Mapping[RequestId, set[int]]:
+        """Lose an instance. Return the positions that surely had KV there."""
         unsure = {
-            (r, p)
-            for b in self.view().ending
-            for r in b.plan.request_ids
-            for s in b.plan.writes_of(r)
-            for p in s.positions
+            (segment.owner_id, position)
+            for batch in self.workers.batches.values()
+            for segment in batch.run.plan.writes
+            for position in segment.positions
         }
-        for request_id, view in self.view().request.items():
-            had = {p for positions in view.placement.on(instance_id) for p in positions}
-            self.lost[request_id] |= {p for p in had if (request_id, p) not in unsure}
+        had = {
+            request_id: {p for p in slots if (request_id, p) not in unsure}
+            for request_id, slots in self.workers.held[instance_id].items()
+            if request_id not in self.unborn
+        }
         for batch in self.workers.lose(instance_id):
             for segment in batch.run.plan.writes if batch.run.plan.num_steps > 1 else ():
                 if segment.instance_id == instance_id:
                     num_steps = batch.num_computed.get(segment.owner_id, 0)
-                    self.lost[segment.owner_id].update(segment.positions[:num_steps])
+                    had[segment.owner_id].update(segment.positions[:num_steps])
+        return had
 
     @precondition(lambda self: len(self.requests) - len(self.gone) < 8)
     @rule(
