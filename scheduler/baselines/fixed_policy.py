@@ -56,7 +56,7 @@ def plan_fixed_groups(
         has_prompts = bool(group.prefills or group.joining)
         if group.batches:
             ends += lease_ends(group.batches) if has_prompts else ()
-        elif leaving := latest_in_the_way(group.decodes, group.num_free):
+        elif leaving := group.too_long or latest_in_the_way(group.decodes + group.prefills, group.num_free):
             victims += leaving  # the next plan, which follows at once, can use their slots
         elif has_prompts:
             batches.append(filling.step(group, cost_model, max_tokens))

@@ -234,7 +234,7 @@ def test_a_lost_instance_ends_what_it_took_part_in_without_another_word() -> Non
     stage.run(decode((kept,), (0,), {kept.request_id: 0}, num_steps=50))
     stage.commit(IterationPlan(migrations=(KVMigration(segment, 1),)))
     events = stage.rest()
-    assert events[-1] == InstanceLost(0.01, 0)
+    assert events[-1] == InstanceLost(0.01, 0, void_batch_ids=(2,))
     assert len(stage.state.snapshot(0).waiting) == 2
 
 
