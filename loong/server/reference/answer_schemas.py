@@ -272,6 +272,13 @@ class TraceFile(Answer):
     trace: str
 
 
+class InjectedFault(Answer):
+    """The fault, and the instance that has it."""
+
+    fault: Literal["kill", "pause"]
+    instance: int
+
+
 class Document(BaseModel):
     """An OpenAPI 3.1 document."""
 
