@@ -106,7 +106,10 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run and report. Return 1 if a token or a request was lost or a token wrong, 130 if interrupted, or 0."""
+    """Run and report. Return 1 if a token or a request was lost or a token is wrong.
+
+    Otherwise return 0, or 130 if the run was interrupted.
+    """
     import msgspec
 
     from loong.launcher.chaos.run import run_chaos  # these import what `--help` can do without

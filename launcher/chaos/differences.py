@@ -57,11 +57,12 @@ def differences(
             new.append(_fewest(same_or_changed, row[index + 1] + _LOST, new[-1] + _REPEATED))
         row = new
         ends.append(row[-1])
-    return ends[-1] if is_complete else _fewest(*ends)
+    return ends[-1] if is_complete else min(ends, key=lambda found: (found.num_all, found.num_repeated))
 
 
 def _fewest(*options: Differences) -> Differences:
-    return min(options, key=lambda found: found.num_all)
+    """Return the fewest differences; of equally many, those of a stream that was shifted."""
+    return min(options, key=lambda found: (found.num_all, found.num_changed))
 
 
 def _num_same(one: Sequence[TokenId], other: Sequence[TokenId]) -> int:

@@ -1,7 +1,8 @@
 """Prompts of mixed lengths, drawn from a seed."""
 
 from dataclasses import dataclass
-from random import Random
+
+import numpy as np
 
 from loong.core.request import TokenId
 
@@ -20,17 +21,15 @@ def drawn_prompts(
     num_prompts: int, longest_prompt: int, longest_output: int, vocab_size: int, seed: int
 ) -> list[Prompt]:
     """Return prompts whose logarithms of lengths are uniform; the same seed gives the same prompts."""
-    random = Random(seed)
+    generator = np.random.default_rng(seed)
 
     def length(shortest: int, longest: int) -> int:
         low = min(shortest, longest)
-        return min(longest, round(low * (longest / low) ** random.random()))
+        drawn: float = low * (longest / low) ** float(generator.random())
+        return min(longest, round(drawn))
 
     def prompt() -> Prompt:
-        num_tokens, num_output_tokens = (
-            length(SHORTEST_PROMPT, longest_prompt),
-            length(SHORTEST_OUTPUT, longest_output),
-        )
-        return Prompt(tuple(random.choices(range(vocab_size), k=num_tokens)), num_output_tokens)
+        token_ids = generator.integers(vocab_size, size=length(SHORTEST_PROMPT, longest_prompt))
+        return Prompt(tuple(token_ids.tolist()), length(SHORTEST_OUTPUT, longest_output))
 
     return [prompt() for _ in range(num_prompts)]

@@ -1,5 +1,6 @@
 """The verdict on a run under faults, as a table and as JSON."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -145,7 +146,7 @@ def with_recovery(fault: Fault, records: Sequence[StreamRecord]) -> Fault:
     for record in records:
         times = record.token_times
         if times and times[0] <= at < times[-1]:
-            pairs = zip(times[:-1], times[1:], strict=True)
+            pairs = itertools.pairwise(times)
             waits.append(max(b - max(a, at) for a, b in pairs if a <= at + EFFECT_SECONDS and b > at))
     return Fault(fault.kind, fault.instance_id, at, max(waits, default=None), len(waits))
 

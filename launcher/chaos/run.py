@@ -6,8 +6,9 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from random import Random
 from time import perf_counter
+
+import numpy as np
 
 from loong.core.request import TokenId
 from loong.engine.faults import FaultKind
@@ -19,11 +20,12 @@ from loong.launcher.chaos.streams import Ending, StreamClient, StreamRecord
 from loong.workloads.client.connections import ConnectionPool
 from loong.workloads.client.scrape import Scraper
 from loong.workloads.errors import ServerUnusableError
-from loong.workloads.workload import SMALLEST_VOCABULARY
+from loong.workloads.request import SMALLEST_VOCABULARY
 
 NUM_AT_ONCE = 4  # undisturbed streams
 MAX_WAIT_SECONDS = 60.0  # for lost instances to join again at the end
 LOOK_SECONDS = 0.2
+CLOSING_SECONDS = 0.5  # until a server has seen that a connection is closed
 
 
 async def run_chaos(config: ChaosConfig) -> Report:
@@ -46,13 +48,24 @@ async def run_chaos(config: ChaosConfig) -> Report:
         async with FaultyServer(config.base_url, config.api_key) as server:
             await server.check_faults()
             _say(f"recording {len(prompts)} undisturbed outputs of {model.id} at {config.base_url}")
-            before = await server.totals()
+            first = await server.totals()
             expected = await _undisturbed(client, prompts)
-            if (await server.totals()).num_losses != before.num_losses:
+            before = await _totals_at_rest(pool, server)
+            if before.num_losses != first.num_losses:
                 raise ServerUnusableError("an instance was lost before any fault was injected")
-            return await _Run(config, server, client, prompts, expected, before).report()
+            run = _Run(config, server, client, prompts, expected)
+            await run.go_on()
+            after = await _totals_at_rest(pool, server)
+            return run.report(before, after, await server.health())
     finally:
         pool.close()
+
+
+async def _totals_at_rest(pool: ConnectionPool, server: FaultyServer) -> ServerTotals:
+    """Return the server's counts without our idle connections, which it would count as descriptors."""
+    pool.close()
+    await asyncio.sleep(CLOSING_SECONDS)
+    return await server.totals()
 
 
 async def _undisturbed(client: StreamClient, prompts: Sequence[Prompt]) -> list[list[TokenId]]:
@@ -80,18 +93,17 @@ class _Run:
         client: StreamClient,
         prompts: Sequence[Prompt],
         expected: Sequence[Sequence[TokenId]],
-        before: ServerTotals,
     ) -> None:
         self._config, self._server, self._client = config, server, client
-        self._prompts, self._expected, self._before = prompts, expected, before
+        self._prompts, self._expected = prompts, expected
         self._records: list[StreamRecord] = []
         self._streams: set[asyncio.Task[None]] = set()
         self._faults: list[Fault] = []
         self._skipped: Counter[str] = Counter()
         self._is_interrupted = False
 
-    async def report(self) -> Report:
-        """Run, and return the report."""
+    async def go_on(self) -> None:
+        """Send and inject until the end, or until an interrupt, which cuts open streams off."""
         _say(f"sending them at {self._config.request_rate:g}/s for {self._config.duration:g} s, with faults")
         async with _interruptible() as interrupted:
             work = asyncio.create_task(self._work())
@@ -105,6 +117,9 @@ class _Run:
             await asyncio.gather(work, *self._streams, return_exceptions=True)
         if not work.cancelled() and (error := work.exception()) is not None:
             raise error
+
+    def report(self, before: ServerTotals, after: ServerTotals, health: str) -> Report:
+        """Return the report of what was sent and injected."""
         found, endings = judged(self._expected, self._records)
         return Report(
             num_sent=len(self._records),
@@ -115,9 +130,9 @@ class _Run:
             differences=found,
             faults=[with_recovery(fault, self._records) for fault in self._faults],
             skipped=self._skipped,
-            before=self._before,
-            after=await self._server.totals(),
-            health=await self._server.health(),
+            before=before,
+            after=after,
+            health=health,
             is_interrupted=self._is_interrupted,
         )
 
@@ -136,12 +151,12 @@ class _Run:
 
     async def _send(self) -> None:
         """Send the prompts again and again, in an order and with gaps that the seed decides."""
-        random = Random(self._config.seed)
+        generator = np.random.default_rng(self._config.seed)
         end = self._now() + self._config.duration
         due = self._now()
-        while (due := due + random.expovariate(self._config.request_rate)) < end:
+        while (due := due + generator.exponential(1 / self._config.request_rate)) < end:
             await asyncio.sleep(max(0.0, due - self._now()))
-            index = random.randrange(len(self._prompts))
+            index = int(generator.integers(len(self._prompts)))
             record = StreamRecord(index, self._now())
             self._records.append(record)
             stream = asyncio.create_task(self._client.follow(self._prompts[index], record))
@@ -150,10 +165,10 @@ class _Run:
 
     async def _inject(self, kind: FaultKind) -> None:
         """Inject one fault in each interval, at a time in it that the seed decides."""
-        random = Random(f"{kind.value} {self._config.seed}")
+        generator = np.random.default_rng([self._config.seed, len(kind.value)])
         interval, start = self._config.intervals[kind], self._now()
         for number in range(max(1, int(self._config.duration / interval))):
-            due = start + min((number + random.random()) * interval, self._config.duration)
+            due = start + min((number + generator.random()) * interval, self._config.duration)
             await asyncio.sleep(max(0.0, due - self._now()))
             at = self._now()
             try:

@@ -1,6 +1,7 @@
 """Requests whose outputs are compared: sent, streamed, and recorded token by token."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from loong.workloads.client.http_response import HTTPFormatError
 from loong.workloads.client.sse import EventDecoder
 
 PATH = "/v1/completions"
+_REQUEST_ID = re.compile(r"\bcmpl-[0-9a-f]+\b")
 
 
 class Ending(Enum):
@@ -51,7 +53,9 @@ class _Error(msgspec.Struct):
     code: str = ""
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.message}" if self.code else self.message
+        """Return it without the id of the request, so that equal errors have equal texts."""
+        message = _REQUEST_ID.sub("...", self.message)
+        return f"{self.code}: {message}" if self.code else message
 
 
 class _Event(msgspec.Struct):

@@ -70,7 +70,7 @@ class WorkersExecutor:
         heartbeat: float = HEARTBEAT_SECONDS,
         restarts: Restarts | None = None,
     ) -> None:
-        self.members, self.restarts = Membership(endpoints, heartbeat), restarts
+        self.members, self._restarts = Membership(endpoints, heartbeat), restarts
         self._sockets, self.calls = self.members.sockets, self.members.calls
         self._events = Stream[Event | Drained | BaseException]()
         self._ending: Drained | BaseException | None = None  # the end after the last event
@@ -96,6 +96,11 @@ class WorkersExecutor:
         return self.members.heartbeats.silent_seconds
 
     @property
+    def restarts(self) -> Restarts | None:
+        """Return how lost instances are started again, None if they are not."""
+        return self._restarts
+
+    @property
     def num_stray_frames(self) -> int:
         """Return the frames that were dropped on the sockets of this process and of the workers."""
         return self._strays.num_dropped + sum(self._num_strays.values())
@@ -106,17 +111,17 @@ class WorkersExecutor:
 
     def lose(self, worker_id: WorkerId, reason: str) -> None:
         """Record that a worker is gone. The instance that is then lost is the one that failed first."""
-        if self.restarts is not None and self.members.is_restarting(worker_id[0]):
+        if self._restarts is not None and self.members.is_restarting(worker_id[0]):
             logger.warning("instance %d did not start again: %s", worker_id[0], reason)
             self.members.drop(worker_id[0])
-            self.restarts.end(worker_id[0])
-            self.restarts.start(worker_id[0])
+            self._restarts.end(worker_id[0])
+            self._restarts.start(worker_id[0])
         else:
             self._losses.end(worker_id, reason)
 
     def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
         self.members.fail_to_start(instance_id, reason)
-        if self.restarts is None:
+        if self._restarts is None:
             self.post(InstanceLost(self.now, instance_id, reason))
             return
         logger.error("instance %d was lost: %s; it is started again", instance_id, reason)
@@ -125,7 +130,7 @@ class WorkersExecutor:
         self._queue.drop(self._recovery.refuses)
         for migration_id in self._outstanding.drop_workers(workers):
             self.post(MigrationFinished(self.now, migration_id, is_committed=False))
-        self.restarts.end(instance_id)
+        self._restarts.end(instance_id)
         self._report_losses()
 
     def _report_losses(self) -> None:
@@ -135,10 +140,10 @@ class WorkersExecutor:
         over, losses = self._recovery.settle()
         self._close_void(over)
         for instance_id, reason in losses.items():
-            assert self.restarts is not None, "void batches are those of instances that return"
-            for instance in self.restarts.kept_by(instance_id):
+            assert self._restarts is not None, "void batches are those of instances that return"
+            for instance in self._restarts.kept_by(instance_id):
                 self.post(InstanceLost(self.now, instance.instance_id, reason, returns=True))
-            self.restarts.start(instance_id)
+            self._restarts.start(instance_id)
 
     def _close_void(self, batch_ids: Sequence[int]) -> None:
         self._queue.drop(self._recovery.refuses)
@@ -159,10 +164,10 @@ class WorkersExecutor:
 
     def _join(self, instance_id: InstanceId) -> None:
         """Post that an instance is there again."""
-        assert self.restarts is not None, "it was started again"
+        assert self._restarts is not None, "it was started again"
         self._losses.rejoin(instance_id)
         logger.info("instance %d is there again", instance_id)
-        for instance in self.restarts.kept_by(instance_id):
+        for instance in self._restarts.kept_by(instance_id):
             self.post(InstanceJoined(self.now, instance))
 
     def fail(self, error: BaseException) -> None:
@@ -197,7 +202,7 @@ class WorkersExecutor:
 
     def _with_void_batches(self, event: InstanceLost) -> InstanceLost:
         """Return a loss as the engine is to see it. Batches that it plans from then on are not void."""
-        if self.restarts is None:
+        if self._restarts is None:
             return event
         event = self._recovery.reported(event)
         self._close_void(event.void_batch_ids)
@@ -286,7 +291,9 @@ class WorkersExecutor:
             case StepDone() | BatchBegun() | PromptScored() | BatchDone() | BatchFailed():
                 return self._recovery.is_void(report.batch_id)
             case _:
-                return self.restarts is not None and report.instance_id < self.members.endpoints.num_instances
+                return (
+                    self._restarts is not None and report.instance_id < self.members.endpoints.num_instances
+                )
 
     async def watch_silence(self) -> None:
         """Once all are ready, declare workers lost that miss too many heartbeats; runs until cancelled."""

@@ -15,6 +15,7 @@ from loong.server.api.schema_base import Schema
 from loong.server.cluster import CLUSTER
 
 MAX_PAUSE_SECONDS = 3600.0
+MAX_INSTANCE_ID = 65_535
 
 
 class FaultFields(Schema):
@@ -22,9 +23,9 @@ class FaultFields(Schema):
 
     fault: Literal["kill", "pause"]
     """kill: SIGKILL to the instance's processes. pause: SIGSTOP, and SIGCONT after `seconds`."""
-    instance: int | None = Field(default=None, ge=0)
+    instance: int | None = Field(default=None, ge=0, le=MAX_INSTANCE_ID)
     """The instance; otherwise the live one whose last fault is the longest ago."""
-    seconds: float = Field(default=25.0, gt=0, le=MAX_PAUSE_SECONDS)
+    seconds: float = Field(default=25.0, ge=0, le=MAX_PAUSE_SECONDS)
     """Length of a pause. A worker that is silent for 20 s is lost."""
 
 

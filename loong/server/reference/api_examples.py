@@ -233,8 +233,8 @@ data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "coun
     ("post", "/admin/faults"): (
         Example(
             "For a server with `--allow-fault-injection`.",
-            '{"fault": "kill"}',
-            '{"fault": "kill", "instance": 0}',
+            '{"fault": "pause", "seconds": 0.1}',
+            '{"fault": "pause", "instance": 0}',
         ),
     ),
     ("post", "/stop_profile"): (Example(answer='{"trace": "traces/trace-20261122-060539-1.json"}'),),
