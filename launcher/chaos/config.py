@@ -12,7 +12,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class ChaosConfig:
-    """What to send, and what to inject. Times are seconds.
+    """A load, and the faults to inject under it. Times are seconds.
 
     `intervals` are the mean times between two faults of a kind.
     """

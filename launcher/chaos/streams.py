@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(r"\bcmpl-[0-9a-f]+\b")
 
 
 class Ending(Enum):
-    """How a stream ended: with its last event, with an error that says why, without a word, or by us."""
+    """The end of a stream: its last event, an error that names a reason, neither of them, or our interrupt."""
 
     COMPLETE = "complete"
     FAILED = "failed"
