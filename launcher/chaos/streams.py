@@ -19,7 +19,7 @@ _REQUEST_ID = re.compile(r"\bcmpl-[0-9a-f]+\b")
 
 
 class Ending(Enum):
-    """The end of a stream: its last event, an error that names a reason, neither of them, or our interrupt."""
+    """The end of a stream: its last event, an error with a reason, neither, or an interrupt of this run."""
 
     COMPLETE = "complete"
     FAILED = "failed"
