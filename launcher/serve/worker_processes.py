@@ -3,12 +3,12 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.executor.recovery import Restarts
+from loong.executor.recovery import Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.starter import WorkerStarter
 from loong.launcher.hosts.worker_settings import WorkerSettings
@@ -39,7 +39,7 @@ class WorkerProcesses:
         self._num_failures: Counter[InstanceId] = Counter()  # in a row
         self._started_at: dict[InstanceId, float] = {}
         self._executor: WorkersExecutor | None = None
-        self.restarts = Restarts(self._end, self._restart, instances)
+        self.restarts = Restarts(self._end, self._restart, instances, self._signals_of)
 
     def start(self, executor: WorkersExecutor) -> None:
         """Start all workers of an executor."""
@@ -82,6 +82,9 @@ class WorkerProcesses:
         for worker_id, process in self._processes.items():
             if worker_id[0] == instance_id:
                 process.kill()
+
+    def _signals_of(self, instance_id: InstanceId) -> Sequence[SendSignal]:
+        return [process.send_signal for w, process in self._processes.items() if w[0] == instance_id]
 
     def _restart(self, instance_id: InstanceId) -> None:
         """Start an instance again once its processes have ended."""

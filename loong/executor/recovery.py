@@ -1,7 +1,8 @@
 """The void work of lost instances, until the other workers have left it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from loong.core.events import InstanceLost
 from loong.core.instance import ElasticInstance, InstanceKind, home_instance_id
@@ -9,18 +10,23 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 
+SendSignal: TypeAlias = Callable[[int], None]
+"""Sends a signal to one process, as long as it has not ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
     """The way in which lost instances return: `end` ends all processes of one, and `start` starts new ones.
 
     They start only when no batch in flight has the lost one as a member: a batch never meets two processes of
-    one worker. `instances` are all that can join again, empty.
+    one worker. `instances` are all that can join again, empty. `processes_of` returns how the present
+    processes of an instance are sent signals.
     """
 
     end: Callable[[InstanceId], None]
     start: Callable[[InstanceId], None]
     instances: tuple[ElasticInstance, ...]
+    processes_of: Callable[[InstanceId], Sequence[SendSignal]]
 
     def kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
         """Return an instance and the host tier that its processes keep, if there is one."""
