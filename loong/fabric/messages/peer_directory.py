@@ -1,6 +1,6 @@
 """The directory in which processes of several hosts find each other, also after a restart.
 
-Each process listens, then registers, and is told where those listen that have registered before. It connects
+Each process listens, then registers, and receives the endpoints of those that registered before. It connects
 to them. So each pair of processes connects exactly once.
 """
 
