@@ -85,12 +85,12 @@ Command: TypeAlias = (
 class WorkerReady:
     """A worker has its weights and its pools, and the fabric is connected.
 
-    It takes commands at an endpoint.
+    On another host than the engine's it takes commands at an endpoint, which is known only now.
     """
 
     instance_id: InstanceId
     tp_rank: int
-    commands_endpoint: str
+    commands_endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,10 @@ class WorkerSockets:
         )
 
     def connect(self, worker_id: WorkerId, endpoint: str) -> None:
-        """Connect to a worker that is ready, and takes commands at `endpoint`, unless that was known."""
-        if worker_id not in self._commands:
-            self._commands[worker_id] = self._connect(endpoint)
+        """Connect to a worker of another host, which takes commands at `endpoint` from now on."""
+        if endpoint and worker_id not in self._commands:
+            with suppress(zmq.ZMQError):  # no endpoint: another process of this user sent the report
+                self._commands[worker_id] = self._connect(endpoint)
 
     def drop(self, workers: Iterable[WorkerId]) -> None:
         """Close the sockets of lost workers, with all that is queued for them."""

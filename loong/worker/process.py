@@ -126,7 +126,7 @@ class Worker:
         self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._lease_ends = LeaseEnds(config.deadline)
-        self._commands_endpoint = config.commands_endpoint
+        self._commands_endpoint = ""  # over TCP, once it has a port
 
     def serve(self) -> None:
         """Take commands until the shutdown command, once all workers are there.

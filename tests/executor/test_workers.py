@@ -114,7 +114,7 @@ async def test_tokens_that_come_with_the_end_of_a_batch_are_reported_before_it_a
     "report",
     [
         Heartbeat(2, 0),
-        WorkerReady(0, 2, ""),
+        WorkerReady(0, 2),
         WorkerFailed(-1, 0, "of nobody"),
         CommandDone(1, 2**64 - 1, 0),
         StepDone(8, 0, ()),

@@ -43,7 +43,7 @@ SHAPES: tuple[object, ...] = (
 LINGER_MS = 30_000  # for queued frames of a socket to leave
 IMPOSSIBLE = (
     Heartbeat(9, 0),
-    WorkerReady(0, 9, ""),
+    WorkerReady(0, 9),
     WorkerFailed(-1, 0, "of nobody"),
     CommandDone(1, 9, 9),
     StepDone(1 << 40, 0, ()),
