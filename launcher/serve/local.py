@@ -15,6 +15,7 @@ from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.serve.child_processes import ForkServer, guarded
 from loong.launcher.serve.worker_processes import WorkerProcesses
@@ -82,12 +83,12 @@ async def local_workers(
     lookahead: LookaheadMargin | None = None,
     fork_server: ForkServer | None = None,
     *,
-    restarts: bool = False,
+    backoff: Backoff | None = None,
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
 
     The executor predicts the ends of batches with a margin of `lookahead`, or never (None).
-    `fork_server` is a `worker_fork_server` (None: one for these workers). With `restarts`, an instance that
+    `fork_server` is a `worker_fork_server` (None: one for these workers). With `backoff`, an instance that
     is lost from then on is started again.
 
     Raises `ClusterError` with the worker's own words if one cannot start.
@@ -100,11 +101,13 @@ async def local_workers(
             fork_server = stack.enter_context(closing(worker_fork_server()))
         endpoints = _endpoints(config, Path(directory))
         workers = WorkerProcesses(
-            fork_server, partial(_worker_config, config, endpoints.reports, Path(directory)), config.instances
+            fork_server,
+            partial(_worker_config, config, endpoints.reports, Path(directory)),
+            config.instances,
+            backoff or Backoff(),
         )
-        executor = WorkersExecutor(
-            endpoints, lookahead, config.heartbeat, workers.restarts if restarts else None
-        )
+        restarts = None if backoff is None else workers.restarts
+        executor = WorkersExecutor(endpoints, lookahead, config.heartbeat, restarts)
         is_ready = False
         tasks = [
             guarded(executor.read_reports(), executor.fail),

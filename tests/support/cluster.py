@@ -24,6 +24,7 @@ from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.loop import Scheduling
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.serve.child_processes import ForkServer
 from loong.launcher.serve.local import ClusterConfig, local_workers, worker_fork_server
@@ -248,16 +249,17 @@ def running_cluster(
     believed: tuple[ElasticInstance, ...] | None = None,
     lookahead: LookaheadMargin | None = None,
     *,
-    restarts: bool = False,
+    backoff: Backoff | None = None,
+    fork_server: ForkServer | None = None,
 ) -> Iterator[Cluster]:
     """A cluster in a thread of its own, so that one serves many tests; ends are predicted by `lookahead`.
 
     The engine takes its instances for `believed`, if that is given: it may be wrong about their room. With
-    `restarts`, lost instances are started again.
+    `backoff`, lost instances are started again. `fork_server` starts the workers (None: one for all tests).
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed
-    work = partial(_run, config, instances, lookahead, restarts, started)
+    work = partial(_run, config, instances, lookahead, backoff, fork_server or _fork_server(), started)
     thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
     with ExitStack() as ending:
@@ -278,11 +280,12 @@ async def _run(
     config: ClusterConfig,
     instances: tuple[ElasticInstance, ...],
     lookahead: LookaheadMargin | None,
-    restarts: bool,
+    backoff: Backoff | None,
+    fork_server: ForkServer,
     started: Future[Cluster],
 ) -> None:
     try:
-        async with local_workers(config, lookahead, _fork_server(), restarts=restarts) as executor:
+        async with local_workers(config, lookahead, fork_server, backoff=backoff) as executor:
             cluster = Cluster(executor, instances)
             started.set_result(cluster)
             await asyncio.wait([cluster.serving])
