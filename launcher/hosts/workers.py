@@ -5,6 +5,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.network import cluster_network
 from loong.launcher.hosts.starter import WorkerStarter
@@ -22,11 +23,11 @@ async def workers_of(
     starter: WorkerStarter,
     lookahead: LookaheadMargin | None = None,
     *,
-    restarts: bool = False,
+    backoff: Backoff | None = None,
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
 
-    The executor predicts the ends of batches with a margin of `lookahead`, or never (None). With `restarts`,
+    The executor predicts the ends of batches with a margin of `lookahead`, or never (None). With `backoff`,
     an instance that is lost from then on is started again.
 
     Raises `ClusterError` with the worker's own words if one cannot start.
@@ -36,10 +37,9 @@ async def workers_of(
         if head_address is not None:
             network = stack.enter_context(cluster_network(head_address, config.host_ids))
         settings = WorkerSettings(config, starter, network)
-        workers = WorkerProcesses(starter, settings, config.instances)
-        executor = WorkersExecutor(
-            settings.endpoints(), lookahead, config.heartbeat, workers.restarts if restarts else None
-        )
+        workers = WorkerProcesses(starter, settings, config.instances, backoff or Backoff())
+        restarts = None if backoff is None else workers.restarts
+        executor = WorkersExecutor(settings.endpoints(), lookahead, config.heartbeat, restarts)
         is_ready = False
         tasks = [
             guarded(executor.read_reports(), executor.fail),

@@ -13,6 +13,7 @@ from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.starter import LocalStarter
 from loong.launcher.hosts.workers import workers_of
@@ -93,7 +94,7 @@ async def local_workers(
     lookahead: LookaheadMargin | None = None,
     fork_server: ForkServer | None = None,
     *,
-    restarts: bool = False,
+    backoff: Backoff | None = None,
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker on this host, as `workers_of` does.
 
@@ -104,7 +105,7 @@ async def local_workers(
         if fork_server is None:
             fork_server = stack.enter_context(closing(worker_fork_server()))
         starter = LocalStarter(fork_server, directory)
-        async with workers_of(config, starter, lookahead, restarts=restarts) as executor:
+        async with workers_of(config, starter, lookahead, backoff=backoff) as executor:
             yield executor
 
 

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.executor.recovery import Restarts, SendSignal
+from loong.executor.recovery import Backoff, Failures, Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.starter import WorkerStarter
 from loong.launcher.hosts.worker_settings import WorkerSettings
@@ -17,9 +17,6 @@ from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_e
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_SECONDS = 0.3
-FIRST_DELAY_SECONDS = 0.5  # before the third start of an instance that is lost soon after each
-MAX_DELAY_SECONDS = 60.0
-STEADY_SECONDS = 10.0  # after its start, the loss of an instance is not held against it
 
 
 class WorkerProcesses:
@@ -30,16 +27,15 @@ class WorkerProcesses:
         starter: WorkerStarter,
         settings: WorkerSettings,
         instances: tuple[ElasticInstance, ...],
+        backoff: Backoff,
     ) -> None:
         """`instances` are all, empty."""
         self._starter, self._settings = starter, settings
         self._processes: dict[WorkerId, ChildProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_starts: Counter[InstanceId] = Counter()
-        self._num_failures: Counter[InstanceId] = Counter()  # in a row
-        self._started_at: dict[InstanceId, float] = {}
         self._executor: WorkersExecutor | None = None
-        self.restarts = Restarts(self._end, self._restart, instances, self._signals_of)
+        self.restarts = Restarts(self._end, self._restart, instances, self._signals_of, Failures(backoff))
 
     def start(self, executor: WorkersExecutor) -> None:
         """Start all workers of an executor."""
@@ -67,7 +63,6 @@ class WorkerProcesses:
         config = self._settings.worker(worker_id, commands, remote_reports, is_restarted=is_restarted)
         process = self._starter.start(config)
         self._processes[worker_id] = process
-        self._started_at[config.instance_id] = asyncio.get_running_loop().time()
         self._run(self._watch(process, worker_id, executor), executor)
 
     async def _watch(self, process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
@@ -88,14 +83,16 @@ class WorkerProcesses:
 
     def _restart(self, instance_id: InstanceId) -> None:
         """Start an instance again once its processes have ended."""
-        assert self._executor is not None, "it was started before"
-        self._run(self._start_again(instance_id, self._executor), self._executor)
+        executor = self._executor
+        assert executor is not None, "it was started before"
+        delay = self.restarts.failures.fail(instance_id, executor.now)
+        self._run(self._start_again(instance_id, executor, delay), executor)
 
-    async def _start_again(self, instance_id: InstanceId, executor: WorkersExecutor) -> None:
+    async def _start_again(self, instance_id: InstanceId, executor: WorkersExecutor, delay: float) -> None:
         workers = {w: process for w, process in self._processes.items() if w[0] == instance_id}
         for process in workers.values():
             await process.wait()
-        await asyncio.sleep(self._delay(instance_id))
+        await asyncio.sleep(delay)
         await self._starter.wait_for_host(instance_id)
         self._num_starts[instance_id] += 1
         num_starts = self._num_starts[instance_id]
@@ -103,16 +100,6 @@ class WorkerProcesses:
         executor.members.expect(endpoints)
         for worker_id, where in endpoints.items():
             self._start(worker_id, where, executor, is_restarted=True)
-
-    def _delay(self, instance_id: InstanceId) -> float:
-        """Return the seconds to wait before a start: more after each that did not last."""
-        if asyncio.get_running_loop().time() - self._started_at[instance_id] > STEADY_SECONDS:
-            self._num_failures[instance_id] = 0
-        num_failures = self._num_failures[instance_id]
-        self._num_failures[instance_id] += 1
-        return (
-            min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (num_failures - 1)) if num_failures else 0.0
-        )
 
     def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> None:
         task = guarded(work, executor.fail)

@@ -166,6 +166,7 @@ class WorkersExecutor:
         """Post that an instance is there again."""
         assert self._restarts is not None, "it was started again"
         self._losses.rejoin(instance_id)
+        self._restarts.failures.join(instance_id, self.now)
         logger.info("instance %d is there again", instance_id)
         for instance in self._restarts.kept_by(instance_id):
             self.post(InstanceJoined(self.now, instance))

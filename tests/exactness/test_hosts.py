@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, running_cluster
+from cluster import Cluster
 from leak_checks import shared_cluster
 from plans import decode, move, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
@@ -12,6 +12,7 @@ from requests_for_tests import assert_exact, greedy_request, random_prompt
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
+from loong.executor.recovery import Backoff
 from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
@@ -32,7 +33,7 @@ def spread(folder: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def losing(folder: Path) -> Iterator[Cluster]:
     config = ClusterConfig(str(folder), num_instances=4, num_hosts=2, kv_capacity=256)
-    with running_cluster(config, restarts=True) as running:
+    with shared_cluster(config, backoff=Backoff(first=0.0, longest=0.0)) as running:
         yield running
 
 

@@ -26,6 +26,7 @@ from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.loop import Scheduling
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import ForkServer
@@ -266,16 +267,18 @@ def running_cluster(
     believed: tuple[ElasticInstance, ...] | None = None,
     lookahead: LookaheadMargin | None = None,
     *,
-    restarts: bool = False,
+    backoff: Backoff | None = None,
+    fork_server: ForkServer | None = None,
 ) -> Iterator[Cluster]:
     """A cluster in a thread of its own, so that one serves many tests; ends are predicted by `lookahead`.
 
     The engine takes its instances for `believed`, if that is given: it may be wrong about their room. With
-    `restarts`, lost instances are started again. Several hosts are simulated.
+    `backoff`, lost instances are started again. `fork_server` starts the workers (None: one for all tests).
+    Several hosts are simulated.
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed
-    work = partial(_run, config, instances, lookahead, restarts, started)
+    work = partial(_run, config, instances, lookahead, backoff, fork_server or _fork_server(), started)
     thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
     with ExitStack() as ending:
@@ -296,16 +299,17 @@ async def _run(
     config: ClusterConfig,
     instances: tuple[ElasticInstance, ...],
     lookahead: LookaheadMargin | None,
-    restarts: bool,
+    backoff: Backoff | None,
+    fork_server: ForkServer,
     started: Future[Cluster],
 ) -> None:
     try:
         if config.num_hosts > 1:
             with simulated_hosts(config) as hosts:
-                async with workers_of(config, hosts, lookahead, restarts=restarts) as executor:
+                async with workers_of(config, hosts, lookahead, backoff=backoff) as executor:
                     await _serve(Cluster(executor, instances, hosts), started)
         else:
-            async with local_workers(config, lookahead, _fork_server(), restarts=restarts) as executor:
+            async with local_workers(config, lookahead, fork_server, backoff=backoff) as executor:
                 await _serve(Cluster(executor, instances), started)
     except BaseException as error:
         if started.done():
