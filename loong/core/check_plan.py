@@ -159,7 +159,7 @@ def _check_positions(part: Part) -> None:
         for segment in view.placement.segments:
             if again := intersection(block.positions, segment.positions):
                 raise InvalidPlanError(
-                    f"request {view.request_id} is to compute positions {again} again, "
+                    f"request {view.request_id} is to compute positions {_positions_text(again)} again, "
                     f"which are on instance {segment.instance_id}"
                 )
     _check_each_once("queries", view, part.blocks, part.positions)

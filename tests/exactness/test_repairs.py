@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from child_processes import own_forked
-from cluster import Cluster, running_cluster
+from cluster import Cluster
+from leak_checks import shared_cluster
 from plans import decode
 from requests_for_tests import (
     assert_exact,
@@ -26,6 +27,7 @@ from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
+from loong.executor.recovery import Backoff
 from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.common.striping import batch_of, retained_part, striped_part
 
@@ -33,6 +35,7 @@ NUM_INSTANCES = 4
 NUM_PROMPT, NUM_OUTPUT = 96, 12
 CHUNK = 32
 WORKER = "loong.worker.process"
+AT_ONCE = Backoff(first=0.0, longest=0.0)
 Plan = Callable[[RequestView, tuple[InstanceId, ...]], BatchPlan]
 
 
@@ -89,7 +92,7 @@ class Killer:
 def killer(folder: Path) -> Iterator[Killer]:
     others = frozenset(own_forked(WORKER))
     config = ClusterConfig(str(folder), num_instances=NUM_INSTANCES, kv_capacity=256)
-    with running_cluster(config, restarts=True) as cluster:
+    with shared_cluster(config, backoff=AT_ONCE) as cluster:
         yield Killer(cluster, others)
 
 
