@@ -180,6 +180,8 @@ def _check_each_once(
 
 
 def _positions_text(positions: range) -> str:
+    if len(positions) == 1:
+        return str(positions[0])
     step = f" in steps of {positions.step}" if positions.step > 1 else ""
     return f"{positions[0]} to {positions[-1]}{step}"
 

@@ -410,16 +410,16 @@ def test_a_batch_computes_just_what_is_missing_and_goes_on(num_blocks: int) -> N
     [
         (
             repair(QueryBlock("holed", range(3), 0, Transfer.QUERY)),
-            "holed is to compute positions 0 to 0 again, which are on instance 0",
+            "holed is to compute positions 0 again, which are on instance 0",
         ),
         (
             repair(*REPAIR_BLOCKS[1:]),
             "queries of request holed are not positions 3 to 11 in steps of 4, each once",
         ),
-        (repair(REPAIR_BLOCKS[2]), "queries of request holed are not positions 3 to 3"),
+        (repair(REPAIR_BLOCKS[2]), "queries of request holed are not positions 3, each once"),
         (
             replace(repair(*REPAIR_BLOCKS), writes=(KVSegment("holed", range(3, 18), 0),)),
-            "writes of request holed are not positions 3 to 15 in steps of 4 and 17 to 17, each once",
+            "writes of request holed are not positions 3 to 15 in steps of 4 and 17, each once",
         ),
         (
             repair(QueryBlock("holed", range(3, 4), 0, Transfer.QUERY), num_steps=2),

@@ -129,10 +129,10 @@ def test_a_view_counts_what_is_known_computed_and_left() -> None:
 
 
 def test_a_lost_stripe_is_missing_with_all_that_was_never_computed() -> None:
-    placement = striped("r", range(12), (0, 1, 2, 3)).without(1)
-    view = RequestView("r", 10, 3, 8, 0.0, None, placement)
-    assert view.missing == (range(1, 12, 4), range(12, 13))
-    assert (view.has_holes, view.num_uncomputed_tokens, view.is_decoding) == (True, 4, False)
+    placement = striped("r", range(40), (0, 1, 2, 3)).without(1)
+    view = RequestView("r", 38, 3, 8, 0.0, None, placement)
+    assert view.missing == (range(1, 40, 4), range(40, 41))
+    assert (view.has_holes, view.num_uncomputed_tokens, view.is_decoding) == (True, 11, False)
     assert placement.first_missing == 1
 
 
