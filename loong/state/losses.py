@@ -15,7 +15,7 @@ from loong.state.live_request import LiveRequest
 def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruction, ...]:
     """Remove an instance. Requests keep the KV that is elsewhere, and miss only what was lost.
 
-    A batch that loses a member or a holder is void for all of its requests, and so is a later batch of any of
+    A batch that loses a member or a holder is void for all of its requests. So is a later batch of any of
     them. Migrations between other instances go on.
     """
     instance_id = event.instance_id
