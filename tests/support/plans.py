@@ -24,7 +24,8 @@ def prefill(
 ) -> BatchPlan:
     """A chunk of up to `num_tokens` of each request, striped over `masters`; its KV stays on `keep_on`.
 
-    It has the first missing positions. None computes all, on the whole group, and keeps each stripe where it is made.
+    It has the first missing positions. None computes all, on the whole group, and keeps each stripe where it
+    is made.
     """
     masters = group if masters is None else masters
     keepers = masters if keep_on is None else keep_on
