@@ -3,17 +3,16 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Sequence
 
-from loong.core.errors import ClusterError
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
 from loong.executor.recovery import Backoff, Failures, Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
-from loong.worker.config import WorkerConfig
+from loong.launcher.hosts.starter import WorkerStarter
+from loong.launcher.hosts.worker_settings import WorkerSettings
+from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
 
 logger = logging.getLogger(__name__)
 
@@ -25,29 +24,28 @@ class WorkerProcesses:
 
     def __init__(
         self,
-        fork_server: ForkServer,
-        config_of: Callable[[WorkerId, str], WorkerConfig],
+        starter: WorkerStarter,
+        settings: WorkerSettings,
         instances: tuple[ElasticInstance, ...],
         backoff: Backoff,
     ) -> None:
-        """`config_of` returns the configuration of a worker that takes commands at an endpoint."""
-        self._fork_server, self._config_of = fork_server, config_of
+        """`instances` are all, empty."""
+        self._starter, self._settings = starter, settings
         self._processes: dict[WorkerId, ChildProcess] = {}
-        self._commands: dict[WorkerId, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_starts: Counter[InstanceId] = Counter()
         self._executor: WorkersExecutor | None = None
         self.restarts = Restarts(self._end, self._restart, instances, self._signals_of, Failures(backoff))
 
-    def start(self, commands: Mapping[WorkerId, str], executor: WorkersExecutor) -> None:
-        """Start all workers, which take commands at these endpoints."""
-        self._commands, self._executor = dict(commands), executor
-        for worker_id, where in commands.items():
-            self._start(self._config_of(worker_id, where), executor)
+    def start(self, executor: WorkersExecutor) -> None:
+        """Start all workers of an executor."""
+        self._executor = executor
+        for worker_id, where in executor.members.endpoints.commands.items():
+            self._start(worker_id, where, executor)
 
     def kill(self) -> None:
         """Kill all that have not ended."""
-        self._fork_server.kill(self._processes.values())
+        self._starter.kill(self._processes.values())
 
     def forget(self) -> None:
         """Watch no process any more, and start none again."""
@@ -58,14 +56,18 @@ class WorkerProcesses:
         """Wait until all have ended; each was asked to end."""
         await asyncio.gather(*(stop(process) for process in self._processes.values()))
 
-    def _start(self, config: WorkerConfig, executor: WorkersExecutor) -> None:
-        worker_id = config.instance_id, config.tp_rank
-        process = self._fork_server.start(config)
+    def _start(
+        self, worker_id: WorkerId, commands: str, executor: WorkersExecutor, *, is_restarted: bool = False
+    ) -> None:
+        remote_reports = executor.members.sockets.remote_reports
+        config = self._settings.worker(worker_id, commands, remote_reports, is_restarted=is_restarted)
+        process = self._starter.start(config)
         self._processes[worker_id] = process
         self._run(self._watch(process, worker_id, executor), executor)
 
     async def _watch(self, process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
         code = await process.wait()
+        self._settings.forget(worker_id)
         await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
         if self._processes[worker_id] is process:
             executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
@@ -90,14 +92,14 @@ class WorkerProcesses:
         workers = {w: process for w, process in self._processes.items() if w[0] == instance_id}
         for process in workers.values():
             await process.wait()
-        if self._fork_server.has_ended:
-            raise ClusterError("the fork server of the workers has ended, so no worker can start again")
         await asyncio.sleep(delay)
+        await self._starter.wait_for_host(instance_id)
         self._num_starts[instance_id] += 1
-        endpoints = {w: f"{self._commands[w]}-{self._num_starts[instance_id]}" for w in workers}
+        num_starts = self._num_starts[instance_id]
+        endpoints = {w: self._settings.commands_endpoint(w, num_starts) for w in workers}
         executor.members.expect(endpoints)
         for worker_id, where in endpoints.items():
-            self._start(replace(self._config_of(worker_id, where), is_restarted=True), executor)
+            self._start(worker_id, where, executor, is_restarted=True)
 
     def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> None:
         task = guarded(work, executor.fail)

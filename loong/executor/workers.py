@@ -70,7 +70,8 @@ class WorkersExecutor:
         heartbeat: float = HEARTBEAT_SECONDS,
         restarts: Restarts | None = None,
     ) -> None:
-        self.members, self._restarts = Membership(endpoints, heartbeat), restarts
+        self._strays = StrayFrames("the engine's socket for reports")
+        self.members, self._restarts = Membership(endpoints, heartbeat, self._strays), restarts
         self._sockets, self.calls = self.members.sockets, self.members.calls
         self._events = Stream[Event | Drained | BaseException]()
         self._ending: Drained | BaseException | None = None  # the end after the last event
@@ -80,7 +81,6 @@ class WorkersExecutor:
         self._end_predictions = EndPredictions(lookahead, self._predict_end)
         self._losses = Losses(self._declare_lost)
         self._recovery = Recovery(self._outstanding.is_left)
-        self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
         self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
@@ -325,7 +325,7 @@ class WorkersExecutor:
                 self._outstanding.take_tokens(report)
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case WorkerReady():
-                if self.members.take_ready((report.instance_id, report.tp_rank)):
+                if self.members.take_ready(report):
                     self._join(report.instance_id)
             case Heartbeat():
                 worker_id = report.instance_id, report.tp_rank
