@@ -50,7 +50,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     add_instance_flags(parser.add_argument_group("cluster"))
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
     server = parser.add_argument_group("server")
-    for add in (_add_server_flags, _add_record_flags, _add_timeout_flags):
+    for add in (_add_server_flags, _add_record_flags, _add_timeout_flags, _add_fault_flag):
         add(server)
 
 
@@ -67,6 +67,8 @@ def _serve(args: argparse.Namespace) -> int:
     if args.model is None and (paths := [name for name in args.served_model_name if "/" in name]):
         raise ConfigError(f"--served-model-name took {paths[-1]} for a name; write MODEL before the flag")
     logger.info("%s", reported_choices(args.chosen))
+    if args.allow_fault_injection:
+        logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
     from loong.server.api.listen import bound_socket  # `--help` can do without it
 
     with bound_socket(args.host, args.port) as listener:  # before what takes seconds
@@ -194,6 +196,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_fault_flag(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--allow-fault-injection",
+        action="store_true",
+        help="let clients kill and stop workers through POST /admin/faults, for `loong chaos` (off)",
+    )
+
+
 def _add_record_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags for logs, traces and recordings."""
     group.add_argument(
@@ -252,6 +262,10 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     from loong.launcher.serve.serving import ServeConfig
     from loong.server.settings import ServerSettings
 
+    if args.allow_fault_injection and args.device != "cpu":
+        raise ConfigError(
+            "--allow-fault-injection needs --device cpu: on GPUs, a lost instance is not started again"
+        )
     chosen = chosen_cluster(args, args.start_timeout)
     name, *other_names = args.served_model_name or [chosen.name]
     return ServeConfig(
@@ -282,5 +296,6 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         num_api_servers=args.api_server_count,
         log_format=args.log_format,
+        allows_faults=args.allow_fault_injection,
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )

@@ -18,9 +18,11 @@ from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
+from loong.engine.faults import WorkerFaults
 from loong.engine.loop import Observer, Scheduling
 from loong.engine.refusals import Refusals
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
@@ -32,7 +34,7 @@ from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.banner import log_banner, log_call_format, log_missing_grammars
 from loong.launcher.serve.cost_model_alarm import CostModelAlarm
 from loong.launcher.serve.front import Front, front_here
-from loong.launcher.serve.local import ClusterConfig, local_workers
+from loong.launcher.serve.local import ClusterConfig, cluster_workers
 from loong.launcher.serve.state_dump import StateDump
 from loong.launcher.serve.status_line import log_status
 from loong.launcher.serve.stop_signals import StopSignals
@@ -88,6 +90,7 @@ class ServeConfig:
     logs: LogFiles = field(default_factory=LogFiles)
     num_api_servers: int = 1  # 1: this process, which is the engine's too
     log_format: str = "text"
+    allows_faults: bool = False
 
 
 def serve_until_stopped(config: ServeConfig, listener: socket) -> int:
@@ -119,8 +122,8 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     start, clock_start = perf_counter(), time()
     log_missing_grammars()
     cluster = _cluster(config, prior)
-    restarts = cluster.device == "cpu"  # the fabrics of GPUs keep the memory of their peers mapped
-    async with local_workers(cluster, LookaheadMargin.on(prior.host), restarts=restarts) as executor:
+    backoff = None if cluster.device != "cpu" else Backoff()  # the fabrics of GPUs keep their peers mapped
+    async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
         base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)
@@ -187,9 +190,11 @@ def _front(
 ) -> AbstractAsyncContextManager[Front]:
     """Return the context of the part that answers clients: this process, or API processes."""
     tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
+    faults = _faults(engine, executor) if config.allows_faults else None
     if config.num_api_servers == 1:
-        return front_here(create_app(engine, tokenizer, config.server, tracing, request_observers), listener)
-    cluster = cluster_of(engine, config.server, tracing, request_observers)
+        app = create_app(engine, tokenizer, config.server, tracing, request_observers, faults)
+        return front_here(app, listener)
+    cluster = cluster_of(engine, config.server, tracing, request_observers, faults)
     client = LocalEngineClient(engine, cluster.admission, request_observers.spans)
 
     def process_config(socket_path: str) -> ApiProcessConfig:
@@ -203,6 +208,11 @@ def _front(
         )
 
     return api_processes(process_config, config.num_api_servers, client, cluster, listener, executor.fail)
+
+
+def _faults(engine: Engine, executor: WorkersExecutor) -> WorkerFaults:
+    assert executor.restarts is not None, "only instances on CPUs have faults, and these start again"
+    return WorkerFaults(executor.restarts.processes_of, lambda: engine.snapshot().pools)
 
 
 def _request_observers(

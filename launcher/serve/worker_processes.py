@@ -3,24 +3,20 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
+from collections.abc import Coroutine, Sequence
 
-from loong.core.errors import ClusterError
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.executor.recovery import Restarts
+from loong.executor.recovery import Backoff, Failures, Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
-from loong.worker.config import WorkerConfig
+from loong.launcher.hosts.starter import WorkerStarter
+from loong.launcher.hosts.worker_settings import WorkerSettings
+from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_SECONDS = 0.3
-FIRST_DELAY_SECONDS = 0.5  # before the third start of an instance that is lost soon after each
-MAX_DELAY_SECONDS = 60.0
-STEADY_SECONDS = 10.0  # after its start, the loss of an instance is not held against it
 
 
 class WorkerProcesses:
@@ -28,30 +24,28 @@ class WorkerProcesses:
 
     def __init__(
         self,
-        fork_server: ForkServer,
-        config_of: Callable[[WorkerId, str], WorkerConfig],
+        starter: WorkerStarter,
+        settings: WorkerSettings,
         instances: tuple[ElasticInstance, ...],
+        backoff: Backoff,
     ) -> None:
-        """`config_of` returns the configuration of a worker that takes commands at an endpoint."""
-        self._fork_server, self._config_of = fork_server, config_of
+        """`instances` are all, empty."""
+        self._starter, self._settings = starter, settings
         self._processes: dict[WorkerId, ChildProcess] = {}
-        self._commands: dict[WorkerId, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_starts: Counter[InstanceId] = Counter()
-        self._num_failures: Counter[InstanceId] = Counter()  # in a row
-        self._started_at: dict[InstanceId, float] = {}
         self._executor: WorkersExecutor | None = None
-        self.restarts = Restarts(self._end, self._restart, instances)
+        self.restarts = Restarts(self._end, self._restart, instances, self._signals_of, Failures(backoff))
 
-    def start(self, commands: Mapping[WorkerId, str], executor: WorkersExecutor) -> None:
-        """Start all workers, which take commands at these endpoints."""
-        self._commands, self._executor = dict(commands), executor
-        for worker_id, where in commands.items():
-            self._start(self._config_of(worker_id, where), executor)
+    def start(self, executor: WorkersExecutor) -> None:
+        """Start all workers of an executor."""
+        self._executor = executor
+        for worker_id, where in executor.members.endpoints.commands.items():
+            self._start(worker_id, where, executor)
 
     def kill(self) -> None:
         """Kill all that have not ended."""
-        self._fork_server.kill(self._processes.values())
+        self._starter.kill(self._processes.values())
 
     def forget(self) -> None:
         """Watch no process any more, and start none again."""
@@ -62,15 +56,18 @@ class WorkerProcesses:
         """Wait until all have ended; each was asked to end."""
         await asyncio.gather(*(stop(process) for process in self._processes.values()))
 
-    def _start(self, config: WorkerConfig, executor: WorkersExecutor) -> None:
-        worker_id = config.instance_id, config.tp_rank
-        process = self._fork_server.start(config)
+    def _start(
+        self, worker_id: WorkerId, commands: str, executor: WorkersExecutor, *, is_restarted: bool = False
+    ) -> None:
+        remote_reports = executor.members.sockets.remote_reports
+        config = self._settings.worker(worker_id, commands, remote_reports, is_restarted=is_restarted)
+        process = self._starter.start(config)
         self._processes[worker_id] = process
-        self._started_at[config.instance_id] = asyncio.get_running_loop().time()
         self._run(self._watch(process, worker_id, executor), executor)
 
     async def _watch(self, process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
         code = await process.wait()
+        self._settings.forget(worker_id)
         await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
         if self._processes[worker_id] is process:
             executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
@@ -81,33 +78,28 @@ class WorkerProcesses:
             if worker_id[0] == instance_id:
                 process.kill()
 
+    def _signals_of(self, instance_id: InstanceId) -> Sequence[SendSignal]:
+        return [process.send_signal for w, process in self._processes.items() if w[0] == instance_id]
+
     def _restart(self, instance_id: InstanceId) -> None:
         """Start an instance again once its processes have ended."""
-        assert self._executor is not None, "it was started before"
-        self._run(self._start_again(instance_id, self._executor), self._executor)
+        executor = self._executor
+        assert executor is not None, "it was started before"
+        delay = self.restarts.failures.fail(instance_id, executor.now)
+        self._run(self._start_again(instance_id, executor, delay), executor)
 
-    async def _start_again(self, instance_id: InstanceId, executor: WorkersExecutor) -> None:
+    async def _start_again(self, instance_id: InstanceId, executor: WorkersExecutor, delay: float) -> None:
         workers = {w: process for w, process in self._processes.items() if w[0] == instance_id}
         for process in workers.values():
             await process.wait()
-        if self._fork_server.has_ended:
-            raise ClusterError("the fork server of the workers has ended, so no worker can start again")
-        await asyncio.sleep(self._delay(instance_id))
+        await asyncio.sleep(delay)
+        await self._starter.wait_for_host(instance_id)
         self._num_starts[instance_id] += 1
-        endpoints = {w: f"{self._commands[w]}-{self._num_starts[instance_id]}" for w in workers}
+        num_starts = self._num_starts[instance_id]
+        endpoints = {w: self._settings.commands_endpoint(w, num_starts) for w in workers}
         executor.members.expect(endpoints)
         for worker_id, where in endpoints.items():
-            self._start(replace(self._config_of(worker_id, where), is_restarted=True), executor)
-
-    def _delay(self, instance_id: InstanceId) -> float:
-        """Return the seconds to wait before a start: more after each that did not last."""
-        if asyncio.get_running_loop().time() - self._started_at[instance_id] > STEADY_SECONDS:
-            self._num_failures[instance_id] = 0
-        num_failures = self._num_failures[instance_id]
-        self._num_failures[instance_id] += 1
-        return (
-            min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (num_failures - 1)) if num_failures else 0.0
-        )
+            self._start(worker_id, where, executor, is_restarted=True)
 
     def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> None:
         task = guarded(work, executor.fail)

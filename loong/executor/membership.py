@@ -10,14 +10,17 @@ from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.heartbeats import Heartbeats
 from loong.executor.worker_calls import WorkerCalls
 from loong.executor.worker_sockets import WorkerSockets
+from loong.stray_frames import StrayFrames
+from loong.wire import WorkerReady
 
 
 class Membership:
     """The workers that take commands, at `endpoints`; they send a heartbeat every `heartbeat` seconds."""
 
-    def __init__(self, endpoints: Endpoints, heartbeat: float) -> None:
+    def __init__(self, endpoints: Endpoints, heartbeat: float, strays: StrayFrames) -> None:
+        """`strays` counts what comes from no worker."""
         self.endpoints = endpoints
-        self.sockets = WorkerSockets(endpoints)
+        self.sockets = WorkerSockets(endpoints, strays)
         self.calls = WorkerCalls(endpoints.commands, self.sockets.send)
         self.heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -63,8 +66,10 @@ class Membership:
         self.endpoints = replace(self.endpoints, commands=kept)
         return workers
 
-    def take_ready(self, worker_id: WorkerId) -> bool:
+    def take_ready(self, report: WorkerReady) -> bool:
         """Record that a worker is ready. Return whether its instance is, after it was started again."""
+        worker_id = report.instance_id, report.tp_rank
+        self.sockets.connect(worker_id, report.commands_endpoint)
         self._not_ready.discard(worker_id)
         if not self._not_ready and not self.ready.done():
             self.ready.set_result(None)

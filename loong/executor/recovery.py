@@ -1,7 +1,9 @@
 """The void work of lost instances, until the other workers have left it."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from loong.core.events import InstanceLost
 from loong.core.instance import ElasticInstance, InstanceKind, home_instance_id
@@ -9,18 +11,60 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 
+SendSignal: TypeAlias = Callable[[int], None]
+"""Sends a signal to one process, as long as it has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """The times before an instance starts again, in seconds: none, then `first`, doubled up to `longest`.
+
+    Failures count in a row: an instance that served for `steady` seconds before a failure begins anew.
+    """
+
+    first: float = 0.5
+    longest: float = 60.0
+    steady: float = 10.0
+
+
+class Failures:
+    """The failures of all instances, in a row. Times are seconds of one clock."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._num_in_row: Counter[InstanceId] = Counter()
+        self._joined_at: dict[
+            InstanceId, float
+        ] = {}  # of instances that have joined since their last failure
+
+    def join(self, instance_id: InstanceId, now: float) -> None:
+        """Note that an instance serves from now on."""
+        self._joined_at[instance_id] = now
+
+    def fail(self, instance_id: InstanceId, now: float) -> float:
+        """Note a failure, of a start or of a service. Return the time before the next start."""
+        backoff, joined_at = self._backoff, self._joined_at.pop(instance_id, None)
+        if joined_at is not None and now - joined_at > backoff.steady:
+            self._num_in_row[instance_id] = 0
+        num_before = self._num_in_row[instance_id]
+        self._num_in_row[instance_id] += 1
+        return min(backoff.longest, backoff.first * 2.0 ** (num_before - 1)) if num_before else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
     """The way in which lost instances return: `end` ends all processes of one, and `start` starts new ones.
 
     They start only when no batch in flight has the lost one as a member: a batch never meets two processes of
-    one worker. `instances` are all that can join again, empty.
+    one worker. `instances` are all that can join again, empty. `processes_of` returns how the present
+    processes of an instance are sent signals. `failures` are noted by `start`.
     """
 
     end: Callable[[InstanceId], None]
     start: Callable[[InstanceId], None]
     instances: tuple[ElasticInstance, ...]
+    processes_of: Callable[[InstanceId], Sequence[SendSignal]]
+    failures: Failures
 
     def kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
         """Return an instance and the host tier that its processes keep, if there is one."""

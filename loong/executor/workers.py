@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import assert_never
@@ -70,7 +70,8 @@ class WorkersExecutor:
         heartbeat: float = HEARTBEAT_SECONDS,
         restarts: Restarts | None = None,
     ) -> None:
-        self.members, self._restarts = Membership(endpoints, heartbeat), restarts
+        self._strays = StrayFrames("the engine's socket for reports")
+        self.members, self._restarts = Membership(endpoints, heartbeat, self._strays), restarts
         self._sockets, self.calls = self.members.sockets, self.members.calls
         self._events = Stream[Event | Drained | BaseException]()
         self._ending: Drained | BaseException | None = None  # the end after the last event
@@ -80,7 +81,6 @@ class WorkersExecutor:
         self._end_predictions = EndPredictions(lookahead, self._predict_end)
         self._losses = Losses(self._declare_lost)
         self._recovery = Recovery(self._outstanding.is_left)
-        self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
         self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
@@ -91,9 +91,14 @@ class WorkersExecutor:
         return monotonic() - self._started_at
 
     @property
-    def seconds_since_heard(self) -> float:
-        """Return the longest silence of a worker; a pause of this process does not count."""
-        return self.members.heartbeats.silent_seconds
+    def silences(self) -> Mapping[InstanceId, float]:
+        """Return the seconds since each instance was heard from; a pause of this process does not count."""
+        return self.members.heartbeats.silences
+
+    @property
+    def restarts(self) -> Restarts | None:
+        """Return how lost instances are started again, None if they are not."""
+        return self._restarts
 
     @property
     def num_stray_frames(self) -> int:
@@ -161,6 +166,7 @@ class WorkersExecutor:
         """Post that an instance is there again."""
         assert self._restarts is not None, "it was started again"
         self._losses.rejoin(instance_id)
+        self._restarts.failures.join(instance_id, self.now)
         logger.info("instance %d is there again", instance_id)
         for instance in self._restarts.kept_by(instance_id):
             self.post(InstanceJoined(self.now, instance))
@@ -298,7 +304,7 @@ class WorkersExecutor:
             self.members.heartbeats.count_missed()
             self._drain()  # what came during a pause of this process
             while (lost := self.members.heartbeats.lost()) is not None:
-                silence = self.members.heartbeats.silent_seconds
+                silence = self.members.heartbeats.silences[lost[0]]
                 self.members.heartbeats.drop([lost])
                 self.lose(lost, f"it was silent for {silence:g} s")
 
@@ -319,7 +325,7 @@ class WorkersExecutor:
                 self._outstanding.take_tokens(report)
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case WorkerReady():
-                if self.members.take_ready((report.instance_id, report.tp_rank)):
+                if self.members.take_ready(report):
                     self._join(report.instance_id)
             case Heartbeat():
                 worker_id = report.instance_id, report.tp_rank
