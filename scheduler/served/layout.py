@@ -67,7 +67,7 @@ def apart_speed(draft: PlanDraft, first: PrefillCandidate, dop: int) -> float:
 
 
 def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[RequestView]) -> float:
-    """Return the work on the first prompt in a second of steps on all instances, beside these decodes."""
+    """Return the work on the first prompt in a second of steps on all instances, with these decodes."""
     everywhere = tuple(sorted(draft.view.free))
     live = (view for view in draft.snapshot.request.values() if not view.has_ended)
     seconds = PLANNED_TPOT_SHARE * min(target_tpot(view, draft.config) for view in live)
