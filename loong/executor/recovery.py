@@ -12,14 +12,17 @@ from loong.core.request import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """The way in which lost instances return: `end` ends all processes of one, and `start` starts new ones.
+    """The way in which instances come and go while the cluster serves.
 
-    They start only when no batch in flight has the lost one as a member: a batch never meets two processes of
-    one worker. `instances` are all that can join again, empty.
+    `start` starts the processes of one, after those that it had. They start only when no batch in flight has
+    the instance as a member: a batch never meets two processes of one worker. `end` ends all processes of an
+    instance at once. `retire` waits until those that were asked to end have done so, and starts none again.
+    `instances` are all that can join, empty.
     """
 
-    end: Callable[[InstanceId], None]
     start: Callable[[InstanceId], None]
+    end: Callable[[InstanceId], None]
+    retire: Callable[[InstanceId], None]
     instances: tuple[ElasticInstance, ...]
 
     def kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
