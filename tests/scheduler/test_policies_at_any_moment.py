@@ -34,7 +34,8 @@ class PolicyMachine(ClusterMachine):
 
         super().__init__(make_plan, instances)
         kind = policy_kind(name)
-        self.scales = range(kind.min_instances, len(instances) + 1)[:: kind.group_size]
+        numbers = range(kind.min_instances, len(instances) + 1)
+        self.scales = [number for number in numbers if number % kind.group_size == 0]
         self.num_wanted = len(instances)
 
     def teardown(self) -> None:
