@@ -39,7 +39,8 @@ from loong.core.events import ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.core.snapshot import Snapshot
-from loong.engine.client import EngineLimits, Health, PutToken
+from loong.engine.client import EngineLimits, PutToken
+from loong.engine.health import Health
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
 from loong.model.tiny import CONFIG, tiny_model
@@ -115,7 +116,7 @@ class ReadyEngine:
 
     def health(self) -> Health:
         """Return that the engine is well."""
-        return Health(is_alive=True, message="ok")
+        return Health()
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of an idle instance."""

@@ -50,7 +50,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     add_instance_flags(parser.add_argument_group("cluster"))
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
     server = parser.add_argument_group("server")
-    for add in (_add_server_flags, _add_record_flags, _add_timeout_flags):
+    for add in (_add_server_flags, _add_record_flags, _add_timeout_flags, _add_fault_flag):
         add(server)
 
 
@@ -194,6 +194,14 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_fault_flag(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--allow-fault-injection",
+        action="store_true",
+        help="let clients kill and stop workers through POST /admin/faults, for `loong chaos` (off)",
+    )
+
+
 def _add_record_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags for logs, traces and recordings."""
     group.add_argument(
@@ -252,6 +260,10 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     from loong.launcher.serve.serving import ServeConfig
     from loong.server.settings import ServerSettings
 
+    if args.allow_fault_injection and args.device != "cpu":
+        raise ConfigError(
+            "--allow-fault-injection needs --device cpu: on GPUs, a lost instance is not started again"
+        )
     chosen = chosen_cluster(args, args.start_timeout)
     name, *other_names = args.served_model_name or [chosen.name]
     return ServeConfig(
@@ -282,5 +294,6 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         otlp_traces_endpoint=args.otlp_traces_endpoint,
         num_api_servers=args.api_server_count,
         log_format=args.log_format,
+        allows_faults=args.allow_fault_injection,
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )

@@ -18,6 +18,7 @@ from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
+from loong.engine.faults import WorkerFaults
 from loong.engine.loop import Observer, Scheduling
 from loong.engine.refusals import Refusals
 from loong.executor.lookahead import LookaheadMargin
@@ -88,6 +89,7 @@ class ServeConfig:
     logs: LogFiles = field(default_factory=LogFiles)
     num_api_servers: int = 1  # 1: this process, which is the engine's too
     log_format: str = "text"
+    allows_faults: bool = False
 
 
 def serve_until_stopped(config: ServeConfig, listener: socket) -> int:
@@ -187,9 +189,11 @@ def _front(
 ) -> AbstractAsyncContextManager[Front]:
     """Return the context of the part that answers clients: this process, or API processes."""
     tracing = None if config.trace_dir is None else WorkerTraces(executor, config.trace_dir)
+    faults = _faults(engine, executor) if config.allows_faults else None
     if config.num_api_servers == 1:
-        return front_here(create_app(engine, tokenizer, config.server, tracing, request_observers), listener)
-    cluster = cluster_of(engine, config.server, tracing, request_observers)
+        app = create_app(engine, tokenizer, config.server, tracing, request_observers, faults)
+        return front_here(app, listener)
+    cluster = cluster_of(engine, config.server, tracing, request_observers, faults)
     client = LocalEngineClient(engine, cluster.admission, request_observers.spans)
 
     def process_config(socket_path: str) -> ApiProcessConfig:
@@ -203,6 +207,11 @@ def _front(
         )
 
     return api_processes(process_config, config.num_api_servers, client, cluster, listener, executor.fail)
+
+
+def _faults(engine: Engine, executor: WorkersExecutor) -> WorkerFaults:
+    assert executor.restarts is not None, "only instances on CPUs have faults, and these start again"
+    return WorkerFaults(executor.restarts.processes_of, lambda: engine.snapshot().pools)
 
 
 def _request_observers(

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
@@ -12,7 +12,7 @@ from loong.core.errors import ClusterError
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.executor.recovery import Restarts
+from loong.executor.recovery import Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
 from loong.worker.config import WorkerConfig
@@ -49,7 +49,7 @@ class WorkerProcesses:
         self._num_failures: Counter[InstanceId] = Counter()  # in a row
         self._started_at: dict[InstanceId, float] = {}
         self._executor: WorkersExecutor | None = None
-        self.restarts = Restarts(self._restart, self._end, self._retire, instances)
+        self.restarts = Restarts(self._restart, self._end, self._retire, instances, self._signals_of)
 
     def start(self, workers: Iterable[WorkerId], executor: WorkersExecutor) -> None:
         """Start the first workers."""
@@ -92,6 +92,9 @@ class WorkerProcesses:
         for worker_id, process in self._processes.items():
             if worker_id[0] == instance_id:
                 process.kill()
+
+    def _signals_of(self, instance_id: InstanceId) -> Sequence[SendSignal]:
+        return [process.send_signal for w, process in self._processes.items() if w[0] == instance_id]
 
     def _restart(self, instance_id: InstanceId) -> None:
         """Start an instance, once processes that it had have ended."""

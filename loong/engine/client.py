@@ -12,6 +12,7 @@ from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
 from loong.core.snapshot import Snapshot
+from loong.engine.health import Health
 
 PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | ClusterError], None]
 """Takes the tokens of all choices of a request as they are produced, or the error that ends all choices.
@@ -31,14 +32,6 @@ class EngineLimits:
     max_model_len: int
     max_request_kv: int
     vocab_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """The health of an engine: is it alive, and if not, why."""
-
-    is_alive: bool
-    message: str
 
 
 @dataclass(frozen=True, slots=True)

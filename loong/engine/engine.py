@@ -22,7 +22,8 @@ from loong.core.plan import IterationPlan
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, Request, RequestId
 from loong.core.snapshot import Snapshot
-from loong.engine.client import EngineLimits, Health, PutToken
+from loong.engine.client import EngineLimits, PutToken
+from loong.engine.health import Health, dead, health_of
 from loong.engine.held_tokens import HeldTokens
 from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
@@ -31,7 +32,6 @@ from loong.wire import encode
 
 logger = logging.getLogger(__name__)
 
-HEALTHY_SILENCE_SECONDS = 4.0  # without a heartbeat; the interval is 1 s
 HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes
 
 
@@ -101,22 +101,13 @@ class Engine:
             self._abort_arrived(request_id)
 
     def health(self) -> Health:
-        """Return whether the loop runs, all workers reported lately, and waiting requests make progress."""
-        silence = self._executor.seconds_since_heard
+        """Return whether the loop runs, which instances serve, and whether waiting requests make progress."""
         standstill = self._executor.now - self._advanced_at if self._waiting else 0.0
         if self._failure is not None:
-            return Health(is_alive=False, message=self._failure)
-        if silence > HEALTHY_SILENCE_SECONDS:
-            return Health(is_alive=False, message=f"a worker has been silent for {silence:.1f} s")
+            return dead(self._failure)
         if standstill > HEALTHY_STEP_SECONDS:
-            message = f"no step has ended for {standstill:.0f} s, and {len(self._waiting)} requests wait"
-            return Health(is_alive=False, message=message)
-        snapshot = self.snapshot()
-        if snapshot.returning:
-            lost = sorted(snapshot.returning)
-            message = f"instances {lost} were lost and are being started again"
-            return Health(is_alive=bool(snapshot.pools), message=message)
-        return Health(is_alive=True, message="ok")
+            return dead(f"no step has ended for {standstill:.0f} s, and {len(self._waiting)} requests wait")
+        return health_of(self.snapshot(), self._executor.silences)
 
     def snapshot(self) -> Snapshot:
         """Return the present snapshot with the counts since the start.

@@ -1,7 +1,8 @@
 """Heartbeats that workers missed, by a clock that stands still while this process is paused."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
 
 MAX_MISSED = 20  # in a row, after which a worker is given up
@@ -38,9 +39,12 @@ class Heartbeats:
             self._num_missed[worker_id] += 1
 
     @property
-    def silent_seconds(self) -> float:
-        """Return the longest silence of a worker."""
-        return self.seconds * max(self._num_missed.values(), default=0)
+    def silences(self) -> Mapping[InstanceId, float]:
+        """Return the longest silence of a worker of each instance, in seconds."""
+        longest: dict[InstanceId, float] = {}
+        for (instance_id, _), num_missed in self._num_missed.items():
+            longest[instance_id] = max(longest.get(instance_id, 0.0), self.seconds * num_missed)
+        return longest
 
     def lost(self) -> WorkerId | None:
         """Return the worker that has missed the most heartbeats, if these are `MAX_MISSED`."""

@@ -1,13 +1,17 @@
 """The void work of lost instances, until the other workers have left it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from loong.core.events import InstanceLost
 from loong.core.instance import ElasticInstance, InstanceKind, home_instance_id
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
+
+SendSignal: TypeAlias = Callable[[int], None]
+"""Sends a signal to one process, as long as it has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +21,15 @@ class Restarts:
     `start` starts the processes of one, after those that it had. They start only when no batch in flight has
     the instance as a member: a batch never meets two processes of one worker. `end` ends all processes of an
     instance at once. `retire` waits until those that were asked to end have done so, and starts none again.
-    `instances` are all that can join, empty.
+    `instances` are all that can join, empty. `processes_of` returns how the
+    present processes of an instance are sent signals.
     """
 
     start: Callable[[InstanceId], None]
     end: Callable[[InstanceId], None]
     retire: Callable[[InstanceId], None]
     instances: tuple[ElasticInstance, ...]
+    processes_of: Callable[[InstanceId], Sequence[SendSignal]]
 
     def kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
         """Return an instance and the host tier that its processes keep, if there is one."""

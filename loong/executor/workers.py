@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import assert_never
@@ -92,9 +92,14 @@ class WorkersExecutor:
         return monotonic() - self._started_at
 
     @property
-    def seconds_since_heard(self) -> float:
-        """Return the longest silence of a worker; a pause of this process does not count."""
-        return self.members.heartbeats.silent_seconds
+    def silences(self) -> Mapping[InstanceId, float]:
+        """Return the seconds since each instance was heard from; a pause of this process does not count."""
+        return self.members.heartbeats.silences
+
+    @property
+    def restarts(self) -> Restarts | None:
+        """Return how lost instances are started again, None if they are not."""
+        return self._restarts
 
     @property
     def num_stray_frames(self) -> int:
@@ -297,7 +302,7 @@ class WorkersExecutor:
             self.members.heartbeats.count_missed()
             self._drain()  # what came during a pause of this process
             while (lost := self.members.heartbeats.lost()) is not None:
-                silence = self.members.heartbeats.silent_seconds
+                silence = self.members.heartbeats.silences[lost[0]]
                 self.members.heartbeats.drop([lost])
                 self.lose(lost, f"it was silent for {silence:g} s")
 

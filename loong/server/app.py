@@ -4,6 +4,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from loong.engine.client import EngineClient, EngineInterface, Tracing
+from loong.engine.faults import WorkerFaults
 from loong.server import status
 from loong.server.api.body import Bodies
 from loong.server.api.middleware import answer_errors, check_api_key
@@ -36,9 +37,10 @@ def create_app(
     settings: ServerSettings,
     tracing: Tracing | None = None,
     request_observers: RequestObservers | None = None,
+    faults: WorkerFaults | None = None,
 ) -> web.Application:
     """Return the application of a server whose engine runs in this process. Nothing is started."""
-    cluster = cluster_of(engine, settings, tracing, request_observers)
+    cluster = cluster_of(engine, settings, tracing, request_observers, faults)
     spans = None if request_observers is None else request_observers.spans
     client = LocalEngineClient(engine, cluster.admission, spans)
     app = create_api(client, tokenizer, settings, cluster.registry, has_spans=spans is not None)

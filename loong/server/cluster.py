@@ -7,6 +7,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from loong.engine.client import ClusterView, Tracing
+from loong.engine.faults import WorkerFaults
 from loong.server.admission import Admission
 from loong.server.metrics.request_observers import RequestObservers
 from loong.server.settings import ServerSettings
@@ -22,6 +23,7 @@ class Cluster:
     registry: CollectorRegistry
     tracing: Tracing | None = None
     request_observers: RequestObservers | None = None
+    faults: WorkerFaults | None = None  # None: no fault can be injected
     one_trace: asyncio.Lock = field(default_factory=asyncio.Lock)  # a trace may have hundreds of megabytes
 
 

@@ -7,7 +7,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from loong.engine.client import ClusterView, Tracing
-from loong.server import profiling, status
+from loong.engine.faults import WorkerFaults
+from loong.server import fault_injection, profiling, status
 from loong.server.admission import Admission
 from loong.server.api.middleware import answer_errors
 from loong.server.api.sse import EVENT_WRITES, EventWrites
@@ -28,6 +29,7 @@ _ROUTES = (
     web.get("/trace", status.trace),
     web.post("/start_profile", profiling.start_profile),
     web.post("/stop_profile", profiling.stop_profile),
+    web.post("/admin/faults", fault_injection.inject_fault),
 )
 
 
@@ -36,13 +38,14 @@ def cluster_of(
     settings: ServerSettings,
     tracing: Tracing | None = None,
     request_observers: RequestObservers | None = None,
+    faults: WorkerFaults | None = None,
 ) -> Cluster:
     """Return the context of an engine in this process, with all counts at zero."""
     registry = CollectorRegistry()
     is_deferred = request_observers.is_deferred if request_observers is not None else lambda _: False
     registry.register(ClusterCollector(settings.served_model_name, engine, is_deferred))
     ProcessCollector(registry=registry)
-    return Cluster(engine, Admission(settings), settings, registry, tracing, request_observers)
+    return Cluster(engine, Admission(settings), settings, registry, tracing, request_observers, faults)
 
 
 def cluster_routes(*, has_dashboard: bool) -> Sequence[web.RouteDef]:

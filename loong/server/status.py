@@ -15,14 +15,21 @@ from loong.server.metrics.trace import chrome_trace
 
 
 async def health(http: web.Request) -> web.Response:
-    """Return 200 while the engine makes progress and requests are admitted, else a 503 with the reason."""
+    """Return 200 while an instance serves and requests are admitted, else a 503 with the reason.
+
+    A server is degraded if some of its instances do not serve; the answer names them.
+    """
     cluster = http.app[CLUSTER]
     found = cluster.engine.health()
     if not found.is_alive:
         raise ApiError(503, found.message, "unhealthy")
     if cluster.admission.is_closed:
         raise ApiError(503, "the server is shutting down", "unhealthy")
-    return json_response({"status": found.message})
+    answer: dict[str, object] = {"status": found.state.value}
+    if found.troubles:
+        answer["message"] = found.message
+        answer["instances"] = {str(i): trouble.value for i, trouble in sorted(found.troubles.items())}
+    return json_response(answer)
 
 
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)

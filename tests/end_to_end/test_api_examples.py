@@ -18,9 +18,8 @@ TRIED = [(method, path, example) for (method, path), examples in EXAMPLES.items(
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("examples")
-    with served(
-        directory, "--num-instances", "1", "--kv-cache-tokens", "4096", "--trace-dir", "t"
-    ) as running:
+    flags = ("--num-instances", "1", "--kv-cache-tokens", "4096", "--trace-dir", "t")
+    with served(directory, *flags, "--allow-fault-injection") as running:
         yield running
 
 

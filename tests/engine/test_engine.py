@@ -29,7 +29,8 @@ from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, NewRequest, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits
-from loong.engine.engine import HEALTHY_SILENCE_SECONDS, HEALTHY_STEP_SECONDS, Engine
+from loong.engine.engine import HEALTHY_STEP_SECONDS, Engine
+from loong.engine.health import HEALTHY_SILENCE_SECONDS, Health, HealthState, Trouble
 from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
 from loong.observability.timeline import Timeline
@@ -48,7 +49,7 @@ class IdleWorkers:
     """Workers that are heard from, but take no step; the test moves their clock."""
 
     now: float = 0.0
-    seconds_since_heard: float = 0.0
+    silences: dict[int, float] = field(default_factory=dict)
     events: Stream[Event | Drained] = field(default_factory=Stream)
     grammars: dict[str, asyncio.Future[None]] = field(default_factory=dict)
     take_prompt_logprobs: Callable[[PromptLogprobs], None] = field(default=lambda _: None)
@@ -137,9 +138,11 @@ async def test_requests_that_do_not_advance_make_an_engine_unhealthy() -> None:
 
 
 async def test_a_worker_that_is_not_heard_from_makes_an_engine_unhealthy() -> None:
-    workers = IdleWorkers(seconds_since_heard=HEALTHY_SILENCE_SECONDS + 1)
+    workers = IdleWorkers(silences={0: HEALTHY_SILENCE_SECONDS + 1})
     async with running_engine(workers) as engine:
-        assert "silent for 5.0 s" in engine.health().message
+        assert engine.health() == Health(
+            HealthState.DEAD, "instance 0 has been silent for more than 4 s", {0: Trouble.SILENT}
+        )
 
 
 async def test_an_engine_without_any_instance_is_unhealthy_until_one_joins() -> None:
@@ -147,7 +150,7 @@ async def test_an_engine_without_any_instance_is_unhealthy_until_one_joins() -> 
     async with running_engine(workers) as engine:
         workers.post(InstanceLost(0.0, 0, "killed", returns=True))
         await until(lambda: not engine.health().is_alive)
-        assert engine.health().message == "instances [0] were lost and are being started again"
+        assert engine.health().message == "instance 0 was lost and is being started again"
         workers.post(InstanceJoined(0.0, INSTANCES[0]))
         await until(lambda: engine.health().is_alive)
         assert engine.health().message == "ok"

@@ -11,6 +11,7 @@ from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import ClusterStats, Snapshot
+from loong.engine.health import Health, HealthState, Trouble, dead
 from loong.server.api.listen import bound_socket
 from loong.server.metrics.trace import chrome_trace
 from loong.server.settings import ServerSettings
@@ -92,7 +93,15 @@ async def test_two_servers_count_apart(serving: Serving) -> None:
 async def test_health_is_the_engines(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         assert await get_json(url, "/health") == await get_json(url, "/ping") == {"status": "ok"}
-    async with serving(ScriptedEngine(is_alive=False)) as url, httpx.AsyncClient(timeout=30) as client:
+    one_lost = Health(HealthState.DEGRADED, "instance 1 was lost", {1: Trouble.RESTARTING})
+    async with serving(ScriptedEngine(condition=one_lost)) as url:
+        assert await get_json(url, "/health") == {
+            "status": "degraded",
+            "message": "instance 1 was lost",
+            "instances": {"1": "restarting"},
+        }
+    stuck = ScriptedEngine(condition=dead("no step ended for 60 s"))
+    async with serving(stuck) as url, httpx.AsyncClient(timeout=30) as client:
         response = await client.get(f"{url}/health")
     assert response.status_code == 503
     assert response.json()["error"]["message"] == "no step ended for 60 s"

@@ -11,9 +11,11 @@ from aiohttp import web
 from scripted_engine import Serving
 
 from loong.engine.client import EngineInterface
+from loong.engine.faults import WorkerFaults
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.api.listen import bound_socket, serve
 from loong.server.app import create_app, create_remote_app
+from loong.server.cluster import Cluster
 from loong.server.cluster_app import cluster_of, create_cluster_app, serve_cluster
 from loong.server.local_engine import LocalEngineClient
 from loong.server.metrics.request_observers import RequestObservers
@@ -50,14 +52,18 @@ def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
 
     @asynccontextmanager
     async def listen(
-        engine: EngineInterface, request_observers: RequestObservers | None = None, **settings: object
+        engine: EngineInterface,
+        request_observers: RequestObservers | None = None,
+        faults: WorkerFaults | None = None,
+        **settings: object,
     ) -> AsyncIterator[str]:
         chosen = ServerSettings("tiny", **settings)  # type: ignore[arg-type]
         async with AsyncExitStack() as stack:
             if is_apart:
-                app = await _app_apart(engine, tokenizer, chosen, request_observers, stack)
+                cluster = cluster_of(engine, chosen, None, request_observers, faults)
+                app = await _app_apart(engine, tokenizer, cluster, stack)
             else:
-                app = create_app(engine, tokenizer, chosen, request_observers=request_observers)
+                app = create_app(engine, tokenizer, chosen, None, request_observers, faults)
             listener = stack.enter_context(bound_socket("127.0.0.1", 0))
             runner = await serve(app, listener, shutdown_timeout=1.0)
             stack.push_async_callback(runner.cleanup)
@@ -67,15 +73,11 @@ def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
 
 
 async def _app_apart(
-    engine: EngineInterface,
-    tokenizer: Tokenizer,
-    settings: ServerSettings,
-    request_observers: RequestObservers | None,
-    stack: AsyncExitStack,
+    engine: EngineInterface, tokenizer: Tokenizer, cluster: Cluster, stack: AsyncExitStack
 ) -> web.Application:
     """Return an application over a channel to the engine and a socket with the cluster's state."""
     path = Path(stack.enter_context(TemporaryDirectory())) / "cluster"
-    cluster = cluster_of(engine, settings, request_observers=request_observers)
+    request_observers = cluster.request_observers
     cluster_runner = await serve_cluster(create_cluster_app(cluster), path, shutdown_timeout=1.0)
     stack.push_async_callback(cluster_runner.cleanup)
     has_spans = request_observers is not None and request_observers.spans is not None
@@ -91,4 +93,4 @@ async def _app_apart(
     remote_cluster = RemoteCluster(
         str(path), has_dashboard=request_observers is not None, has_spans=has_spans
     )
-    return create_remote_app(client, tokenizer, settings, cluster.registry, remote_cluster)
+    return create_remote_app(client, tokenizer, cluster.settings, cluster.registry, remote_cluster)

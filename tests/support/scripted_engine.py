@@ -14,7 +14,8 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import MAX_LOGPROBS, FinishReason, NewRequest, TokenId
 from loong.core.snapshot import Snapshot
-from loong.engine.client import EngineLimits, Health, PutToken
+from loong.engine.client import EngineLimits, PutToken
+from loong.engine.health import Health
 
 SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
 AT_REST = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
@@ -64,7 +65,7 @@ class ScriptedEngine:
     failure: ClusterError = field(default_factory=lambda: ClusterError("instance 3 is lost"))
     last_reason: FinishReason = FinishReason.LENGTH  # when the reply is over
     top_logprobs: Callable[[TokenId], Sequence[tuple[TokenId, float]]] = chosen_and_others
-    is_alive: bool = True
+    condition: Health = Health()  # noqa: RUF009  it is frozen
     cluster: Snapshot = AT_REST
     num_stray_frames: int = 0
     past: ClusterHistory = ClusterHistory()  # noqa: RUF009  it is frozen
@@ -130,7 +131,7 @@ class ScriptedEngine:
         return Logprobs(-0.5, tuple(self.top_logprobs(token_id)[:num_logprobs]))
 
     def health(self) -> Health:
-        return Health(self.is_alive, "ok" if self.is_alive else "no step ended for 60 s")
+        return self.condition
 
     def snapshot(self) -> Snapshot:
         return self.cluster

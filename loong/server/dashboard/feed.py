@@ -9,6 +9,7 @@ import msgspec
 import loong
 from loong.core.cluster_history import BatchSlice, KVMove
 from loong.core.snapshot import RunningBatch, Snapshot
+from loong.engine.health import HealthState
 from loong.observability.decision_log.runs import RequestRun
 from loong.server.cluster import Cluster
 from loong.server.dashboard.past import Past
@@ -92,7 +93,7 @@ class Tick(msgspec.Struct, frozen=True):
     """The present state of the cluster, and what has ended since the last tick."""
 
     now: float
-    health: str | None  # the problem; None: alive
+    health: str | None  # why it is degraded or dead; None: ok
     instances: list[tuple[int, int, int, str]]  # id, KV used, KV capacity, kind
     ended: list[FeedBatch]
     running: list[FeedBatch]
@@ -145,7 +146,7 @@ class Feed:
         self._longest_prompt = max(self._longest_prompt, *longest, 0)
         return Tick(
             now=snapshot.now,
-            health=None if health.is_alive else health.message,
+            health=None if health.state is HealthState.OK else health.message,
             instances=[(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value) for i in snapshot.instances],
             ended=ended,
             running=running,

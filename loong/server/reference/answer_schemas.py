@@ -241,9 +241,20 @@ class Detokenized(Answer):
 
 
 class Status(Answer):
-    """The health: the engine makes progress."""
+    """The outcome of a command."""
 
     status: str
+
+
+class HealthStatus(Answer):
+    """The health of a server that serves. One that does not answers 503 with the reason."""
+
+    status: Literal["ok", "degraded"]
+    """degraded: some instances do not serve."""
+    message: str = ""
+    """The reason why it is degraded."""
+    instances: dict[str, Literal["restarting", "silent"]] = {}
+    """The instances that do not serve, and why."""
 
 
 class Version(Answer):
@@ -270,6 +281,13 @@ class TraceFile(Answer):
     """The path of a trace on the server."""
 
     trace: str
+
+
+class InjectedFault(Answer):
+    """The fault, and the instance that has it."""
+
+    fault: Literal["kill", "pause"]
+    instance: int
 
 
 class Document(BaseModel):

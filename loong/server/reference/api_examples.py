@@ -230,5 +230,12 @@ data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "coun
     ("get", "/trace"): (Example("Perfetto opens the trace, and so does `loong plot`."),),
     ("get", "/openapi.json"): (Example(),),
     ("post", "/start_profile"): (Example("For a server with `--trace-dir traces`."),),
+    ("post", "/admin/faults"): (
+        Example(
+            "For a server with `--allow-fault-injection`.",
+            '{"fault": "pause", "seconds": 0.1}',
+            '{"fault": "pause", "instance": 0}',
+        ),
+    ),
     ("post", "/stop_profile"): (Example(answer='{"trace": "traces/trace-20261122-060539-1.json"}'),),
 }

@@ -15,6 +15,7 @@ from loong.server.api.middleware import OPEN_PATHS
 from loong.server.api.parsing import HARMLESS, NEUTRAL
 from loong.server.api.schema_base import Schema
 from loong.server.api.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
+from loong.server.fault_injection import FaultFields
 from loong.server.lightllm.answer_schemas import Generated, GeneratedEvent
 from loong.server.lightllm.fields import GenerateFields
 from loong.server.openai import schemas
@@ -33,6 +34,7 @@ _WHY = {
     403: "A browser page of a foreign origin sends it, or its Host is none of a server on loopback.",
     404: "There is no such thing here, or no such model.",
     408: "The body did not arrive in time.",
+    409: "The instance is not live, or none is.",
     413: "The body is too long.",
     415: "The body is compressed, or its Content-Type is not JSON.",
     429: "This API key has as many requests in flight as it may have; `Retry-After` says when to come back.",
@@ -121,9 +123,15 @@ OPERATIONS = (
         _OF_BODIES,
         schemas.DetokenizeFields,
     ),
-    Operation("get", "/health", "Whether the engine makes progress.", answers.Status, (503,)),
-    Operation("get", "/ping", "The same.", answers.Status, (503,)),
-    Operation("post", "/ping", "The same.", answers.Status, (503,)),
+    Operation(
+        "get",
+        "/health",
+        "Whether the server serves, and with all its instances.",
+        answers.HealthStatus,
+        (503,),
+    ),
+    Operation("get", "/ping", "The same.", answers.HealthStatus, (503,)),
+    Operation("post", "/ping", "The same.", answers.HealthStatus, (503,)),
     Operation("get", "/version", "The version of loong.", answers.Version),
     Operation("get", "/load", "How many requests are in flight.", answers.Load),
     Operation("get", "/metrics", "All metrics, for Prometheus.", "text/plain"),
@@ -137,6 +145,14 @@ OPERATIONS = (
         (400, 404, 500),
     ),
     Operation("post", "/stop_profile", "End it, and name its file.", answers.TraceFile, (400, 404, 500)),
+    Operation(
+        "post",
+        "/admin/faults",
+        "Inject a fault, on a server with `--allow-fault-injection`.",
+        answers.InjectedFault,
+        (*_OF_BODIES, 409, 500),
+        FaultFields,
+    ),
 )
 
 

@@ -21,6 +21,7 @@ class RemoteCluster:
 
 _PROBES = frozenset({"/health", "/ping"})
 _PROBE_SECONDS = 5.0  # timeout of a health probe
+_SENT = ("Accept", "Content-Type", "Content-Encoding", "Content-Length")
 _KEPT = (
     "Content-Type",
     "Content-Length",
@@ -50,10 +51,13 @@ async def forward(http: web.Request) -> web.StreamResponse:
     """Forward a request to the engine's process and stream its answer. An error is raised in this process."""
     timeout = ClientTimeout(total=_PROBE_SECONDS if http.path in _PROBES else None)
     url = URL(f"http://engine{http.rel_url.raw_path_qs}", encoded=True)
-    headers = {"Accept": http.headers.get("Accept", "*/*")}
+    headers = {name: http.headers[name] for name in _SENT if name in http.headers}
+    body = http.content if http.can_read_body else None
     response = None
     try:
-        async with http.app[_ENGINE].request(http.method, url, headers=headers, timeout=timeout) as answer:
+        async with http.app[_ENGINE].request(
+            http.method, url, headers=headers, timeout=timeout, data=body
+        ) as answer:
             if answer.status >= 400 and http.method != "HEAD":
                 error = (await answer.json())["error"]
                 raise ApiError(answer.status, error["message"], error["code"], error["param"])

@@ -17,6 +17,7 @@ from raw_http import until
 from scripted_engine import ScriptedEngine
 
 from loong.core.errors import ClusterError
+from loong.engine.health import dead
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.front import Front
@@ -108,7 +109,7 @@ async def test_two_processes_serve_one_port_and_are_counted_as_one(tmp_path: Pat
         assert await get_json(service.url, "/load") == {"server_load": 0}
         assert "traceEvents" in await get_json(service.url, "/trace")
 
-        engine.is_alive = False
+        engine.condition = dead("no step ended for 60 s")
         async with httpx.AsyncClient(timeout=30) as client:
             assert (await client.get(f"{service.url}/health")).status_code == 503
 

@@ -1,0 +1,64 @@
+"""The health of an engine, by its progress and by the instances that do not serve."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from loong.core.placement import InstanceId
+from loong.core.snapshot import Snapshot
+
+HEALTHY_SILENCE_SECONDS = 4.0  # without a heartbeat; the interval is 1 s
+
+
+class HealthState(Enum):
+    """An engine is ok, serves with fewer instances than it should have, or does not serve."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    DEAD = "dead"
+
+
+class Trouble(Enum):
+    """The reason why an instance does not serve."""
+
+    RESTARTING = "restarting"
+    SILENT = "silent"
+
+
+_WORDS = {
+    Trouble.RESTARTING: "was lost and is being started again",
+    Trouble.SILENT: f"has been silent for more than {HEALTHY_SILENCE_SECONDS:g} s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A state, its reason, and the instances that do not serve."""
+
+    state: HealthState = HealthState.OK
+    message: str = "ok"
+    troubles: Mapping[InstanceId, Trouble] = field(default_factory=dict)
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether it serves."""
+        return self.state is not HealthState.DEAD
+
+
+def dead(reason: str) -> Health:
+    """Return the health of an engine that does not serve."""
+    return Health(HealthState.DEAD, reason)
+
+
+def health_of(snapshot: Snapshot, silences: Mapping[InstanceId, float]) -> Health:
+    """Return the health by the instances: it is dead if none serves.
+
+    `silences` are the seconds since an instance was last heard from.
+    """
+    troubles = dict.fromkeys(snapshot.returning, Trouble.RESTARTING)
+    silent = {i for i, seconds in silences.items() if seconds > HEALTHY_SILENCE_SECONDS}
+    troubles |= dict.fromkeys(silent, Trouble.SILENT)
+    message = "; ".join(f"instance {i} {_WORDS[troubles[i]]}" for i in sorted(troubles))
+    if snapshot.pools.keys() <= silent:
+        return Health(HealthState.DEAD, message or "no instance is left", troubles)
+    return Health(HealthState.DEGRADED, message, troubles) if troubles else Health()

@@ -1,0 +1,51 @@
+"""`loong chaos` against `loong serve`: workers are killed under load, and no token is lost or changed."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import served
+
+from loong.launcher.bench.spawned_server import ENTRY
+from loong.launcher.cli import main
+
+LOAD = ("--num-prompts", "4", "--longest-prompt", "64", "--longest-output", "32", "--request-rate", "3")
+
+
+def chaos(url: str, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", ENTRY, "chaos", "--base-url", url, *LOAD, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "3", "--allow-fault-injection") as server:
+        with chaos(server.url, "--kill", "1/3s", "--duration", "9s") as run:
+            output, errors = run.communicate(timeout=300)
+        assert run.returncode == 0, output + errors + server.log
+        report = json.loads(output.splitlines()[-1])
+        assert report["is_whole"]
+        assert report["num_complete_requests"] == report["num_requests"] > 0
+        assert report["num_tokens"] > 0
+        assert report["num_instance_losses"] == report["num_instance_joins"] == len(report["faults"]) > 0
+        assert report["health"] == "ok"
+
+        with chaos(server.url, "--kill", "1/1s", "--duration", "1h") as run:
+            assert run.stderr is not None
+            assert any("kill of instance" in line for line in iter(run.stderr.readline, ""))
+            run.send_signal(signal.SIGINT)
+            output, errors = run.communicate(timeout=120)
+        assert run.returncode == 130, output + errors
+        interrupted = json.loads(output.splitlines()[-1])
+        assert interrupted["is_interrupted"]
+        assert interrupted["faults"]
+
+
+def test_a_server_that_allows_no_faults_is_named_with_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path, "--num-instances", "1") as server:
+        assert main(["chaos", "--base-url", server.url, "--kill", "1/1s"]) == 1
+    assert "--allow-fault-injection" in capsys.readouterr().err

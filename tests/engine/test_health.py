@@ -1,0 +1,51 @@
+"""An engine is ok with all its instances, degraded without some, and dead without any."""
+
+import pytest
+
+from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.snapshot import Snapshot
+from loong.engine.health import HEALTHY_SILENCE_SECONDS, Health, HealthState, Trouble, health_of
+
+SILENT = HEALTHY_SILENCE_SECONDS + 0.1
+
+
+def cluster(*live_ids: int, returning: tuple[int, ...] = ()) -> Snapshot:
+    instances = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in live_ids)
+    return Snapshot(0.0, instances, returning=dict.fromkeys(returning, 100))
+
+
+def test_all_instances_that_are_heard_from_are_ok() -> None:
+    assert health_of(cluster(0, 1), {0: 0.0, 1: HEALTHY_SILENCE_SECONDS}) == Health()
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "silences", "troubles"),
+    [
+        (cluster(0, returning=(1, 2)), {}, {1: Trouble.RESTARTING, 2: Trouble.RESTARTING}),
+        (cluster(0, 1), {1: SILENT}, {1: Trouble.SILENT}),
+        (cluster(0, 1, returning=(2,)), {0: SILENT}, {0: Trouble.SILENT, 2: Trouble.RESTARTING}),
+    ],
+)
+def test_a_cluster_without_some_is_degraded_and_names_them(
+    snapshot: Snapshot, silences: dict[int, float], troubles: dict[int, Trouble]
+) -> None:
+    health = health_of(snapshot, silences)
+    assert (health.state, health.troubles) == (HealthState.DEGRADED, troubles)
+    assert all(f"instance {i} " in health.message for i in troubles)
+    assert health.is_alive
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "silences"),
+    [
+        (cluster(), {}),
+        (cluster(returning=(0, 1)), {}),
+        (cluster(0, 1), {0: SILENT, 1: SILENT}),
+        (cluster(0, returning=(1,)), {0: SILENT}),
+    ],
+)
+def test_a_cluster_in_which_none_serves_is_dead(snapshot: Snapshot, silences: dict[int, float]) -> None:
+    health = health_of(snapshot, silences)
+    assert health.state is HealthState.DEAD
+    assert health.message
+    assert not health.is_alive
