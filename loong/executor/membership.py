@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 
@@ -133,17 +133,19 @@ class Membership:
         """Begin to remove an instance. One that is not there now leaves at once."""
         self.wanted.discard(instance_id)
         if instance_id not in self.joined:
+            self._coming_and_going.end(instance_id)
             self._leave(instance_id)
             return
         for instance in self._pools_of(instance_id):
             self._report(partial(InstanceDraining, instance_id=instance.instance_id))
 
-    def end(self, instance_id: InstanceId) -> None:
-        """End an instance that has drained, unless it is lost: then it leaves because of that."""
-        workers = self.endpoints.workers_of(instance_id)
-        if instance_id in self.joined and workers:
-            self.sockets.send(workers, Shutdown())
-            self._leave(instance_id)
+    def end_drained(self, drained_ids: Set[InstanceId]) -> None:
+        """End instances that have drained; one that is lost leaves because of that."""
+        for instance_id in sorted(self.joined - self.wanted):
+            workers = self.endpoints.workers_of(instance_id)
+            if workers and all(i.instance_id in drained_ids for i in self._pools_of(instance_id)):
+                self.sockets.send(workers, Shutdown())
+                self._leave(instance_id)
 
     def _leave(self, instance_id: InstanceId) -> None:
         """Take an instance out, and report that it left if the state knows it."""
