@@ -101,4 +101,4 @@ def _lines(size: "Size") -> Iterator[str]:
         held = f", {instance.kv_used:,} tokens of KV left" if instance.state == "draining" else ""
         yield f"instance {instance.id}: {instance.state}{held}"
     num_serving = sum(instance.state == "serving" for instance in size.instances)
-    yield f"{num_serving} of {size.num_instances} instances serve; at most {size.max_instances} can"
+    yield f"instances: {num_serving} serving, {size.num_instances} wanted, {size.max_instances} at most"

@@ -48,7 +48,7 @@ class Scaling:
         """Begin the change to a number of instances.
 
         Raises:
-            InvalidRequestError: there cannot be so many, or the policy does not run them.
+            InvalidRequestError: there is no room for that number, or the policy does not run it.
             RequestTooLargeError: a live request would never fit.
         """
         if not 1 <= num_instances <= self._max_instances:
@@ -62,7 +62,7 @@ class Scaling:
         except ConfigError as error:
             raise InvalidRequestError(str(error), param="num_instances") from error
         _check_live_requests(snapshot, num_instances, limit)
-        logger.info("%d instances are wanted; there were to be %d", num_instances, self._num_instances)
+        logger.info("instances: %d are wanted instead of %d", num_instances, self._num_instances)
         self._num_instances, self._is_settled = num_instances, False
         self.max_request_kv = min(self.max_request_kv, limit)
         self._advance(snapshot)
@@ -106,7 +106,7 @@ class Scaling:
         if self.size(snapshot).is_done:
             self._is_settled = True
             self.max_request_kv = self._limit_of(self._num_instances)
-            logger.info("%d instances serve", self._num_instances)
+            logger.info("instances: %d serve, as wanted", self._num_instances)
             self._answer(None)
 
     def _answer(self, error: EngineStoppedError | None) -> None:

@@ -3,7 +3,6 @@
 from aiohttp import web
 from pydantic import Field
 
-from loong.core.request import MAX_TOKENS
 from loong.engine.cluster_size import ClusterSize
 from loong.server.api.body import Bodies
 from loong.server.api.errors import ApiError, bad_request
@@ -12,13 +11,14 @@ from loong.server.api.parsing import check, read_json
 from loong.server.api.schema_base import Schema
 from loong.server.cluster import CLUSTER
 
+MAX_INSTANCES = 65_536
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class ScaleFields(Schema):
     """The number of instances that are to serve."""
 
-    num_instances: int = Field(le=MAX_TOKENS)
+    num_instances: int = Field(ge=1, le=MAX_INSTANCES)
     """Instances, from 1 to `--max-instances`. Those of the highest ids leave, once they are empty."""
 
 

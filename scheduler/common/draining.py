@@ -49,7 +49,7 @@ class Draining:
         ends = tuple(lease_ends(b for b in self.snapshot.batches if b.batch_id in self.batch_ids))
         resting = sorted(self._resting(), key=arrival_order)
         rooms, moved, dropped = (
-            _Rooms.beside(self.snapshot, resting),
+            _Rooms.left_by_others(self.snapshot, resting),
             list[KVMigration](),
             list[RequestView](),
         )
@@ -161,8 +161,8 @@ class _Rooms:
     spare: dict[InstanceId, int]
 
     @classmethod
-    def beside(cls, snapshot: Snapshot, moving: Iterable[RequestView]) -> "_Rooms":
-        """Return the slots beside all requests except those that are to move."""
+    def left_by_others(cls, snapshot: Snapshot, moving: Iterable[RequestView]) -> "_Rooms":
+        """Return the slots that all requests but those that are to move leave."""
         spare = snapshot.free.copy()
         moving_ids = {view.request_id for view in moving}
         for request_id, home in _homes(snapshot, snapshot.migrations, spare).items():
@@ -171,9 +171,9 @@ class _Rooms:
         return cls(spare)
 
     def moves(self, view: RequestView, draining_ids: frozenset[InstanceId]) -> list[KVMigration]:
-        """Return the moves of all KV of a request on draining instances to one other; none without room.
+        """Return the moves of all KV of a request on draining instances to one other; none if there is no room.
 
-        It has room there until its declared end, if possible beside other KV of it.
+        It has room there until its declared end, if possible on an instance with some of its KV.
         """
         segments = [s for s in view.placement.segments if s.instance_id in draining_ids]
         num_final = sum(len(segment.positions) for segment in segments) + _num_to_come(view)
