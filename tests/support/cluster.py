@@ -23,6 +23,7 @@ from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.loop import Scheduling
+from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.serve.child_processes import ForkServer
@@ -78,7 +79,9 @@ class Cluster:
     `prompt_logprobs` are those of its requests that asked for them.
     """
 
-    def __init__(self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...]) -> None:
+    def __init__(
+        self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...], max_instances: int
+    ) -> None:
         self.full_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
         self.host_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
         self._executor, self._state = executor, ClusterState(instances)
@@ -94,7 +97,12 @@ class Cluster:
         log = DecisionLog(None, listeners=[lambda line, _: self.lines.append(line)])
         scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder, (timeline, log))
         capacity = sum(instance.kv_capacity for instance in instances)
-        self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30), timeline)
+        kv_capacity, num_instances = instances[0].kv_capacity, len(self.full_ids)
+        scaling = Scaling(
+            executor.members, num_instances, max_instances, kv_capacity, lambda number: number * kv_capacity
+        )
+        limits = EngineLimits(capacity, capacity, 1 << 30)
+        self._engine = Engine(scheduling, executor, limits, timeline, scaling)
         self.serving = asyncio.create_task(self._engine.run())
         self.serving.add_done_callback(lambda _: self._planned.set())
 
@@ -150,6 +158,10 @@ class Cluster:
                 self._planned.clear()
                 await self._planned.wait()
                 self._raise_failure()
+
+    def scale(self, num_instances: int) -> None:
+        """Begin to change the number of instances, from any thread."""
+        self._loop.call_soon_threadsafe(self._engine.scale, num_instances)
 
     def abort(self, request_id: RequestId) -> None:
         """Let the client of a request go now; for policies, which run in the engine's thread."""
@@ -283,7 +295,7 @@ async def _run(
 ) -> None:
     try:
         async with local_workers(config, lookahead, _fork_server(), restarts=restarts) as executor:
-            cluster = Cluster(executor, instances)
+            cluster = Cluster(executor, instances, config.world_size)
             started.set_result(cluster)
             await asyncio.wait([cluster.serving])
     except BaseException as error:
