@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from loong.core.errors import ConfigError, EngineStoppedError, InvalidRequestError, RequestTooLargeError
 from loong.core.events import Event
@@ -40,9 +41,10 @@ class Scaling:
 
     def size(self, snapshot: Snapshot) -> ClusterSize:
         """Return the instances, in the order of their ids."""
-        return size_of(
+        size = size_of(
             snapshot, self._members.wanted, self._kv_capacity, self._num_instances, self._max_instances
         )
+        return replace(size, is_changing=not self._is_settled)
 
     def scale(self, num_instances: int, snapshot: Snapshot) -> None:
         """Begin the change to a number of instances.
@@ -103,8 +105,9 @@ class Scaling:
         members.end_drained(snapshot.drained_ids)
         for instance_id in sorted(wanted - members.wanted - members.joined):
             members.add(instance_id)
-        if self.size(snapshot).is_done:
-            self._is_settled = True
+        self._is_settled = members.joined == members.wanted == wanted  # which the snapshot may show later
+        self._is_settled = self.size(snapshot).is_done
+        if self._is_settled:
             self.max_request_kv = self._limit_of(self._num_instances)
             logger.info("instances: %d serve, as wanted", self._num_instances)
             self._answer(None)
