@@ -23,6 +23,7 @@ from loong.engine.loop import Observer, Scheduling
 from loong.engine.refusals import Refusals
 from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
@@ -122,8 +123,8 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     start, clock_start = perf_counter(), time()
     log_missing_grammars()
     cluster = _cluster(config, prior)
-    restarts = cluster.device == "cpu"  # the fabrics of GPUs keep the memory of their peers mapped
-    async with local_workers(cluster, LookaheadMargin.on(prior.host), restarts=restarts) as executor:
+    backoff = None if cluster.device != "cpu" else Backoff()  # the fabrics of GPUs keep their peers mapped
+    async with local_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
         base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)
@@ -142,7 +143,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
             scheduling = Scheduling(
                 state, request_observers.timed(policy), cost_model, executor, observers, refusals
             )
-            scaling = _scaling(config, executor) if restarts else None
+            scaling = _scaling(config, executor) if executor.restarts is not None else None
             engine = Engine(scheduling, executor, limits, timeline, scaling)
             dump.snapshot = engine.snapshot
             running = asyncio.create_task(engine.run())

@@ -3,26 +3,21 @@
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Sequence
 from itertools import chain
-from math import inf
 
-from loong.core.errors import ClusterError
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.executor.recovery import Restarts, SendSignal
+from loong.executor.recovery import Backoff, Failures, Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
-from loong.worker.config import WorkerConfig
+from loong.launcher.hosts.starter import WorkerStarter
+from loong.launcher.hosts.worker_settings import WorkerSettings
+from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
 
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_SECONDS = 0.3
-FIRST_DELAY_SECONDS = 0.5  # before the third start of an instance that is lost soon after each
-MAX_DELAY_SECONDS = 60.0
-STEADY_SECONDS = 10.0  # after its start, the loss of an instance is not held against it
 
 
 class WorkerProcesses:
@@ -30,32 +25,28 @@ class WorkerProcesses:
 
     def __init__(
         self,
-        fork_server: ForkServer,
-        config_of: Callable[[WorkerId, str], WorkerConfig],
-        commands: Mapping[WorkerId, str],
+        starter: WorkerStarter,
+        settings: WorkerSettings,
         instances: tuple[ElasticInstance, ...],
+        backoff: Backoff,
     ) -> None:
-        """`config_of` returns the configuration of a worker that takes commands at an endpoint.
-
-        `commands` are the first endpoints of all workers that there can be, and `instances` their instances.
-        """
-        self._fork_server, self._config_of = fork_server, config_of
+        """`instances` are all, empty."""
+        self._starter, self._settings = starter, settings
         self._processes: dict[WorkerId, ChildProcess] = {}
-        self._commands = dict(commands)
         self._tasks: set[asyncio.Task[None]] = set()
         self._retired: defaultdict[InstanceId, list[ChildProcess]] = defaultdict(list)  # that may still end
         self._coming: dict[InstanceId, asyncio.Task[None]] = {}  # the latest starts
         self._num_starts: Counter[InstanceId] = Counter()
-        self._num_failures: Counter[InstanceId] = Counter()  # in a row
-        self._started_at: dict[InstanceId, float] = {}
         self._executor: WorkersExecutor | None = None
-        self.restarts = Restarts(self._restart, self._end, self._retire, instances, self._signals_of)
+        self.restarts = Restarts(
+            self._restart, self._end, self._retire, instances, self._signals_of, Failures(backoff)
+        )
 
-    def start(self, workers: Iterable[WorkerId], executor: WorkersExecutor) -> None:
-        """Start the first workers."""
+    def start(self, executor: WorkersExecutor) -> None:
+        """Start all workers of an executor."""
         self._executor = executor
-        for worker_id in workers:
-            self._start(self._config_of(worker_id, self._commands[worker_id]), executor)
+        for worker_id, where in executor.members.endpoints.commands.items():
+            self._start(worker_id, where, executor)
 
     @property
     def _all(self) -> tuple[ChildProcess, ...]:
@@ -63,7 +54,7 @@ class WorkerProcesses:
 
     def kill(self) -> None:
         """Kill all that have not ended."""
-        self._fork_server.kill(self._all)
+        self._starter.kill(self._all)
 
     def forget(self) -> None:
         """Watch no process any more, and start none again."""
@@ -74,15 +65,18 @@ class WorkerProcesses:
         """Wait until all have ended; each was asked to end."""
         await asyncio.gather(*map(stop, self._all))
 
-    def _start(self, config: WorkerConfig, executor: WorkersExecutor) -> None:
-        worker_id = config.instance_id, config.tp_rank
-        process = self._fork_server.start(config)
+    def _start(
+        self, worker_id: WorkerId, commands: str, executor: WorkersExecutor, *, is_restarted: bool = False
+    ) -> None:
+        remote_reports = executor.members.sockets.remote_reports
+        config = self._settings.worker(worker_id, commands, remote_reports, is_restarted=is_restarted)
+        process = self._starter.start(config)
         self._processes[worker_id] = process
-        self._started_at[config.instance_id] = asyncio.get_running_loop().time()
         self._run(self._watch(process, worker_id, executor), executor)
 
     async def _watch(self, process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
         code = await process.wait()
+        self._settings.forget(worker_id)
         await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
         if self._processes.get(worker_id) is process:
             executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
@@ -98,45 +92,35 @@ class WorkerProcesses:
 
     def _restart(self, instance_id: InstanceId) -> None:
         """Start an instance, once processes that it had have ended."""
-        assert self._executor is not None, "others were started before"
-        self._coming[instance_id] = self._run(self._start_later(instance_id, self._executor), self._executor)
+        executor = self._executor
+        assert executor is not None, "others were started before"
+        delay = self.restarts.failures.fail(instance_id, executor.now)
+        self._coming[instance_id] = self._run(self._start_later(instance_id, executor, delay), executor)
 
     def _retire(self, instance_id: InstanceId) -> None:
         """Watch an instance no more. Wait until its processes end, which were asked to, or kill them."""
         assert self._executor is not None, "it was started before"
         if (coming := self._coming.pop(instance_id, None)) is not None:
             coming.cancel()
-        self._num_failures.pop(instance_id, None)  # its end is none
+        self.restarts.failures.forget(instance_id)
         for worker_id in [w for w in self._processes if w[0] == instance_id]:
             process = self._processes.pop(worker_id)
             self._retired[instance_id].append(process)
             self._run(stop(process), self._executor)
 
-    async def _start_later(self, instance_id: InstanceId, executor: WorkersExecutor) -> None:
+    async def _start_later(self, instance_id: InstanceId, executor: WorkersExecutor, delay: float) -> None:
         before = [process for w, process in self._processes.items() if w[0] == instance_id]
         for process in (*before, *self._retired[instance_id]):
             await process.wait()
         self._retired[instance_id].clear()
-        if self._fork_server.has_ended:
-            raise ClusterError("the fork server of the workers has ended, so no worker can start any more")
-        await asyncio.sleep(self._delay(instance_id))
+        await asyncio.sleep(delay)
+        await self._starter.wait_for_host(instance_id)
         self._num_starts[instance_id] += 1
-        first = {w: where for w, where in self._commands.items() if w[0] == instance_id}
-        endpoints = {w: f"{where}-{self._num_starts[instance_id]}" for w, where in first.items()}
+        num_starts, workers = self._num_starts[instance_id], self._settings.workers_of(instance_id)
+        endpoints = {w: self._settings.commands_endpoint(w, num_starts) for w in workers}
         executor.members.expect(endpoints)
         for worker_id, where in endpoints.items():
-            self._start(replace(self._config_of(worker_id, where), is_late=True), executor)
-
-    def _delay(self, instance_id: InstanceId) -> float:
-        """Return the seconds to wait before a start: more after each that did not last."""
-        started_at = self._started_at.get(instance_id, -inf)
-        if asyncio.get_running_loop().time() - started_at > STEADY_SECONDS:
-            self._num_failures[instance_id] = 0
-        num_failures = self._num_failures[instance_id]
-        self._num_failures[instance_id] += 1
-        return (
-            min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (num_failures - 1)) if num_failures else 0.0
-        )
+            self._start(worker_id, where, executor, is_restarted=True)
 
     def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> asyncio.Task[None]:
         task = guarded(work, executor.fail)

@@ -15,7 +15,8 @@ from loong.executor.heartbeats import Heartbeats
 from loong.executor.recovery import Restarts
 from loong.executor.worker_calls import WorkerCalls
 from loong.executor.worker_sockets import LINGER_MS, WorkerSockets
-from loong.wire import Shutdown
+from loong.stray_frames import StrayFrames
+from loong.wire import Shutdown, WorkerReady
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,13 @@ class Membership:
         self,
         endpoints: Endpoints,
         heartbeat: float,
+        strays: StrayFrames,
         report: Callable[[Callable[[float], Event]], None],
         restarts: Restarts | None = None,
     ) -> None:
+        """`strays` counts what comes from no worker."""
         self.endpoints, self._report, self._restarts = endpoints, report, restarts
-        self.sockets = WorkerSockets(endpoints)
+        self.sockets = WorkerSockets(endpoints, strays)
         self.calls = WorkerCalls(endpoints.commands, self.sockets.send)
         self.heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -87,8 +90,10 @@ class Membership:
         self.endpoints = replace(self.endpoints, commands=kept)
         return workers
 
-    def take_ready(self, worker_id: WorkerId) -> bool:
+    def take_ready(self, report: WorkerReady) -> bool:
         """Record that a worker is ready. Return whether its instance is, if it was started later."""
+        worker_id = report.instance_id, report.tp_rank
+        self.sockets.connect(worker_id, report.commands_endpoint)
         self._not_ready.discard(worker_id)
         if not self._not_ready and not self.ready.done():
             self.ready.set_result(None)
@@ -110,8 +115,9 @@ class Membership:
         self.wanted.add(instance_id)
         self._coming_and_going.start(instance_id)
 
-    def join(self, instance_id: InstanceId) -> None:
+    def join(self, instance_id: InstanceId, now: float) -> None:
         """Report that an instance has joined, for the first time or again."""
+        self._coming_and_going.failures.join(instance_id, now)
         logger.info("instance %d is there%s", instance_id, " again" if instance_id in self.lost else "")
         self.joined.add(instance_id)
         self.lost.discard(instance_id)

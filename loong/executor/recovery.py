@@ -1,5 +1,6 @@
 """The void work of lost instances, until the other workers have left it."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -15,14 +16,55 @@ SendSignal: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Backoff:
+    """The times before an instance starts again, in seconds: none, then `first`, doubled up to `longest`.
+
+    Failures count in a row: an instance that served for `steady` seconds before a failure begins anew.
+    """
+
+    first: float = 0.5
+    longest: float = 60.0
+    steady: float = 10.0
+
+
+class Failures:
+    """The failures of all instances, in a row. Times are seconds of one clock."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._num_in_row: Counter[InstanceId] = Counter()
+        self._joined_at: dict[
+            InstanceId, float
+        ] = {}  # of instances that have joined since their last failure
+
+    def join(self, instance_id: InstanceId, now: float) -> None:
+        """Note that an instance serves from now on."""
+        self._joined_at[instance_id] = now
+
+    def forget(self, instance_id: InstanceId) -> None:
+        """Note that an instance is not to serve any more."""
+        self._joined_at.pop(instance_id, None)
+        self._num_in_row.pop(instance_id, None)
+
+    def fail(self, instance_id: InstanceId, now: float) -> float:
+        """Note a failure, of a start or of a service. Return the time before the next start."""
+        backoff, joined_at = self._backoff, self._joined_at.pop(instance_id, None)
+        if joined_at is not None and now - joined_at > backoff.steady:
+            self._num_in_row[instance_id] = 0
+        num_before = self._num_in_row[instance_id]
+        self._num_in_row[instance_id] += 1
+        return min(backoff.longest, backoff.first * 2.0 ** (num_before - 1)) if num_before else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Restarts:
     """The way in which instances come and go while the cluster serves.
 
     `start` starts the processes of one, after those that it had. They start only when no batch in flight has
     the instance as a member: a batch never meets two processes of one worker. `end` ends all processes of an
     instance at once. `retire` waits until those that were asked to end have done so, and starts none again.
-    `instances` are all that can join, empty. `processes_of` returns how the
-    present processes of an instance are sent signals.
+    `instances` are all that can join, empty. `processes_of` returns how the present
+    processes of an instance are sent signals. `failures` are noted by `start`, and forgotten by `retire`.
     """
 
     start: Callable[[InstanceId], None]
@@ -30,6 +72,7 @@ class Restarts:
     retire: Callable[[InstanceId], None]
     instances: tuple[ElasticInstance, ...]
     processes_of: Callable[[InstanceId], Sequence[SendSignal]]
+    failures: Failures
 
     def kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
         """Return an instance and the host tier that its processes keep, if there is one."""

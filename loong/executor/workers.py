@@ -70,7 +70,8 @@ class WorkersExecutor:
         heartbeat: float = HEARTBEAT_SECONDS,
         restarts: Restarts | None = None,
     ) -> None:
-        self.members = Membership(endpoints, heartbeat, self._report_membership, restarts)
+        self._strays = StrayFrames("the engine's socket for reports")
+        self.members = Membership(endpoints, heartbeat, self._strays, self._report_membership, restarts)
         self._restarts = restarts
         self._sockets, self.calls = self.members.sockets, self.members.calls
         self._events = Stream[Event | Drained | BaseException]()
@@ -81,7 +82,6 @@ class WorkersExecutor:
         self._end_predictions = EndPredictions(lookahead, self._predict_end)
         self._losses = Losses(self._declare_lost)
         self._recovery = Recovery(self._outstanding.is_left)
-        self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
         self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
@@ -167,7 +167,7 @@ class WorkersExecutor:
     def _join(self, instance_id: InstanceId) -> None:
         """Post that an instance has joined, for the first time or again."""
         self._losses.rejoin(instance_id)
-        self.members.join(instance_id)
+        self.members.join(instance_id, self.now)
 
     def fail(self, error: BaseException) -> None:
         """Raise this error in `next_events`, after the events so far."""
@@ -323,7 +323,7 @@ class WorkersExecutor:
                 self._outstanding.take_tokens(report)
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case WorkerReady():
-                if self.members.take_ready((report.instance_id, report.tp_rank)):
+                if self.members.take_ready(report):
                     self._join(report.instance_id)
             case Heartbeat():
                 worker_id = report.instance_id, report.tp_rank

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
 
+import httpx
 import pytest
 from child_processes import fork_servers_of, forked_of
+from openai import APIError
 from served import Served, assert_gone, free_port, served, wait_until
 
 from loong.launcher.bench.spawned_server import ENTRY
+from loong.server.api.listen import bound_socket
 
 SMALLEST_PIPE = 4096  # bytes
 
@@ -163,3 +166,16 @@ def test_a_signal_to_all_processes_ends_a_start_cleanly(tmp_path: Path) -> None:
     assert_gone(processes)
     *_, last = (tmp_path / "log").read_text().splitlines()
     assert last.endswith("stopping at once; the server was not up yet")
+
+
+def test_nothing_outlives_an_engine_that_is_killed_and_its_port_is_free(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "2", "--api-server-count", "2") as server:
+        processes = processes_of(server)
+        stream = server.stream_of(60000)
+        server.process.kill()
+        server.process.wait(30)
+        assert_gone(processes)
+        with pytest.raises((APIError, httpx.TransportError)):  # as the end of the stream is seen
+            list(stream)
+        with bound_socket(*server.address):
+            pass

@@ -19,7 +19,9 @@ from loong.engine.cluster_size import InstanceState
 from loong.engine.scaling import Scaling
 from loong.executor.endpoints import Endpoints
 from loong.executor.membership import Membership
-from loong.executor.recovery import Restarts
+from loong.executor.recovery import Backoff, Failures, Restarts
+from loong.stray_frames import StrayFrames
+from loong.wire import WorkerReady
 
 POOL, FIRST, MOST = 100, 2, 4
 
@@ -42,10 +44,11 @@ class Machine:
             lambda i: self.calls.append(("retire", i)),
             tuple(map(full, range(MOST))),
             lambda _: (),
+            Failures(Backoff()),
         )
         self._folder = folder
         endpoints = Endpoints(f"ipc://{folder}/reports", commands, MOST)
-        self.members = Membership(endpoints, 1.0, self._report, restarts)
+        self.members = Membership(endpoints, 1.0, StrayFrames("reports"), self._report, restarts)
         self.scaling = Scaling(self.members, FIRST, MOST, POOL, self._limit_of)
 
     def _report(self, event_at: Callable[[float], Event]) -> None:
@@ -66,8 +69,8 @@ class Machine:
     def be_ready(self, instance_id: int) -> None:
         """Let a started instance be ready."""
         self.expect(instance_id)
-        assert self.members.take_ready((instance_id, 0))
-        self.members.join(instance_id)
+        assert self.members.take_ready(WorkerReady(instance_id, 0))
+        self.members.join(instance_id, 0.0)
 
     def turn(self) -> list[Event]:
         """Let the engine apply all events and plan; return the events."""

@@ -13,6 +13,7 @@ from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import DEFAULT_HOST
@@ -25,7 +26,7 @@ NUM_OUTPUT_TOKENS = 24
 @pytest.fixture(scope="module")
 def changing(folder: Path) -> Iterator[Cluster]:
     config = ClusterConfig(str(folder), num_instances=FIRST, max_instances=MOST, kv_capacity=256)
-    with running_cluster(config, lookahead=LookaheadMargin.on(DEFAULT_HOST), restarts=True) as cluster:
+    with running_cluster(config, lookahead=LookaheadMargin.on(DEFAULT_HOST), backoff=Backoff()) as cluster:
         yield cluster
 
 

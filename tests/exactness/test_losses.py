@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from child_processes import own_forked
-from cluster import Cluster, running_cluster
+from cluster import Cluster
+from leak_checks import shared_cluster
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import DEFAULT_HOST
@@ -21,6 +23,7 @@ from loong.scheduler.policy import Policy, make_policy
 
 NUM_INSTANCES = 3
 WORKER = "loong.worker.process"
+AT_ONCE = Backoff(first=0.0, longest=0.0)
 
 
 class Victims:
@@ -50,7 +53,8 @@ class Victims:
 def restarting(folder: Path) -> Iterator[Victims]:
     others = frozenset(own_forked(WORKER))
     config = ClusterConfig(str(folder), num_instances=NUM_INSTANCES, kv_capacity=256)
-    with running_cluster(config, lookahead=LookaheadMargin.on(DEFAULT_HOST), restarts=True) as cluster:
+    lookahead = LookaheadMargin.on(DEFAULT_HOST)
+    with shared_cluster(config, lookahead=lookahead, backoff=AT_ONCE) as cluster:
         yield Victims(cluster, others)
 
 

@@ -9,7 +9,7 @@ from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import RequestId, SamplingParams
 from loong.executor.outstanding import Outstanding
-from loong.executor.recovery import Recovery
+from loong.executor.recovery import Backoff, Failures, Recovery
 from loong.wire import MigrationDone
 
 LOST = InstanceLost(1.0, 1)
@@ -103,3 +103,31 @@ def test_a_migration_between_two_lost_instances_is_over() -> None:
     assert outstanding.drop_workers([(1, 0)]) == []
     assert outstanding.drop_workers([(0, 0)]) == [7]
     assert not outstanding.has_one_ended_moves
+
+
+BACKOFF = Backoff(first=1.0, longest=5.0, steady=10.0)
+
+
+def test_starts_wait_longer_after_each_failure_in_a_row() -> None:
+    failures = Failures(BACKOFF)
+    assert [failures.fail(1, now) for now in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)] == [0, 1, 2, 4, 5, 5]
+    assert failures.fail(2, 0.6) == 0.0, "another instance has failures of its own"
+
+
+def test_an_instance_that_has_served_for_long_begins_anew() -> None:
+    failures = Failures(BACKOFF)
+    for _ in range(3):
+        failures.fail(1, 0.0)
+    failures.join(1, 100.0)
+    assert failures.fail(1, 111.0) == 0.0
+
+
+def test_the_time_that_a_start_takes_is_no_service() -> None:
+    """An instance that loads for a minute and fails soon after has failed in a row."""
+    failures = Failures(BACKOFF)
+    delays = []
+    for round_at in range(0, 300, 100):
+        failures.join(1, round_at + 60.0)
+        delays.append(failures.fail(1, round_at + 69.0))
+    assert delays == [0, 1, 2]
+    assert failures.fail(1, 1000.0) == 4.0, "a start that fails is no service either"

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeAlias
 
+from simulated_hosts import SimulatedHosts, simulated_hosts
+
 from loong.core.cluster_history import ClusterHistory
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError
@@ -25,7 +27,9 @@ from loong.engine.engine import Engine
 from loong.engine.loop import Scheduling
 from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
+from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import ForkServer
 from loong.launcher.serve.local import ClusterConfig, local_workers, worker_fork_server
 from loong.observability.decision_log.lines import Line
@@ -80,11 +84,15 @@ class Cluster:
     """
 
     def __init__(
-        self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...], max_instances: int
+        self,
+        executor: WorkersExecutor,
+        instances: tuple[ElasticInstance, ...],
+        max_instances: int,
+        hosts: SimulatedHosts | None = None,
     ) -> None:
         self.full_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
         self.host_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
-        self._executor, self._state = executor, ClusterState(instances)
+        self._executor, self._state, self._hosts = executor, ClusterState(instances), hosts
         self._recorder = Recorder(executor)
         self._policy: Policy = plan_nothing
         self._num_expected = 0
@@ -167,6 +175,16 @@ class Cluster:
         """Let the client of a request go now; for policies, which run in the engine's thread."""
         assert self._clients is not None
         self._clients.leave(request_id)
+
+    def lose_host(self, host_id: int) -> None:
+        """End a host of several with all its workers; for policies, which run in the engine's thread."""
+        assert self._hosts is not None
+        self._hosts.lose(host_id)
+
+    def add_host(self, host_id: int) -> None:
+        """Start a lost host again."""
+        assert self._hosts is not None
+        self._loop.call_soon_threadsafe(self._hosts.add, host_id)
 
     def stop(self) -> None:
         """Let the engine end."""
@@ -260,16 +278,18 @@ def running_cluster(
     believed: tuple[ElasticInstance, ...] | None = None,
     lookahead: LookaheadMargin | None = None,
     *,
-    restarts: bool = False,
+    backoff: Backoff | None = None,
+    fork_server: ForkServer | None = None,
 ) -> Iterator[Cluster]:
     """A cluster in a thread of its own, so that one serves many tests; ends are predicted by `lookahead`.
 
     The engine takes its instances for `believed`, if that is given: it may be wrong about their room. With
-    `restarts`, lost instances are started again.
+    `backoff`, lost instances are started again. `fork_server` starts the workers (None: one for all tests).
+    Several hosts are simulated.
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed
-    work = partial(_run, config, instances, lookahead, restarts, started)
+    work = partial(_run, config, instances, lookahead, backoff, fork_server or _fork_server(), started)
     thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
     with ExitStack() as ending:
@@ -290,15 +310,24 @@ async def _run(
     config: ClusterConfig,
     instances: tuple[ElasticInstance, ...],
     lookahead: LookaheadMargin | None,
-    restarts: bool,
+    backoff: Backoff | None,
+    fork_server: ForkServer,
     started: Future[Cluster],
 ) -> None:
     try:
-        async with local_workers(config, lookahead, _fork_server(), restarts=restarts) as executor:
-            cluster = Cluster(executor, instances, config.world_size)
-            started.set_result(cluster)
-            await asyncio.wait([cluster.serving])
+        if config.num_hosts > 1:
+            with simulated_hosts(config) as hosts:
+                async with workers_of(config, hosts, lookahead, backoff=backoff) as executor:
+                    await _serve(Cluster(executor, instances, config.world_size, hosts), started)
+        else:
+            async with local_workers(config, lookahead, fork_server, backoff=backoff) as executor:
+                await _serve(Cluster(executor, instances, config.world_size), started)
     except BaseException as error:
         if started.done():
             raise
         started.set_exception(error)
+
+
+async def _serve(cluster: Cluster, started: Future[Cluster]) -> None:
+    started.set_result(cluster)
+    await asyncio.wait([cluster.serving])

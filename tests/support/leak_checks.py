@@ -15,6 +15,8 @@ from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
+from loong.launcher.serve.child_processes import ForkServer
 from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.policy import Policy
 
@@ -24,9 +26,12 @@ def shared_cluster(
     config: ClusterConfig,
     believed: tuple[ElasticInstance, ...] | None = None,
     lookahead: LookaheadMargin | None = None,
+    *,
+    backoff: Backoff | None = None,
+    fork_server: ForkServer | None = None,
 ) -> Iterator[Cluster]:
     """Yield a `running_cluster` for many tests; when they are done, no slot of any pool may have leaked."""
-    with running_cluster(config, believed, lookahead) as cluster:
+    with running_cluster(config, believed, lookahead, backoff=backoff, fork_server=fork_server) as cluster:
         yield cluster
         full = [i for i in config.instances if i.kind is InstanceKind.FULL]
         tiers = [i for i in config.instances if i.kind is InstanceKind.HOST]

@@ -55,6 +55,8 @@ def sibling_sockets(listener: socket.socket, number: int) -> Iterator[list[socke
         others = [stack.enter_context(socket.socket(listener.family)) for _ in range(number)]
         for other in others:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            # As for the first: connections inherit it, so the next server may bind while they linger.
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             other.bind(listener.getsockname())
         yield others
 

@@ -78,7 +78,10 @@ class Output:
             message = f"{field}: the grammar allows no token after {self.num_tokens} of the answer"
             raise InvalidRequestError(message, param=field)
         if token.finish_reason is FinishReason.ERROR:
-            raise ClusterError(f"request {token.request_id} failed after {self.num_tokens} tokens")
+            raise ClusterError(
+                f"request {token.request_id} failed after {self.num_tokens} tokens: the model's logits are "
+                "not finite"
+            )
         self.num_tokens += 1
         if self._options.is_prompt_only:
             return Delta(self._choice, 0, "", token.token_id, 0, finish_reason=FinishReason.LENGTH)

@@ -1,0 +1,112 @@
+"""The files of docs/examples can be read, agree with each other, and give flags that `loong serve` takes."""
+
+import configparser
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from loong.launcher.cli import build_parser
+from loong.launcher.config_file import apply_config_file
+from loong.server.api.middleware import OPEN_PATHS
+
+FOLDER = Path(__file__).parents[2] / "docs" / "examples"
+CONFIG = FOLDER / "serve.yaml"
+PLACE = "/etc/loong/serve.yaml"  # of the config, where the server runs
+
+
+def flags_of(words: list[str], config: Path = CONFIG) -> dict[str, Any]:
+    """Return the flags that `loong serve` reads from these words, with the config of the example."""
+    words = ["serve", *(str(config) if word == PLACE else word for word in words)]
+    parser, commands = build_parser(["serve"])
+    apply_config_file(commands["serve"], words)
+    return vars(parser.parse_args(words))
+
+
+@pytest.fixture(scope="module")
+def service() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # as configparser documents it
+    parser.read_string((FOLDER / "loong.service").read_text())
+    return parser
+
+
+@pytest.fixture(scope="module")
+def container() -> dict[str, str]:
+    """Return the last argument of each instruction of the container file."""
+    text = (FOLDER / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line.partition(" ") for line in text.splitlines() if line and not line.startswith("#")]
+    return {instruction: argument.strip() for instruction, _, argument in lines}
+
+
+@pytest.fixture(scope="module")
+def resources() -> dict[str, dict[str, Any]]:
+    found = map(msgspec.yaml.decode, (FOLDER / "kubernetes.yaml").read_text().split("\n---\n"))
+    return {resource["kind"]: resource for resource in found}
+
+
+def test_the_config_is_one_of_loong_serve() -> None:
+    flags = flags_of(["--config", PLACE])
+    assert flags["num_instances"] == 2
+    assert flags["api_key"] == ["change-me"]
+
+
+def test_systemd_starts_a_server_and_waits_for_its_drain(service: configparser.ConfigParser) -> None:
+    command, name, *words = service["Service"]["ExecStart"].split()
+    assert (Path(command).name, name) == ("loong", "serve")
+    assert service["Service"].getint("TimeoutStopSec") > flags_of(words)["drain_timeout"]
+    assert service["Service"]["Restart"] == "on-failure"
+    assert set(service.sections()) == {"Unit", "Service", "Install"}
+
+
+def test_a_container_listens_beyond_the_loopback_on_the_port_that_it_exposes(
+    container: dict[str, str],
+) -> None:
+    command, name, *words = json.loads(container["ENTRYPOINT"])
+    flags = flags_of(words)
+    assert (command, name, flags["host"]) == ("loong", "serve", "0.0.0.0")
+    assert int(container["EXPOSE"]) == flags["port"]
+    assert re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", container["HEALTHCHECK"]) == [
+        (str(flags["port"]), "/health")
+    ]
+
+
+def test_kubernetes_runs_that_container_with_the_same_config(
+    resources: dict[str, dict[str, Any]], container: dict[str, str], tmp_path: Path
+) -> None:
+    template = resources["Deployment"]["spec"]["template"]
+    (server,) = template["spec"]["containers"]
+    config = tmp_path / "serve.yaml"
+    config.write_text(resources["Secret"]["stringData"][Path(PLACE).name])
+    assert msgspec.yaml.decode(config.read_text()) == msgspec.yaml.decode(CONFIG.read_text())
+    _, _, *words = json.loads(container["ENTRYPOINT"])
+    flags = flags_of([*words, *server["args"]], config)
+    assert [port["containerPort"] for port in server["ports"]] == [flags["port"]]
+    assert template["spec"]["terminationGracePeriodSeconds"] > flags["drain_timeout"]
+
+
+def test_kubernetes_names_only_what_there_is(resources: dict[str, dict[str, Any]]) -> None:
+    deployment, service = resources["Deployment"]["spec"], resources["Service"]["spec"]
+    template = deployment["template"]
+    (server,) = template["spec"]["containers"]
+    assert deployment["selector"]["matchLabels"] == template["metadata"]["labels"] == service["selector"]
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert {mount["name"] for mount in server["volumeMounts"]} == volumes.keys()
+    assert volumes["config"]["secret"]["secretName"] == resources["Secret"]["metadata"]["name"]
+    ports = {port["name"] for port in server["ports"]}
+    assert {port["targetPort"] for port in service["ports"]} <= ports
+
+
+@pytest.mark.parametrize("name", ["startupProbe", "readinessProbe", "livenessProbe"])
+def test_probes_need_no_key_and_liveness_bears_lost_instances(
+    resources: dict[str, dict[str, Any]], name: str
+) -> None:
+    (server,) = resources["Deployment"]["spec"]["template"]["spec"]["containers"]
+    probe = server[name]
+    assert probe["httpGet"]["path"] in OPEN_PATHS
+    assert probe["httpGet"]["port"] in {port["name"] for port in server["ports"]}
+    patience = probe["periodSeconds"] * probe["failureThreshold"]
+    assert patience >= {"startupProbe": 600, "readinessProbe": 0, "livenessProbe": 60}[name]
