@@ -29,6 +29,7 @@ from loong.core.instructions import (
     RunScoredBatch,
     StopLease,
 )
+from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, LeaseExtension
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import RunningBatch, Snapshot
