@@ -27,6 +27,7 @@ from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.ablations import ABLATIONS
 from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.infinite.policy import plan_infinite
 from loong.scheduler.paper.policy import plan_esp_paper
 from loong.scheduler.served.policy import plan_esp_served
 from loong.scheduler.tuning import MAX_LOSSES
@@ -80,6 +81,7 @@ POLICIES: dict[str, PolicyKind] = {
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
     "esp-served": PolicyKind(plan_esp_served, needs_service=True),
+    "infinite": PolicyKind(plan_infinite, needs_service=True),
     "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{

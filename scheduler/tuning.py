@@ -1,4 +1,4 @@
-"""The constants of the policies `esp` and `esp-served`: neither an operator's choices nor measured times.
+"""The constants of `esp`, `esp-served` and `infinite`: neither an operator's choices nor measured times.
 
 `PolicyConfig` has the operator's choices, and the cost model the times of a machine. Shares are fractions of
 the whole that their line names.
@@ -45,6 +45,9 @@ MIN_LIVE_SHARE = 0.75  # of a lease's requests that still run when it is extende
 MAX_PLANNING_SHARE = 0.3  # of the engine's time for planning when all instances decode
 LEASE_START_SHARE = 0.2  # of a lease and the prompts after it, for sending its decodes
 MAX_BATCHING_WAIT = 0.1  # of the TTFT target that short prompts wait to be batched
+
+# Lent room
+LENT_BLOCK = 16  # tokens of KV that move at least, and in multiples, so that their messages are worth it
 
 # Failures
 MAX_LOSSES = 3  # instances lost while they computed a request, since its last token; then the request fails

@@ -15,6 +15,7 @@ POLICY_WORDS = {
     "disaggregated": "half of the instances prefill, half decode, and KV moves between",
     "esp-disaggregated": "esp's order and chunks, prefill and decode on fixed parts, and KV moves between",
     "esp-served": "esp's order, few instances decode and read KV where it is, or all do both",
+    "infinite": "every instance works alone, and those with room keep KV of the others",
     "vllm-m": "every instance works alone, new requests go where most memory is free",
     "vllm-s": "one instance of all devices, as vLLM on one host",
     "esp-fcfs": "esp, but first come, first served",

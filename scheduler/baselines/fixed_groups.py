@@ -78,10 +78,13 @@ class FixedGroup:
         their future KV. The start of the others is open, so they count with all their final KV.
         """
         num_more = view.num_final_tokens
-        if self.num_promised + num_more <= self.capacity:
-            return True
-        future = FutureKV.of(Lengths.of(self.decoding))
-        return future.peak + self.num_reserved + num_more <= self.capacity
+        return self.num_promised + num_more <= self.capacity or num_more <= self.num_unpromised
+
+    @property
+    def num_unpromised(self) -> int:
+        """Return the slots that its requests never need; below 0 if they need more than there are."""
+        peak = FutureKV.of(Lengths.of(self.decoding)).peak
+        return self.capacity - min(self.num_promised, peak + self.num_reserved)
 
 
 Load: TypeAlias = Callable[[FixedGroup], int]

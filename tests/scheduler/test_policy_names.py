@@ -21,6 +21,7 @@ COMPARED = {
     "esp-disaggregated",
     "esp-paper",
     "esp-served",
+    "infinite",
     "replicas",
     "static-sp",
     "tp",

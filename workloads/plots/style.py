@@ -49,6 +49,7 @@ POLICY_STYLES = {
     "chunked-replicas": LineStyle(BROWN, "-", "<"),
     "disaggregated": LineStyle(SKY, "-", ">"),
     "tp": LineStyle(GRAY, "-", "P"),
+    "infinite": LineStyle(SKY, ":", "s"),
     "vllm-m": LineStyle(GREEN, "--", "<"),
     "vllm-s": LineStyle(GRAY, "--", ">"),
     "esp-disaggregated": LineStyle(SKY, "--", ">"),
