@@ -19,10 +19,10 @@ class Refused:
 def admit(waiting: Iterable[RequestView], homes: Mapping[InstanceId, Home], max_tokens: int) -> Refused:
     """Give `waiting` requests homes, in their order.
 
-    A home has room until the end of the request; of several, the one with least memory in use is taken. If
-    there is none, the one with least in use takes no later request either, so that it has room at last. A
-    request that fits no instance needs the room of several; until it finds that, no later one begins. A home
-    takes no more once `max_tokens` of prompts join there.
+    A request takes the home with least memory in use. If that has no room until the end of the request, it
+    takes no later one either, so that it has room at last. A request that fits no instance needs the room
+    of several; until it finds that, no later one begins. A home takes no more once `max_tokens` of prompts
+    join there.
     """
     open_homes, most = list(homes.values()), max((home.pool for home in homes.values()), default=0)
     views, first = list[RequestView](), list[tuple[Home, RequestView]]()
@@ -36,14 +36,14 @@ def admit(waiting: Iterable[RequestView], homes: Mapping[InstanceId, Home], max_
                 home.num_open += view.num_final_tokens
                 open_homes.remove(home)
         elif able := [home for home in open_homes if home.pool >= view.num_final_tokens]:
-            roomy = [home for home in able if _has_room(home, view, homes)]
-            home = min(roomy or able, key=lambda home: (home.num_in_use, home.instance_id))
-            if roomy:
+            home = min(able, key=lambda home: (home.num_in_use, home.instance_id))
+            has_room = _has_room(home, view, homes)
+            if has_room:
                 home.group.join(view)
             else:
                 views.append(view)
                 first.append((home, view))
-            if not roomy or home.group.num_joining_tokens >= max_tokens:
+            if not has_room or home.group.num_joining_tokens >= max_tokens:
                 open_homes.remove(home)
         if not open_homes:
             break

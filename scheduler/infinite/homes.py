@@ -6,15 +6,21 @@ KV on other instances is lent room. It stays there until the request ends or the
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from operator import attrgetter
+from typing import TypeAlias
 
-from loong.core.placement import InstanceId, tokens_by_instance
+from loong.core.placement import InstanceId, KVSegment, OwnerId, tokens_by_instance
 from loong.core.plan import BatchPlan
+from loong.core.positions import cut
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.baselines.fixed_groups import FixedGroup
 from loong.scheduler.common.leases import arrival_order
 from loong.scheduler.common.planning_view import PlanningView
+
+Share: TypeAlias = tuple[InstanceId, int]
+"""A number of tokens of KV on an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,8 @@ class Home:
     `group` has those that end within its room, by their KV there alone; its capacity is without the KV of
     all others. `spread` are the others that are at rest: their next KV goes wherever nobody needs the room.
     All of these need `num_open` more slots. `num_ended` slots are those of requests that have ended, and free
-    once their batches end. `residents` are all requests at home that have not ended, and `hosted` those at
-    home elsewhere that have KV here.
+    once their batches end, and `num_departing` those of KV that is moving away. `residents` are all
+    requests at home that have not ended, and `hosted` those at home elsewhere that have KV here.
     """
 
     instance_id: InstanceId
@@ -57,6 +63,7 @@ class Home:
     spread: list[RequestView]
     num_open: int
     num_ended: int
+    num_departing: int
     residents: Sequence[Holding]
     hosted: list[Holding] = field(default_factory=list)
 
@@ -72,8 +79,8 @@ class Home:
 
     @property
     def num_in_use(self) -> int:
-        """Return the slots in use once the requests that join now are computed."""
-        return self.pool - self.num_free + self.group.num_joining_tokens
+        """Return the slots in use once the requests that join now are computed, and KV has moved."""
+        return self.pool - self.num_free - self.num_ended - self.num_departing + self.group.num_joining_tokens
 
     @property
     def num_free_at_boundary(self) -> int:
@@ -132,13 +139,27 @@ def num_unpromised(homes: Iterable[Home]) -> int:
     return sum(home.group.num_unpromised - home.num_open for home in homes)
 
 
+def filled(num_tokens: int, rooms: Mapping[InstanceId, int]) -> Iterator[Share]:
+    """Yield the instances that take `num_tokens`, or as many as have room, one filled after the other."""
+    for instance_id, num_room in rooms.items():
+        if num_taken := min(num_room, num_tokens):
+            yield instance_id, num_taken
+        num_tokens -= num_taken
+
+
+def dealt_out(owner_id: OwnerId, ranges: Sequence[range], shares: Sequence[Share]) -> Iterator[KVSegment]:
+    """Yield the segments of the lowest positions of ascending `ranges`, for each share in turn."""
+    bounds = accumulate((num_tokens for _, num_tokens in shares), initial=0)
+    for (instance_id, _), pieces in zip(shares, cut(ranges, bounds), strict=True):
+        for positions in pieces:
+            yield KVSegment(owner_id, positions, instance_id)
+
+
 def _holdings(snapshot: Snapshot, full: Mapping[InstanceId, int]) -> Iterator[Holding]:
     moving: dict[RequestId, Counter[InstanceId]] = {}
     for migration in snapshot.migrations:
-        counts, num_tokens = (
-            moving.setdefault(migration.segment.owner_id, Counter()),
-            len(migration.segment.positions),
-        )
+        counts = moving.setdefault(migration.segment.owner_id, Counter())
+        num_tokens = len(migration.segment.positions)
         counts[migration.segment.instance_id] -= num_tokens
         counts[migration.destination_id] += num_tokens
     for view in sorted(snapshot.running, key=arrival_order):
@@ -173,7 +194,7 @@ def _home(
         group = _group(instance_id, staying, num_free, num_ended + num_departing, batches)
     at_rest = sorted((h.view for h in spread if h.view.is_plannable), key=arrival_order)
     num_open = sum(map(attrgetter("num_to_come"), spread))
-    return Home(instance_id, pool, group, at_rest, num_open, num_ended, residents)
+    return Home(instance_id, pool, group, at_rest, num_open, num_ended, num_departing, residents)
 
 
 def _group(

@@ -6,6 +6,7 @@ is slower by what it serves. Both are predicted, and KV moves only if the two pr
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import attrgetter
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import StepWork, WorkCount
@@ -15,7 +16,7 @@ from loong.core.plan import KVMigration
 from loong.core.positions import first_of
 from loong.core.request import RequestId, RequestView
 from loong.scheduler.infinite.admission import Refused
-from loong.scheduler.infinite.homes import Home, num_unpromised
+from loong.scheduler.infinite.homes import Home, dealt_out, filled, num_unpromised
 from loong.scheduler.tuning import LENT_BLOCK
 
 Moves = tuple[KVMigration, ...]
@@ -62,16 +63,20 @@ class Lending:
         for holding in sorted(creditor.hosted, key=lambda h: -h.held[creditor.instance_id]):
             if not self._is_movable(holding.view):
                 continue
-            others = [home for home in self._creditors() if home.instance_id != holding.home_id]
-            segments = holding.view.placement.on(creditor.instance_id)
-            for instance_id in (holding.home_id, *(home.instance_id for home in others)):
-                num_moved = min(rooms.get(instance_id, 0), num_lacking, sum(map(len, segments)))
-                if num_moved > 0:
-                    moving = list(_oldest(holding.view, segments, creditor.instance_id, num_moved))
-                    moves += [KVMigration(segment, instance_id) for segment in moving]
-                    rooms[instance_id] -= num_moved
-                    num_lacking -= num_moved
-                    break
+            ranges = sorted(holding.view.placement.on(creditor.instance_id), key=attrgetter("start"))
+            others = [home.instance_id for home in self._creditors()]
+            preferred = dict.fromkeys((holding.home_id, *others))
+            shares = list(
+                filled(
+                    min(num_lacking, sum(map(len, ranges))), {i: rooms[i] for i in preferred if i in rooms}
+                )
+            )
+            for segment in dealt_out(holding.view.request_id, ranges, shares):
+                source = segment._replace(instance_id=creditor.instance_id)
+                moves.append(KVMigration(source, segment.instance_id))
+            for instance_id, num_tokens in shares:
+                rooms[instance_id] -= num_tokens
+                num_lacking -= num_tokens
         return tuple(moves) if num_lacking <= 0 else ()
 
     def _borrow(self, debtor: Home, view: RequestView) -> Moves:

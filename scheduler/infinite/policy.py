@@ -76,9 +76,11 @@ def _lease_ends(home: Home, snapshot: Snapshot) -> Sequence[LeaseEnd]:
 
 
 def _latest(homes: Mapping[InstanceId, Home]) -> Sequence[RequestView]:
-    """Return the last to come of the requests with KV, unless it is the only one, which has room."""
+    """Return the last to come of the requests with KV. One alone has room, and moves make some."""
     holders = [h.view for home in homes.values() for h in home.residents]
-    return [max(holders, key=arrival_order)] if len(holders) > 1 else ()
+    if len(holders) < 2 or any(view.is_migrating for view in holders):
+        return ()
+    return [max(holders, key=arrival_order)]
 
 
 def _decisions(moves: Sequence[KVMigration], victims: Sequence[RequestView]) -> Iterator[Decision]:

@@ -1,16 +1,14 @@
 """The next batch of a home: prompts alone, or a lease of decodes, which may read KV on other instances."""
 
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.placement import InstanceId, KVSegment
+from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
-from loong.core.positions import cut
 from loong.core.request import RequestView
 from loong.scheduler.common.leases import plan_lease, timed_batch
 from loong.scheduler.common.striping import RequestPart, next_positions, whole_part
-from loong.scheduler.infinite.homes import Home
+from loong.scheduler.infinite.homes import Home, dealt_out, filled
 
 
 def prompt_step(
@@ -76,20 +74,6 @@ def _spread_chunk(view: RequestView, home: Home, homes: Mapping[InstanceId, Home
     num_tokens = min(view.num_uncomputed_tokens, home.num_free, num_room + sum(rooms.values()))
     num_to_come = view.num_final_tokens - view.num_computed_tokens
     num_pushed = max(0, min(num_to_come - num_room, num_tokens - 1, sum(rooms.values())))
-    shares = (*_filled(num_pushed, rooms), (home.instance_id, num_tokens - num_pushed))
-    bounds = accumulate((count for _, count in shares), initial=0)
-    pieces = cut(next_positions(view, num_tokens), bounds)
-    writes = tuple(
-        KVSegment(view.request_id, positions, instance_id)
-        for (instance_id, _), part in zip(shares, pieces, strict=True)
-        for positions in part
-    )
+    shares = (*filled(num_pushed, rooms), (home.instance_id, num_tokens - num_pushed))
+    writes = tuple(dealt_out(view.request_id, next_positions(view, num_tokens), shares))
     return RequestPart(whole_part(view, num_tokens, home.instance_id).queries, writes)
-
-
-def _filled(num_tokens: int, rooms: Mapping[InstanceId, int]) -> Iterator[tuple[InstanceId, int]]:
-    """Yield the instances that take `num_tokens`, one filled after the other."""
-    for instance_id, num_room in rooms.items():
-        if num_taken := min(num_room, num_tokens):
-            yield instance_id, num_taken
-        num_tokens -= num_taken

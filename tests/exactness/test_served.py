@@ -215,6 +215,19 @@ def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     assert_true(any_cluster.lines, any_cluster.history)
 
 
+def test_prompts_that_push_kv_to_instances_that_lend_room_give_exact_tokens(
+    cluster: Cluster, folder: Path
+) -> None:
+    requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (230, *LENGTHS)]
+    outputs = cluster.run(requests, make_policy("infinite", PolicyConfig(lease_steps=4)))
+    assert_exact(folder, requests, outputs)
+    runs = [item for item in cluster.log if isinstance(item, RunBatch)]
+    assert all(run.plan.group.dop == 1 for run in runs)
+    assert any(run.plan.pushes for run in runs)
+    assert any(run.holder_ids and run.plan.num_steps > 1 for run in runs)
+    assert_true(cluster.lines, cluster.history)
+
+
 @pytest.mark.parametrize("destination", [1, 2])
 def test_kv_migrates_under_the_lease_that_reads_it(cluster: Cluster, folder: Path, destination: int) -> None:
     """KV on instance 0 goes to the master itself, or to another holder that the next lease reads."""

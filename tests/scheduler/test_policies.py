@@ -126,7 +126,7 @@ def test_no_lease_ends_for_a_request_that_ends_if_its_room_helps_nobody(
     assert not any(plan.lease_ends for _, plan in run.plans)
 
 
-@pytest.mark.parametrize("name", ["esp", "esp-paper", "static-sp"])
+@pytest.mark.parametrize("name", ["esp", "esp-paper", "infinite", "static-sp"])
 def test_a_prompt_longer_than_one_pool_is_spread(name: str) -> None:
     requests = [timed_request(0, 350, 51), timed_request(1, 30, 20, 0.01), timed_request(2, 300, 100, 0.02)]
     run = simulate(name, [100, 100, 100, 100], requests)

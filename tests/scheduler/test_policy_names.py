@@ -93,7 +93,7 @@ def test_some_instances_are_left_for_prompts() -> None:
 
 def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:
     instances = (*instances_with([100, 300]), ElasticInstance(2, 1, InstanceKind.HOST, 1000))
-    for name in ("esp", "esp-paper", "static-sp"):
+    for name in ("esp", "esp-paper", "infinite", "static-sp"):
         assert admissible_tokens(name, instances) == 400
     for name in ("replicas", "chunked-replicas"):
         assert admissible_tokens(name, instances) == 300
