@@ -43,6 +43,8 @@ class Holding:
     def local(self) -> RequestView:
         """Return the view of a request that is shorter by the KV on other instances."""
         num_lent = self.held.total() - self.held[self.home_id]
+        if not num_lent:
+            return self.view
         return replace(self.view, num_prompt_tokens=self.view.num_prompt_tokens - num_lent)
 
 

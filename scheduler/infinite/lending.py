@@ -7,6 +7,7 @@ is slower by what it serves. Both are predicted, and KV moves only if the two pr
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import StepWork, WorkCount
@@ -19,7 +20,7 @@ from loong.scheduler.infinite.admission import Refused
 from loong.scheduler.infinite.homes import Home, dealt_out, filled, num_unpromised
 from loong.scheduler.tuning import LENT_BLOCK
 
-Moves = tuple[KVMigration, ...]
+Moves: TypeAlias = tuple[KVMigration, ...]
 
 
 @dataclass(slots=True)
