@@ -57,7 +57,7 @@ class Lending:
     def _reclaim(self, creditor: Home, view: RequestView) -> Moves:
         """Return moves of KV that a creditor keeps for others, to their homes or to other creditors.
 
-        None if they would not make enough room.
+        Nothing moves if that would not make enough room.
         """
         num_lacking, moves = view.num_final_tokens - creditor.group.num_unpromised, list[KVMigration]()
         rooms = {i: home.num_room for i, home in self.homes.items() if not self._is_short(home)}
@@ -83,7 +83,7 @@ class Lending:
     def _borrow(self, debtor: Home, view: RequestView) -> Moves:
         """Return moves of the oldest KV of its longest requests, as long as each gains.
 
-        None if they would not make enough room.
+        Nothing moves if that would not make enough room.
         """
         loan = _Loan(debtor, self.cost_model, self.refused.views)
         creditors = [home for home in self._creditors() if home is not debtor]
