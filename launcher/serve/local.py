@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory, gettempdir
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
+from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id, spread_over_hosts
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
@@ -70,22 +70,33 @@ class ClusterConfig:
     @property
     def host_ids(self) -> tuple[int, ...]:
         """Return the host of each instance."""
-        return tuple(i * self.num_hosts // self.num_instances for i in range(self.num_instances))
+        return spread_over_hosts(self.num_instances, self.num_hosts)
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
         """Return the instances, and their host tiers if there are any, all empty."""
         full = [
-            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=self.device == "cpu")
-            for i in range(self.num_instances)
-        ]
-        hosts = [
             ElasticInstance(
-                host_tier_id(i, self.num_instances), self.tp_size, InstanceKind.HOST, self.host_kv_capacity
+                i,
+                self.tp_size,
+                InstanceKind.FULL,
+                self.kv_capacity,
+                serves=self.device == "cpu",
+                host_id=host_id,
             )
-            for i in range(self.num_instances)
+            for i, host_id in enumerate(self.host_ids)
         ]
-        return (*full, *(hosts if self.host_kv_capacity else ()))
+        tiers = [
+            ElasticInstance(
+                host_tier_id(i, self.num_instances),
+                self.tp_size,
+                InstanceKind.HOST,
+                self.host_kv_capacity,
+                host_id=host_id,
+            )
+            for i, host_id in enumerate(self.host_ids)
+        ]
+        return (*full, *(tiers if self.host_kv_capacity else ()))
 
 
 @asynccontextmanager

@@ -292,6 +292,7 @@ def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostMode
         config.device,
         num_instances=cluster.num_instances,
         tp_size=cluster.tp_size,
+        host_ids=cluster.host_ids,
         greatest={
             "dop": cluster.num_instances,
             "num_tokens": config.policy.max_num_batched_tokens,

@@ -22,7 +22,8 @@ class ElasticInstance:
 
     `kv_used` counts tokens, reserved ones included: at most `kv_capacity`. `batch_id` is the running
     batch of whose group it is a member, None when idle. An instance that `serves` attends queries of other
-    groups' batches over its KV, also while it runs a batch of its own.
+    groups' batches over its KV, also while it runs a batch of its own. Instances with one `host_id` are on
+    one machine.
     """
 
     instance_id: InstanceId
@@ -32,6 +33,7 @@ class ElasticInstance:
     kv_used: int = 0
     batch_id: int | None = None
     serves: bool = True
+    host_id: int = 0
 
     @property
     def kv_free(self) -> int:
@@ -41,19 +43,38 @@ class ElasticInstance:
     def using(self, kv_used: int) -> "ElasticInstance":
         """Return the same instance with `kv_used` tokens in its pool."""
         return ElasticInstance(
-            self.instance_id, self.tp_size, self.kind, self.kv_capacity, kv_used, self.batch_id, self.serves
+            self.instance_id,
+            self.tp_size,
+            self.kind,
+            self.kv_capacity,
+            kv_used,
+            self.batch_id,
+            self.serves,
+            self.host_id,
         )
 
     def running(self, batch_id: int | None) -> "ElasticInstance":
         """Return the same instance with this batch, or none."""
         return ElasticInstance(
-            self.instance_id, self.tp_size, self.kind, self.kv_capacity, self.kv_used, batch_id, self.serves
+            self.instance_id,
+            self.tp_size,
+            self.kind,
+            self.kv_capacity,
+            self.kv_used,
+            batch_id,
+            self.serves,
+            self.host_id,
         )
 
     @property
     def is_idle(self) -> bool:
         """Return whether it can be a member of a batch now, however many batches it serves."""
         return self.batch_id is None and self.kind is not InstanceKind.HOST
+
+
+def spread_over_hosts(num_instances: int, num_hosts: int) -> tuple[int, ...]:
+    """Return the host of each instance: neighbors are on the same host, and hosts have equally many."""
+    return tuple(i * num_hosts // num_instances for i in range(num_instances))
 
 
 def host_tier_id(instance_id: InstanceId, num_instances: int) -> InstanceId:

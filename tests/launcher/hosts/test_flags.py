@@ -40,14 +40,3 @@ def test_a_missing_ray_is_named_with_how_to_install_it(tmp_path: Path) -> None:
 def test_more_hosts_than_instances_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^--num-hosts is 3, but --num-instances is 2$"):
         ClusterConfig("some-model", num_instances=2, num_hosts=3)
-
-
-@pytest.mark.parametrize(
-    ("num_instances", "num_hosts", "host_ids"),
-    [(4, 1, (0, 0, 0, 0)), (4, 2, (0, 0, 1, 1)), (5, 2, (0, 0, 0, 1, 1)), (3, 3, (0, 1, 2))],
-)
-def test_instances_are_spread_evenly_and_neighbors_share_a_host(
-    num_instances: int, num_hosts: int, host_ids: tuple[int, ...]
-) -> None:
-    config = ClusterConfig("some-model", num_instances=num_instances, num_hosts=num_hosts)
-    assert config.host_ids == host_ids
