@@ -67,6 +67,8 @@ def _serve(args: argparse.Namespace) -> int:
     if args.model is None and (paths := [name for name in args.served_model_name if "/" in name]):
         raise ConfigError(f"--served-model-name took {paths[-1]} for a name; write MODEL before the flag")
     logger.info("%s", reported_choices(args.chosen))
+    if args.allow_fault_injection:
+        logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
     from loong.server.api.listen import bound_socket  # `--help` can do without it
 
     with bound_socket(args.host, args.port) as listener:  # before what takes seconds

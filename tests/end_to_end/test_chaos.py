@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import served
+from served import HASTY_HEARTBEAT, served
 
+from loong.executor.heartbeats import MAX_MISSED
 from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import main
 
+MAX_SILENCE = MAX_MISSED * HASTY_HEARTBEAT  # seconds
 LOAD = ("--num-prompts", "4", "--longest-prompt", "64", "--longest-output", "32", "--request-rate", "3")
 
 
@@ -41,6 +43,21 @@ def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) ->
         interrupted = json.loads(output.splitlines()[-1])
         assert interrupted["is_interrupted"]
         assert interrupted["faults"]
+
+
+def test_no_token_is_lost_or_changed_while_a_worker_is_stopped_for_too_long(tmp_path: Path) -> None:
+    pause = ("--pause", "1/6s", "--pause-time", f"{3 * MAX_SILENCE}s", "--duration", "6s")
+    with (
+        served(tmp_path, "--num-instances", "3", "--allow-fault-injection", is_hasty=True) as server,
+        chaos(server.url, *pause) as run,
+    ):
+        output, errors = run.communicate(timeout=300)
+        assert run.returncode == 0, output + errors + server.log
+        report = json.loads(output.splitlines()[-1])
+        assert [fault["kind"] for fault in report["faults"]] == ["pause"]
+        assert report["num_complete_requests"] == report["num_requests"]
+        assert report["num_instance_losses"] > 0
+        assert f"was lost: it was silent for {MAX_SILENCE:g} s" in server.log
 
 
 def test_a_server_that_allows_no_faults_is_named_with_its_flag(
