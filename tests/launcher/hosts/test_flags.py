@@ -40,3 +40,9 @@ def test_a_missing_ray_is_named_with_how_to_install_it(tmp_path: Path) -> None:
 def test_more_hosts_than_instances_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^--num-hosts is 3, but --num-instances is 2$"):
         ClusterConfig("some-model", num_instances=2, num_hosts=3)
+
+
+def test_instances_that_are_added_take_hosts_in_turn() -> None:
+    config = ClusterConfig("some-model", num_instances=4, num_hosts=2, max_instances=7)
+    assert config.host_ids == (0, 0, 1, 1, 0, 1, 0)
+    assert [instance.host_id for instance in config.instances] == [0, 0, 1, 1]
