@@ -78,8 +78,6 @@ class ClusterConfig:
             raise ConfigError(
                 "--max-instances needs --device cpu: fabrics of GPUs keep the memory of their peers mapped"
             )
-        if self.world_size > self.num_instances and self.num_hosts > 1:
-            raise ConfigError(f"--max-instances needs one host, but there are {self.num_hosts}")
 
     @property
     def world_size(self) -> int:
