@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from loong.launcher.serve.local import ClusterConfig
     from loong.model.config import ModelConfig
 
+ADMIN_KEY_VARIABLE = "LOONG_ADMIN_API_KEY"  # of `loong serve` and `loong scale`
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenCluster:
@@ -144,6 +146,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             dtype=dtype,
             seed=args.seed,
             num_instances=args.num_instances,
+            max_instances=getattr(args, "max_instances", None),
             tp_size=args.tensor_parallel_size,
             kv_capacity=kv_capacity,
             start_timeout=start_timeout,
@@ -163,7 +166,8 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
     from loong.launcher.serve.memory import fit_gpu_kv_capacity, fit_kv_capacity
 
     if args.device == "cpu":
-        return "cpu", fit_kv_capacity(config, args.num_instances, args.kv_cache_tokens)
+        most = getattr(args, "max_instances", None) or args.num_instances
+        return "cpu", fit_kv_capacity(config, max(most, args.num_instances), args.kv_cache_tokens)
     gpus = host_gpus()
     check_torch()
     device = cost_device(gpus[0])

@@ -21,6 +21,7 @@ from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one
 from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.common.batching_program import warm_up
 from loong.scheduler.common.cluster_parts import groups_of
+from loong.scheduler.common.draining import Draining
 from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.ablations import ABLATIONS
@@ -121,20 +122,34 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     """Return the policy called `name`. Raises `ConfigError` if there is none.
 
     After a loss, it first fails requests that the remaining instances can never finish. It does not preempt a
-    request on instances whose batch is ending, but waits for the KV that the batch frees.
+    request on instances whose batch is ending, but waits for the KV that the batch frees. It empties draining
+    instances, and plans as if these were not there.
     """
     kind = policy_kind(name)
     kind.prepare()
 
-    def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        plan = fail_stranded(snapshot, kind, config)
-        if plan is None and not snapshot.pools:
-            plan = IterationPlan()
-        if plan is None:
-            plan = kind.plan(without_oversized(snapshot, kind, config), cost_model, config)
+    def policy_of_others(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        if not snapshot.pools:
+            return IterationPlan()
+        plan = kind.plan(without_oversized(snapshot, kind, config), cost_model, config)
         if snapshot.ending and plan.preemptions:
             plan = _sparing(plan, snapshot)
         return extending(plan, snapshot, config.lease_steps)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        if (failing := fail_stranded(snapshot, kind, config)) is not None:
+            return failing
+        if (draining := Draining.of(snapshot)) is None:
+            return policy_of_others(snapshot, cost_model)
+        emptying = draining.plan()
+        plan = policy_of_others(draining.hidden(emptying), cost_model)
+        return replace(
+            plan,
+            migrations=emptying.migrations + plan.migrations,
+            preemptions=emptying.preemptions + plan.preemptions,
+            lease_ends=emptying.lease_ends + plan.lease_ends,
+            decisions=emptying.decisions + plan.decisions,
+        )
 
     return policy
 

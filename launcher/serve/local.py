@@ -35,7 +35,8 @@ class ClusterConfig:
     On `device` cuda, the ranks of instances take the GPUs of the host in turn, and `fabric`, one of FABRICS,
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
     On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
-    Each worker sends a heartbeat every `heartbeat` seconds.
+    Each worker sends a heartbeat every `heartbeat` seconds. While the cluster serves, it may grow to
+    `max_instances` (None: not at all).
     """
 
     model: str
@@ -43,6 +44,7 @@ class ClusterConfig:
     dtype: str | None = None
     seed: int = 0
     num_instances: int = 4
+    max_instances: int | None = None
     tp_size: int = 1
     kv_capacity: int = 16384
     host_kv_capacity: int = 0
@@ -60,19 +62,36 @@ class ClusterConfig:
         for name in ("num_instances", "tp_size", "kv_capacity"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {value}")
+        if self.max_instances is not None and self.max_instances < self.num_instances:
+            raise ConfigError(
+                f"--max-instances is {self.max_instances}, but --num-instances is {self.num_instances}"
+            )
+        if self.world_size > self.num_instances and self.device != "cpu":
+            raise ConfigError(
+                "--max-instances needs --device cpu: fabrics of GPUs keep the memory of their peers mapped"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Return the most instances that there can be: ids and shared memory have room for them."""
+        return self.num_instances if self.max_instances is None else self.max_instances
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
-        """Return the instances, and their host tiers if there are any, all empty."""
+        """Return the first instances, and their host tiers if there are any, all empty."""
+        return self.first(self.num_instances)
+
+    def first(self, num_instances: int) -> tuple[ElasticInstance, ...]:
+        """Return the instances of the lowest ids, and their host tiers if there are any, all empty."""
         full = [
             ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=self.device == "cpu")
-            for i in range(self.num_instances)
+            for i in range(num_instances)
         ]
         hosts = [
             ElasticInstance(
-                host_tier_id(i, self.num_instances), self.tp_size, InstanceKind.HOST, self.host_kv_capacity
+                host_tier_id(i, self.world_size), self.tp_size, InstanceKind.HOST, self.host_kv_capacity
             )
-            for i in range(self.num_instances)
+            for i in range(num_instances)
         ]
         return (*full, *(hosts if self.host_kv_capacity else ()))
 
@@ -89,7 +108,7 @@ async def local_workers(
 
     The executor predicts the ends of batches with a margin of `lookahead`, or never (None).
     `fork_server` is a `worker_fork_server` (None: one for these workers). With `backoff`, an instance that
-    is lost from then on is started again.
+    is lost from then on is started again, and instances can be added and removed.
 
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
@@ -99,11 +118,17 @@ async def local_workers(
         _check_socket_path(Path(directory))
         if fork_server is None:
             fork_server = stack.enter_context(closing(worker_fork_server()))
-        endpoints = _endpoints(config, Path(directory))
+        everywhere = _commands(config, Path(directory))
+        endpoints = Endpoints(
+            reports=f"ipc://{directory}/reports",
+            commands={w: where for w, where in everywhere.items() if w[0] < config.num_instances},
+            num_instances=config.world_size,
+        )
         workers = WorkerProcesses(
             fork_server,
             partial(_worker_config, config, endpoints.reports, Path(directory)),
-            config.instances,
+            everywhere,
+            config.first(config.world_size),
             backoff or Backoff(),
         )
         restarts = None if backoff is None else workers.restarts
@@ -153,13 +178,10 @@ def _check_socket_path(directory: Path) -> None:
         )
 
 
-def _endpoints(config: ClusterConfig, directory: Path) -> Endpoints:
-    workers = [(i, rank) for i in range(config.num_instances) for rank in range(config.tp_size)]
-    return Endpoints(
-        reports=f"ipc://{directory}/reports",
-        commands={(i, rank): f"ipc://{directory}/worker-{i}-{rank}" for i, rank in workers},
-        num_instances=config.num_instances,
-    )
+def _commands(config: ClusterConfig, directory: Path) -> dict[WorkerId, str]:
+    """Return the first endpoints of all workers that there can be."""
+    workers = [(i, rank) for i in range(config.world_size) for rank in range(config.tp_size)]
+    return {(i, rank): f"ipc://{directory}/worker-{i}-{rank}" for i, rank in workers}
 
 
 def _worker_config(
@@ -169,7 +191,7 @@ def _worker_config(
     return WorkerConfig(
         instance_id=instance_id,
         tp_rank=tp_rank,
-        num_instances=config.num_instances,
+        num_instances=config.world_size,
         tp_size=config.tp_size,
         model=config.model,
         load_format=config.load_format,
@@ -189,4 +211,5 @@ def _worker_config(
         graph_limits=config.graph_limits,
         tokenizer_folder=config.tokenizer_folder,
         log_format=config.log_format,
+        is_late=config.world_size > config.num_instances,
     )

@@ -8,6 +8,8 @@ import zmq
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.wire import MAX_FRAME_BYTES, Command, address, encode
 
+LINGER_MS = 1000  # for queued messages to leave a socket that is closed
+
 
 class WorkerSockets:
     """One socket for each worker's commands, and one for all reports."""
@@ -23,18 +25,18 @@ class WorkerSockets:
     def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.connect(address(endpoint))
         return socket
 
     def add(self, commands: Mapping[WorkerId, str]) -> None:
-        """Connect to workers that were started again, by the endpoints of their commands."""
+        """Connect to workers that were started later, by the endpoints of their commands."""
         self._commands.update({worker_id: self._connect(where) for worker_id, where in commands.items()})
 
-    def drop(self, workers: Iterable[WorkerId]) -> None:
-        """Close the sockets of lost workers, with all that is queued for them."""
+    def drop(self, workers: Iterable[WorkerId], linger_ms: int = 0) -> None:
+        """Close the sockets of workers that are gone. What is queued for them has this time to leave."""
         for worker_id in workers:
-            self._commands.pop(worker_id).close(linger=0)
+            self._commands.pop(worker_id).close(linger_ms)
 
     def send(self, workers: Iterable[WorkerId], command: Command) -> None:
         """Queue a command for each of these workers."""

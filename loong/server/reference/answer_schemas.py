@@ -253,7 +253,7 @@ class HealthStatus(Answer):
     """degraded: some instances do not serve."""
     message: str = ""
     """The reason why it is degraded."""
-    instances: dict[str, Literal["restarting", "silent"]] = {}
+    instances: dict[str, Literal["restarting", "silent", "quarantined"]] = {}
     """The instances that do not serve, and why."""
 
 
@@ -281,6 +281,28 @@ class TraceFile(Answer):
     """The path of a trace on the server."""
 
     trace: str
+
+
+class Instance(Answer):
+    """An instance, and the tokens of KV that it holds and can hold."""
+
+    id: int
+    state: Literal["serving", "draining", "starting", "lost"]
+    """draining: takes nothing new, and leaves once it is empty. lost: is started again."""
+    kv_used: int
+    kv_capacity: int
+
+
+class Instances(Answer):
+    """The instances of a server."""
+
+    num_instances: int
+    """The number that is asked for: that of `loong serve`, or of the last change."""
+    max_instances: int
+    """The most that there can be."""
+    is_done: bool
+    """Whether exactly these serve."""
+    instances: list[Instance]
 
 
 class InjectedFault(Answer):
