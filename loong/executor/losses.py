@@ -81,6 +81,9 @@ class Losses:
         if instance_id in self._declared:
             return
         self._declared.add(instance_id)
+        if self._timer is not None:  # reports that come later wait in full for the end of a process
+            self._timer.cancel()
+            self._timer = None
         self._about_peers = {
             worker_id: report
             for worker_id, report in self._about_peers.items()

@@ -1,6 +1,7 @@
 """The worker that is named, of those that fail together."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -84,3 +85,25 @@ async def test_if_nobody_ends_it_is_one_that_others_blame_and_that_blames_nobody
     await declared.first.wait()
     assert declared.all[0] == expected
     assert {instance_id for instance_id, _ in declared.all} >= {reporter for reporter, _ in reports}
+
+
+async def test_reports_after_a_loss_wait_in_full_for_the_end_of_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+
+    def note(*args: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(*args))
+        return timers[-1]
+
+    monkeypatch.setattr(loop, "call_later", note)
+    losses = Losses(declared := Declared(), NEVER)
+    losses.take(blaming(0, 1), lives_on=True)
+    losses.end((1, 0), "was killed by signal 9")
+    losses.rejoin(1)
+    losses.take(blaming(0, 1), lives_on=True)
+    assert [timer.cancelled() for timer in timers] == [True, False]
+    losses.end((1, 0), "was killed by signal 9")
+    assert declared.all == [(1, "was killed by signal 9")] * 2
+    assert timers[-1].cancelled()
