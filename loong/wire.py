@@ -83,10 +83,14 @@ Command: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has its weights and its pools, and the fabric is connected."""
+    """A worker has its weights and its pools, and the fabric is connected.
+
+    On another host than the engine's it takes commands at an endpoint, which is known only now.
+    """
 
     instance_id: InstanceId
     tp_rank: int
+    commands_endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ class ChildProcess:
 
     def kill(self) -> None:
         """End it at once, if it has not ended."""
-        self.send_signal(signal.SIGKILL)
+        if not self._has_ended.is_set():
+            self.send_signal(signal.SIGKILL)
 
     def write(self, config: object, stdin: int) -> None:
         """Write its configuration, in a thread, and close its standard input once it has ended."""

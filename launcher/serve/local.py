@@ -3,24 +3,23 @@
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
-from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import ForkServer, guarded
-from loong.launcher.serve.worker_processes import WorkerProcesses
+from loong.launcher.hosts.starter import LocalStarter
+from loong.launcher.hosts.workers import workers_of
+from loong.launcher.serve.child_processes import ForkServer
 from loong.wire import HEARTBEAT_SECONDS
-from loong.worker.config import ENVIRONMENT, WorkerConfig
+from loong.worker.config import ENVIRONMENT
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +34,8 @@ class ClusterConfig:
     On `device` cuda, the ranks of instances take the GPUs of the host in turn, and `fabric`, one of FABRICS,
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
     On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
-    Each worker sends a heartbeat every `heartbeat` seconds. While the cluster serves, it may grow to
-    `max_instances` (None: not at all).
+    Each worker sends a heartbeat every `heartbeat` seconds. The instances are spread over `num_hosts` hosts,
+    neighbors on the same one. While the cluster serves, it may grow to `max_instances` (None: not at all).
     """
 
     model: str
@@ -45,6 +44,7 @@ class ClusterConfig:
     seed: int = 0
     num_instances: int = 4
     max_instances: int | None = None
+    num_hosts: int = 1
     tp_size: int = 1
     kv_capacity: int = 16384
     host_kv_capacity: int = 0
@@ -62,19 +62,33 @@ class ClusterConfig:
         for name in ("num_instances", "tp_size", "kv_capacity"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {value}")
-        if self.max_instances is not None and self.max_instances < self.num_instances:
+        if self.num_hosts > self.num_instances:
             raise ConfigError(
-                f"--max-instances is {self.max_instances}, but --num-instances is {self.num_instances}"
+                f"there are {self.num_hosts} hosts, but --num-instances is {self.num_instances}"
+            )
+        self._check_max_instances()
+
+    def _check_max_instances(self) -> None:
+        if self.world_size < self.num_instances:
+            raise ConfigError(
+                f"--max-instances is {self.world_size}, but --num-instances is {self.num_instances}"
             )
         if self.world_size > self.num_instances and self.device != "cpu":
             raise ConfigError(
                 "--max-instances needs --device cpu: fabrics of GPUs keep the memory of their peers mapped"
             )
+        if self.world_size > self.num_instances and self.num_hosts > 1:
+            raise ConfigError(f"--max-instances needs one host, but there are {self.num_hosts}")
 
     @property
     def world_size(self) -> int:
-        """Return the most instances that there can be: ids and shared memory have room for them."""
+        """Return the most instances that there can be, for which ids and shared memory have room."""
         return self.num_instances if self.max_instances is None else self.max_instances
+
+    @property
+    def host_ids(self) -> tuple[int, ...]:
+        """Return the host of each instance."""
+        return tuple(i * self.num_hosts // self.num_instances for i in range(self.num_instances))
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
@@ -104,54 +118,26 @@ async def local_workers(
     *,
     backoff: Backoff | None = None,
 ) -> AsyncIterator[WorkersExecutor]:
-    """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
+    """Start every worker on this host, as `workers_of` does.
 
-    The executor predicts the ends of batches with a margin of `lookahead`, or never (None).
-    `fork_server` is a `worker_fork_server` (None: one for these workers). With `backoff`, an instance that
-    is lost from then on is started again, and instances can be added and removed.
-
-    Raises `ClusterError` with the worker's own words if one cannot start.
+    `fork_server` is a `worker_fork_server` (None: one for these workers).
     """
-    _remove_leftovers()
     with ExitStack() as stack:
-        directory = stack.enter_context(TemporaryDirectory(prefix=f"loong-{os.getpid()}-"))
-        _check_socket_path(Path(directory))
+        directory = stack.enter_context(run_directory())
         if fork_server is None:
             fork_server = stack.enter_context(closing(worker_fork_server()))
-        everywhere = _commands(config, Path(directory))
-        endpoints = Endpoints(
-            reports=f"ipc://{directory}/reports",
-            commands={w: where for w, where in everywhere.items() if w[0] < config.num_instances},
-            num_instances=config.world_size,
-        )
-        workers = WorkerProcesses(
-            fork_server,
-            partial(_worker_config, config, endpoints.reports, Path(directory)),
-            everywhere,
-            config.first(config.world_size),
-            backoff or Backoff(),
-        )
-        restarts = None if backoff is None else workers.restarts
-        executor = WorkersExecutor(endpoints, lookahead, config.heartbeat, restarts)
-        is_ready = False
-        tasks = [
-            guarded(executor.read_reports(), executor.fail),
-            guarded(executor.watch_silence(), executor.fail),
-        ]
-        try:
-            workers.start(endpoints.commands, executor)
-            await executor.members.wait_until_ready(config.start_timeout)
-            is_ready = True
+        starter = LocalStarter(fork_server, directory)
+        async with workers_of(config, starter, lookahead, backoff=backoff) as executor:
             yield executor
-        finally:
-            for task in tasks:
-                task.cancel()
-            workers.forget()
-            executor.shut_down()
-            executor.close()
-            if not is_ready:  # workers that are loading do not listen yet, and have nothing to lose
-                workers.kill()
-            await workers.stop()
+
+
+@contextmanager
+def run_directory() -> Iterator[Path]:
+    """A private folder for the sockets of this process and its workers."""
+    _remove_leftovers()
+    with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
+        _check_socket_path(Path(directory))
+        yield Path(directory)
 
 
 def worker_fork_server() -> ForkServer:
@@ -176,40 +162,3 @@ def _check_socket_path(directory: Path) -> None:
             f"sockets in {directory} would have paths of {longest} bytes, but {MAX_SOCKET_PATH} are "
             "the most; set TMPDIR to a shorter one"
         )
-
-
-def _commands(config: ClusterConfig, directory: Path) -> dict[WorkerId, str]:
-    """Return the first endpoints of all workers that there can be."""
-    workers = [(i, rank) for i in range(config.world_size) for rank in range(config.tp_size)]
-    return {(i, rank): f"ipc://{directory}/worker-{i}-{rank}" for i, rank in workers}
-
-
-def _worker_config(
-    config: ClusterConfig, reports: str, directory: Path, worker_id: WorkerId, commands: str
-) -> WorkerConfig:
-    instance_id, tp_rank = worker_id
-    return WorkerConfig(
-        instance_id=instance_id,
-        tp_rank=tp_rank,
-        num_instances=config.world_size,
-        tp_size=config.tp_size,
-        model=config.model,
-        load_format=config.load_format,
-        dtype=config.dtype,
-        seed=config.seed,
-        kv_capacity=config.kv_capacity,
-        host_kv_capacity=config.host_kv_capacity,
-        run_directory=str(directory),
-        commands_endpoint=commands,
-        reports_endpoint=reports,
-        deadline=config.deadline,
-        num_threads=1,
-        heartbeat=config.heartbeat,
-        device=config.device,
-        fabric=config.fabric,
-        attention_tiles=config.attention_tiles,
-        graph_limits=config.graph_limits,
-        tokenizer_folder=config.tokenizer_folder,
-        log_format=config.log_format,
-        is_late=config.world_size > config.num_instances,
-    )

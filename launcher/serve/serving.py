@@ -143,7 +143,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
             scheduling = Scheduling(
                 state, request_observers.timed(policy), cost_model, executor, observers, refusals
             )
-            scaling = None if backoff is None else _scaling(config, executor)
+            scaling = _scaling(config, executor) if executor.restarts is not None else None
             engine = Engine(scheduling, executor, limits, timeline, scaling)
             dump.snapshot = engine.snapshot
             running = asyncio.create_task(engine.run())

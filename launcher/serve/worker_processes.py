@@ -3,18 +3,17 @@
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Coroutine, Sequence
 from itertools import chain
 
-from loong.core.errors import ClusterError
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
 from loong.executor.recovery import Backoff, Failures, Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
-from loong.worker.config import WorkerConfig
+from loong.launcher.hosts.starter import WorkerStarter
+from loong.launcher.hosts.worker_settings import WorkerSettings
+from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
 
 logger = logging.getLogger(__name__)
 
@@ -26,19 +25,14 @@ class WorkerProcesses:
 
     def __init__(
         self,
-        fork_server: ForkServer,
-        config_of: Callable[[WorkerId, str], WorkerConfig],
-        commands: Mapping[WorkerId, str],
+        starter: WorkerStarter,
+        settings: WorkerSettings,
         instances: tuple[ElasticInstance, ...],
         backoff: Backoff,
     ) -> None:
-        """`config_of` returns the configuration of a worker that takes commands at an endpoint.
-
-        `commands` are the first endpoints of all workers that there can be, and `instances` their instances.
-        """
-        self._fork_server, self._config_of = fork_server, config_of
+        """`instances` are all, empty."""
+        self._starter, self._settings = starter, settings
         self._processes: dict[WorkerId, ChildProcess] = {}
-        self._commands = dict(commands)
         self._tasks: set[asyncio.Task[None]] = set()
         self._retired: defaultdict[InstanceId, list[ChildProcess]] = defaultdict(list)  # that may still end
         self._coming: dict[InstanceId, asyncio.Task[None]] = {}  # the latest starts
@@ -48,11 +42,11 @@ class WorkerProcesses:
             self._start_again, self._end, self._retire, instances, self._signals_of, Failures(backoff)
         )
 
-    def start(self, workers: Iterable[WorkerId], executor: WorkersExecutor) -> None:
-        """Start the first workers."""
+    def start(self, executor: WorkersExecutor) -> None:
+        """Start all workers of an executor."""
         self._executor = executor
-        for worker_id in workers:
-            self._start(self._config_of(worker_id, self._commands[worker_id]), executor)
+        for worker_id, where in executor.members.endpoints.commands.items():
+            self._start(worker_id, where, executor)
 
     @property
     def _all(self) -> tuple[ChildProcess, ...]:
@@ -60,7 +54,7 @@ class WorkerProcesses:
 
     def kill(self) -> None:
         """Kill all that have not ended."""
-        self._fork_server.kill(self._all)
+        self._starter.kill(self._all)
 
     def forget(self) -> None:
         """Watch no process any more, and start none again."""
@@ -71,14 +65,18 @@ class WorkerProcesses:
         """Wait until all have ended; each was asked to end."""
         await asyncio.gather(*map(stop, self._all))
 
-    def _start(self, config: WorkerConfig, executor: WorkersExecutor) -> None:
-        worker_id = config.instance_id, config.tp_rank
-        process = self._fork_server.start(config)
+    def _start(
+        self, worker_id: WorkerId, commands: str, executor: WorkersExecutor, *, is_restarted: bool = False
+    ) -> None:
+        remote_reports = executor.members.sockets.remote_reports
+        config = self._settings.worker(worker_id, commands, remote_reports, is_restarted=is_restarted)
+        process = self._starter.start(config)
         self._processes[worker_id] = process
         self._run(self._watch(process, worker_id, executor), executor)
 
     async def _watch(self, process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
         code = await process.wait()
+        self._settings.forget(worker_id)
         await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
         if self._processes.get(worker_id) is process:
             executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
@@ -103,6 +101,7 @@ class WorkerProcesses:
         assert self._executor is not None, "it was started before"
         if (coming := self._coming.pop(instance_id, None)) is not None:
             coming.cancel()
+        self.restarts.failures.forget(instance_id)
         for worker_id in [w for w in self._processes if w[0] == instance_id]:
             process = self._processes.pop(worker_id)
             self._retired[instance_id].append(process)
@@ -113,15 +112,14 @@ class WorkerProcesses:
         for process in (*before, *self._retired[instance_id]):
             await process.wait()
         self._retired[instance_id].clear()
-        if self._fork_server.has_ended:
-            raise ClusterError("the fork server of the workers has ended, so no worker can start any more")
         await asyncio.sleep(delay)
+        await self._starter.wait_for_host(instance_id)
         self._num_starts[instance_id] += 1
-        first = {w: where for w, where in self._commands.items() if w[0] == instance_id}
-        endpoints = {w: f"{where}-{self._num_starts[instance_id]}" for w, where in first.items()}
+        num_starts, workers = self._num_starts[instance_id], self._settings.workers_of(instance_id)
+        endpoints = {w: self._settings.commands_endpoint(w, num_starts) for w in workers}
         executor.members.expect(endpoints)
         for worker_id, where in endpoints.items():
-            self._start(replace(self._config_of(worker_id, where), is_late=True), executor)
+            self._start(worker_id, where, executor, is_restarted=True)
 
     def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> asyncio.Task[None]:
         task = guarded(work, executor.fail)

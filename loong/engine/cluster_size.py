@@ -31,17 +31,22 @@ class InstanceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSize:
-    """The instances that there are, the number that is asked for, and the most that there can be."""
+    """The instances that there are, the number that is asked for, and the most that there can be.
+
+    `is_changing` while an operator's number is not reached.
+    """
 
     num_instances: int
     max_instances: int
     instances: tuple[InstanceStatus, ...]
+    is_changing: bool = False
 
     @property
     def is_done(self) -> bool:
         """Return whether exactly the instances that are asked for serve."""
         serving = [i.instance_id for i in self.instances if i.state is InstanceState.SERVING]
-        return serving == list(range(self.num_instances)) and len(serving) == len(self.instances)
+        are_all = serving == list(range(self.num_instances)) and len(serving) == len(self.instances)
+        return are_all and not self.is_changing
 
 
 def size_of(

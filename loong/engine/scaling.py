@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from loong.core.errors import (
     ClusterError,
@@ -48,7 +49,8 @@ class Scaling:
         """Return the instances, in the order of their ids."""
         members = self._members
         numbers = self._num_instances, self._max_instances
-        return size_of(snapshot, members.wanted, self._kv_capacity, *numbers, members.quarantined)
+        size = size_of(snapshot, members.wanted, self._kv_capacity, *numbers, members.quarantined)
+        return replace(size, is_changing=not self._is_settled)
 
     def scale(self, num_instances: int, snapshot: Snapshot) -> None:
         """Begin the change to a number of instances.
@@ -71,7 +73,7 @@ class Scaling:
         logger.info("instances: %d are wanted instead of %d", num_instances, self._num_instances)
         self._num_instances, self._is_settled = num_instances, False
         self.max_request_kv = min(self.max_request_kv, limit)
-        self._members.release(range(self._max_instances))
+        self._members.release(range(num_instances))
         self._advance(snapshot)
 
     async def wait(self) -> None:
@@ -114,8 +116,9 @@ class Scaling:
         members.end_drained(snapshot.drained_ids)
         for instance_id in sorted(wanted - members.wanted - members.joined):
             members.add(instance_id)
-        if self.size(snapshot).is_done:
-            self._is_settled = True
+        self._is_settled = members.joined == members.wanted == wanted  # which the snapshot may show later
+        self._is_settled = self.size(snapshot).is_done
+        if self._is_settled:
             self.max_request_kv = self._limit_of(self._num_instances)
             logger.info("instances: %d serve, as wanted", self._num_instances)
             self._answer(None)

@@ -1,7 +1,7 @@
 """Addresses of workers, and the workers that an instruction is for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from loong.core.instance import home_instance_id
@@ -12,12 +12,24 @@ WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteReports:
+    """An endpoint `tcp://ADDRESS:*` for reports of workers on other hosts, which know `secret`."""
+
+    endpoint: str
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Addresses of workers' commands and reports. `num_instances` does not count host tiers."""
+    """Addresses of workers' commands and reports. `num_instances` does not count host tiers.
+
+    Commands to workers on other hosts have a port only once their workers are ready.
+    """
 
     reports: str
     commands: Mapping[WorkerId, str]
     num_instances: int
+    remote_reports: RemoteReports | None = None
 
     def members(self, instruction: RunBatch) -> tuple[WorkerId, ...]:
         """Return the workers that run a batch and report its end; those of holders serve it only."""

@@ -15,7 +15,8 @@ from loong.executor.heartbeats import Heartbeats
 from loong.executor.recovery import Restarts
 from loong.executor.worker_calls import WorkerCalls
 from loong.executor.worker_sockets import LINGER_MS, WorkerSockets
-from loong.wire import Shutdown
+from loong.stray_frames import StrayFrames
+from loong.wire import Shutdown, WorkerReady
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,13 @@ class Membership:
         self,
         endpoints: Endpoints,
         heartbeat: float,
+        strays: StrayFrames,
         report: Callable[[Callable[[float], Event]], None],
         restarts: Restarts | None = None,
     ) -> None:
+        """`strays` counts what comes from no worker."""
         self.endpoints, self._report, self._restarts = endpoints, report, restarts
-        self.sockets = WorkerSockets(endpoints)
+        self.sockets = WorkerSockets(endpoints, strays)
         self.calls = WorkerCalls(endpoints.commands, self.sockets.send)
         self.heartbeats = Heartbeats(endpoints.commands, heartbeat)
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,8 +91,10 @@ class Membership:
         self.endpoints = replace(self.endpoints, commands=kept)
         return workers
 
-    def take_ready(self, worker_id: WorkerId) -> bool:
+    def take_ready(self, report: WorkerReady) -> bool:
         """Record that a worker is ready. Return whether its instance is, if it was started later."""
+        worker_id = report.instance_id, report.tp_rank
+        self.sockets.connect(worker_id, report.commands_endpoint)
         self._not_ready.discard(worker_id)
         if not self._not_ready and not self.ready.done():
             self.ready.set_result(None)
@@ -141,10 +146,8 @@ class Membership:
             self._leave(instance_id)
 
     def release(self, instance_ids: Iterable[InstanceId]) -> None:
-        """Let quarantined instances be added again, with no failure counted."""
-        for instance_id in self.quarantined.intersection(instance_ids):
-            self.quarantined.discard(instance_id)
-            self._coming_and_going.failures.forget(instance_id)
+        """Let quarantined instances be added again."""
+        self.quarantined.difference_update(instance_ids)
 
     def drain(self, instance_id: InstanceId) -> None:
         """Begin to remove an instance. One that is not there now leaves at once."""

@@ -44,7 +44,8 @@ class Failures:
 
     def forget(self, instance_id: InstanceId) -> None:
         """Let the next failure of an instance be its first."""
-        del self._num_in_row[instance_id]
+        self._joined_at.pop(instance_id, None)
+        self._num_in_row.pop(instance_id, None)
 
     def fail(self, instance_id: InstanceId) -> float | None:
         """Note a failure of a start or a service. Return the delay of the next start, None: quarantine."""
@@ -69,7 +70,8 @@ class Restarts:
     in flight has the instance as a member: a batch never meets two processes of one worker. `end` ends all
     processes of an instance at once. `retire` waits until those that were asked to end have done so, and
     starts none again. `instances` are all that can join, empty. `processes_of` returns how the present
-    processes of an instance are sent signals. `failures` decide after how long one starts again.
+    processes of an instance are sent signals. `failures` decide after how long one starts again; `retire`
+    forgets them.
     """
 
     start: Callable[[InstanceId, float], None]

@@ -71,7 +71,8 @@ class WorkersExecutor:
         heartbeat: float = HEARTBEAT_SECONDS,
         restarts: Restarts | None = None,
     ) -> None:
-        self.members = Membership(endpoints, heartbeat, self._report_membership, restarts)
+        self._strays = StrayFrames("the engine's socket for reports")
+        self.members = Membership(endpoints, heartbeat, self._strays, self._report_membership, restarts)
         self._restarts = restarts
         self._sockets, self.calls = self.members.sockets, self.members.calls
         self._events = Stream[Event | Drained | BaseException]()
@@ -82,7 +83,6 @@ class WorkersExecutor:
         self._end_predictions = EndPredictions(lookahead, self._predict_end)
         self._losses = Losses(self._declare_lost)
         self._recovery = Recovery(self._outstanding.is_left)
-        self._strays = StrayFrames("the engine's socket for reports")
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
         self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
@@ -335,7 +335,7 @@ class WorkersExecutor:
                 self._outstanding.take_tokens(report)
                 self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case WorkerReady():
-                if self.members.take_ready((report.instance_id, report.tp_rank)):
+                if self.members.take_ready(report):
                     self._join(report.instance_id)
             case Heartbeat():
                 worker_id = report.instance_id, report.tp_rank

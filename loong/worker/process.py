@@ -32,6 +32,7 @@ from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.tiles import TileSizes
+from loong.secure_sockets import ConnectionWatch, connect_securely, listen_securely
 from loong.stacks import stacks_on_request
 from loong.stray_frames import StrayFrames
 from loong.wire import (
@@ -72,10 +73,14 @@ logger = logging.getLogger(__name__)
 class Reports:
     """The reports to the engine. Sockets belong to one thread each, so every thread makes its own."""
 
-    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", config: WorkerConfig) -> None:
         self._socket = context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 1000)
-        self._socket.connect(address(endpoint))
+        endpoint = config.reports_endpoint
+        if config.network is not None and endpoint.startswith("tcp:"):
+            connect_securely(self._socket, endpoint, config.network.secret)
+        else:
+            self._socket.connect(address(endpoint))
 
     def send(self, *reports: Report) -> None:
         """Queue reports, which leave in order and reach the engine together."""
@@ -121,6 +126,7 @@ class Worker:
         self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._lease_ends = LeaseEnds(config.deadline)
+        self._commands_endpoint = ""  # over TCP, once it has a port
 
     def serve(self) -> None:
         """Take commands until the shutdown command, once all workers are there.
@@ -131,9 +137,7 @@ class Worker:
             self._sockets.wait_for_instance()
         else:
             self._fabric.wait_for_peers()
-        commands = self._context.socket(zmq.PULL)
-        commands.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        commands.bind(address(self._config.commands_endpoint))
+        commands = self._listen()
         reports = self._reports()
         for loop in (self._run_batches, self._run_migrations):
             threading.Thread(target=loop, daemon=True).start()
@@ -153,6 +157,19 @@ class Worker:
             if isinstance(command, Shutdown):
                 return
             self._take(command)
+
+    def _listen(self) -> "zmq.Socket[bytes]":
+        """Return the socket for commands, which may have a port from now on."""
+        commands = self._context.socket(zmq.PULL)
+        commands.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        endpoint, network = self._config.commands_endpoint, self._config.network
+        if network is not None and endpoint.startswith("tcp:"):
+            error = ClusterError("the connection to the engine broke")
+            ConnectionWatch(commands, self._strays, lambda: _fail(self._config, error))
+            self._commands_endpoint = listen_securely(commands, endpoint, network.secret)
+        else:
+            commands.bind(address(endpoint))
+        return commands
 
     def _take(self, command: Instruction | PrepareGrammar | StartTrace | EndTrace | ForgetFailures) -> None:
         match command:
@@ -218,7 +235,7 @@ class Worker:
         )
         runner.warm_up()
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
-        reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank))
+        reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank, self._commands_endpoint))
         tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
         loop = BatchLoop(
             self._config.instance_id,
@@ -258,7 +275,7 @@ class Worker:
             reports.send(MigrationDone(command.migration_id, instance_id, tp_rank, is_committed))
 
     def _reports(self) -> Reports:
-        return Reports(self._context, self._config.reports_endpoint)
+        return Reports(self._context, self._config)
 
 
 def _make_backend(config: WorkerConfig) -> Backend:
@@ -297,7 +314,9 @@ def main() -> None:
     sys.excepthook = lambda _kind, error, _trace: _fail(config, error)
     world = World(config.num_instances, config.tp_size)
     rank = world.rank(config.instance_id, config.tp_rank)
-    fabric = SocketFabric(Path(config.run_directory), world, rank, deadline=config.deadline)
+    fabric = SocketFabric(
+        Path(config.run_directory), world, rank, deadline=config.deadline, network=config.network
+    )
     with stacks_on_request(f"the worker of instance {config.instance_id}, rank {config.tp_rank}"):
         Worker(config, fabric, context).serve()
         os._exit(0)  # threads may be in the middle of their work, which no one needs
@@ -317,7 +336,7 @@ def _fail(config: WorkerConfig, error: BaseException | None) -> None:
     message = str(error) if isinstance(error, LoongError) else f"{type(error).__name__}: {error}"
     blamed = (error.instance_id, error.tp_rank) if isinstance(error, PeerError) else None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # a separate one: other threads use theirs
-    reports = Reports(context, config.reports_endpoint)
+    reports = Reports(context, config)
     reports.send(WorkerFailed(config.instance_id, config.tp_rank, message, blamed))
     reports.close()
     context.term()  # returns once the report has left

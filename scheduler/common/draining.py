@@ -48,11 +48,8 @@ class Draining:
         """Return the ends of leases, moves and preemptions that empty these instances."""
         ends = tuple(lease_ends(b for b in self.snapshot.batches if b.batch_id in self.batch_ids))
         resting = sorted(self._resting(), key=arrival_order)
-        rooms, moved, dropped = (
-            _Rooms.left_by_others(self.snapshot, resting),
-            list[KVMigration](),
-            list[RequestView](),
-        )
+        rooms = _Rooms.left_by_others(self.snapshot, resting)
+        moved, dropped = list[KVMigration](), list[RequestView]()
         for view in resting:
             moves = rooms.moves(view, self.draining_ids)
             moved += moves
@@ -171,9 +168,9 @@ class _Rooms:
         return cls(spare)
 
     def moves(self, view: RequestView, draining_ids: frozenset[InstanceId]) -> list[KVMigration]:
-        """Return the moves of all KV of a request on draining instances to one other; none if there is no room.
+        """Return the moves of all KV of a request on draining instances to one other, or none.
 
-        It has room there until its declared end, if possible on an instance with some of its KV.
+        There must be room until the request's declared end. An instance with some of its KV is preferred.
         """
         segments = [s for s in view.placement.segments if s.instance_id in draining_ids]
         num_final = sum(len(segment.positions) for segment in segments) + _num_to_come(view)

@@ -5,6 +5,7 @@ from socket_worlds import Carrier
 @pytest.fixture(
     params=[
         Carrier.SOCKETS,
+        Carrier.HOSTS,
         Carrier.ARENAS,
         pytest.param(Carrier.GPU_ARENAS, marks=pytest.mark.multigpu),
     ],

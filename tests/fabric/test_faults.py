@@ -2,7 +2,6 @@
 
 import os
 import signal
-import tempfile
 from contextlib import closing, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -11,7 +10,7 @@ from time import sleep
 import pytest
 import torch
 from processes import Exited, context, run_on_ranks
-from socket_worlds import Carrier, make_fabric, run_in_world
+from socket_worlds import Carrier, MeetingPlace, make_fabric, meeting_place, run_in_world
 
 from loong.fabric.errors import AbandonedError, DeadlineError, PeerLostError
 from loong.fabric.protocol import Fabric, Pending
@@ -214,12 +213,12 @@ def test_an_error_at_one_end_of_a_migration_ends_it_at_the_other_and_leaves_the_
     assert results == [2.0, 1.0]
 
 
-def die_and_return(rank: int, directory: Path, is_dead: Event, carrier: Carrier) -> float:
+def die_and_return(rank: int, place: MeetingPlace, is_dead: Event, carrier: Carrier) -> float:
     """Process 0 is rank 0 throughout; 1 is rank 1 and is killed; 2 is rank 1 after its restart."""
     group = (0, 1)
     if rank == 2:
         assert is_dead.wait(30)
-    with closing(make_fabric(carrier, directory, World(2, 1), min(rank, 1), deadline=30.0)) as fabric:
+    with closing(make_fabric(carrier, place, World(2, 1), min(rank, 1), deadline=30.0)) as fabric:
         fabric.wait_for_peers()
         incoming = torch.zeros(1)
         if rank < 2:
@@ -237,6 +236,6 @@ def die_and_return(rank: int, directory: Path, is_dead: Event, carrier: Carrier)
 
 
 def test_a_restarted_process_joins_again_and_the_others_keep_their_connections(carrier: Carrier) -> None:
-    with tempfile.TemporaryDirectory(prefix="loong-") as directory:
-        results = run_on_ranks(die_and_return, 3, Path(directory), context().Event(), carrier)
+    with meeting_place() as place:
+        results = run_on_ranks(die_and_return, 3, place, context().Event(), carrier)
     assert results == [2.0, KILLED, 0.0]

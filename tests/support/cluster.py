@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeAlias
 
+from simulated_hosts import SimulatedHosts, simulated_hosts
+
 from loong.core.cluster_history import ClusterHistory
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError
@@ -24,9 +26,11 @@ from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.health import Health
 from loong.engine.loop import Scheduling
+from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
+from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import ForkServer
 from loong.launcher.serve.local import ClusterConfig, local_workers, worker_fork_server
 from loong.observability.decision_log.lines import Line
@@ -80,10 +84,16 @@ class Cluster:
     `prompt_logprobs` are those of its requests that asked for them.
     """
 
-    def __init__(self, executor: WorkersExecutor, instances: tuple[ElasticInstance, ...]) -> None:
+    def __init__(
+        self,
+        executor: WorkersExecutor,
+        instances: tuple[ElasticInstance, ...],
+        max_instances: int,
+        hosts: SimulatedHosts | None = None,
+    ) -> None:
         self.full_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
         self.host_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
-        self._executor, self._state = executor, ClusterState(instances)
+        self._executor, self._state, self._hosts = executor, ClusterState(instances), hosts
         self._recorder = Recorder(executor)
         self._policy: Policy = plan_nothing
         self._num_expected = 0
@@ -96,7 +106,12 @@ class Cluster:
         log = DecisionLog(None, listeners=[lambda line, _: self.lines.append(line)])
         scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder, (timeline, log))
         capacity = sum(instance.kv_capacity for instance in instances)
-        self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30), timeline)
+        kv_capacity, num_instances = instances[0].kv_capacity, len(self.full_ids)
+        scaling = Scaling(
+            executor.members, num_instances, max_instances, kv_capacity, lambda number: number * kv_capacity
+        )
+        limits = EngineLimits(capacity, capacity, 1 << 30)
+        self._engine = Engine(scheduling, executor, limits, timeline, scaling)
         self.serving = asyncio.create_task(self._engine.run())
         self.serving.add_done_callback(lambda _: self._planned.set())
 
@@ -158,10 +173,24 @@ class Cluster:
                 await self._planned.wait()
                 self._raise_failure()
 
+    def scale(self, num_instances: int) -> None:
+        """Begin to change the number of instances, from any thread."""
+        self._loop.call_soon_threadsafe(self._engine.scale, num_instances)
+
     def abort(self, request_id: RequestId) -> None:
         """Let the client of a request go now; for policies, which run in the engine's thread."""
         assert self._clients is not None
         self._clients.leave(request_id)
+
+    def lose_host(self, host_id: int) -> None:
+        """End a host of several with all its workers; for policies, which run in the engine's thread."""
+        assert self._hosts is not None
+        self._hosts.lose(host_id)
+
+    def add_host(self, host_id: int) -> None:
+        """Start a lost host again."""
+        assert self._hosts is not None
+        self._loop.call_soon_threadsafe(self._hosts.add, host_id)
 
     def stop(self) -> None:
         """Let the engine end."""
@@ -262,6 +291,7 @@ def running_cluster(
 
     The engine takes its instances for `believed`, if that is given: it may be wrong about their room. With
     `backoff`, lost instances are started again. `fork_server` starts the workers (None: one for all tests).
+    Several hosts are simulated.
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed
@@ -291,11 +321,19 @@ async def _run(
     started: Future[Cluster],
 ) -> None:
     try:
-        async with local_workers(config, lookahead, fork_server, backoff=backoff) as executor:
-            cluster = Cluster(executor, instances)
-            started.set_result(cluster)
-            await asyncio.wait([cluster.serving])
+        if config.num_hosts > 1:
+            with simulated_hosts(config) as hosts:
+                async with workers_of(config, hosts, lookahead, backoff=backoff) as executor:
+                    await _serve(Cluster(executor, instances, config.world_size, hosts), started)
+        else:
+            async with local_workers(config, lookahead, fork_server, backoff=backoff) as executor:
+                await _serve(Cluster(executor, instances, config.world_size), started)
     except BaseException as error:
         if started.done():
             raise
         started.set_exception(error)
+
+
+async def _serve(cluster: Cluster, started: Future[Cluster]) -> None:
+    started.set_result(cluster)
+    await asyncio.wait([cluster.serving])

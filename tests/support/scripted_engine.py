@@ -153,6 +153,7 @@ class ScriptedEngine:
         self.asked.append(num_instances)
 
     async def wait_for_size(self) -> None:
+        self.paused.set()
         await self.resume.wait()
 
     def history(self) -> ClusterHistory:

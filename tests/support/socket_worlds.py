@@ -1,8 +1,9 @@
 """Runs a function in every process of a small world, each with its end of the data plane."""
 
 import tempfile
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from multiprocessing.synchronize import Barrier
@@ -11,10 +12,14 @@ from pathlib import Path
 import torch
 from processes import context, load, run_on_ranks
 
+from loong.fabric.messages.network import Network
+from loong.fabric.messages.peer_directory import PeerDirectory
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
 
+ADDRESSES = ("127.0.0.2", "127.0.0.3")  # of the two hosts
+SECRET = "a secret of tests"
 SPARE_BYTES = 16 << 20  # of an arena, for tests
 
 
@@ -22,6 +27,7 @@ class Carrier(Enum):
     """The carrier of messages. Tensors that a process makes are on the device that they travel from."""
 
     SOCKETS = "sockets"
+    HOSTS = "sockets of two hosts"  # by turns, instance 0 on the first
     ARENAS = "arenas"  # of memory of the host
     GPU_ARENAS = "arenas on GPUs"
 
@@ -42,11 +48,11 @@ def run_in_world(
     """
     everyone_returned = context().Barrier(world.size - num_victims)
     path, name = function.__code__.co_filename, function.__name__
-    with tempfile.TemporaryDirectory(prefix="loong-") as directory:
+    with meeting_place() as place:
         return run_on_ranks(
             _call_in_world,
             world.size,
-            Path(directory),
+            place,
             world,
             deadline,
             everyone_returned,
@@ -58,9 +64,40 @@ def run_in_world(
         )
 
 
-def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, deadline: float) -> Fabric:
+@dataclass(frozen=True, slots=True)
+class MeetingPlace:
+    """A folder for the sockets of one host or each of two, and the endpoint of the directory of peers."""
+
+    directory: Path
+    peers: str
+
+
+@contextmanager
+def meeting_place() -> Iterator[MeetingPlace]:
+    """A place where processes find each other."""
+    with (
+        tempfile.TemporaryDirectory(prefix="loong-") as name,
+        closing(PeerDirectory(ADDRESSES[0], SECRET)) as peers,
+    ):
+        for host_id in range(len(ADDRESSES)):
+            (Path(name) / f"host-{host_id}").mkdir()
+        yield MeetingPlace(Path(name), peers.endpoint)
+
+
+def fabric_of_host(place: MeetingPlace, world: World, rank: int, deadline: float) -> SocketFabric:
+    """Return the end of a process of a world over two hosts."""
+    host_ids = tuple(i % len(ADDRESSES) for i in range(world.num_instances))
+    host_id = host_ids[world.instance_id(rank)]
+    network = Network(host_ids, ADDRESSES[host_id], place.peers, SECRET)
+    folder = place.directory / f"host-{host_id}"
+    return SocketFabric(folder, world, rank, deadline=deadline, network=network)
+
+
+def make_fabric(carrier: Carrier, place: MeetingPlace, world: World, rank: int, deadline: float) -> Fabric:
     """Return one process's end. On GPUs, processes take those of the host in turn."""
-    sockets = SocketFabric(directory, world, rank, deadline=deadline)
+    if carrier is Carrier.HOSTS:
+        return fabric_of_host(place, world, rank, deadline)
+    sockets = SocketFabric(place.directory, world, rank, deadline=deadline)
     if carrier is Carrier.SOCKETS:
         return sockets
     from host_arenas import HostMemory, ThreadCopyStream  # not at the top: these are slow to import
@@ -87,7 +124,7 @@ def make_fabric(carrier: Carrier, directory: Path, world: World, rank: int, dead
 
 def _call_in_world(
     rank: int,
-    directory: Path,
+    place: MeetingPlace,
     world: World,
     deadline: float,
     everyone_returned: Barrier,
@@ -97,7 +134,7 @@ def _call_in_world(
     carrier: Carrier,
 ) -> object:
     torch.set_num_threads(1)
-    with closing(make_fabric(carrier, directory, world, rank, deadline)) as fabric:
+    with closing(make_fabric(carrier, place, world, rank, deadline)) as fabric:
         fabric.wait_for_peers()
         result: object = getattr(load(path), name)(
             fabric, world.instance_id(rank), world.tp_rank(rank), *args

@@ -64,7 +64,7 @@ COMMANDS: tuple[Command, ...] = (
     Shutdown(),
 )
 REPORTS: tuple[Report, ...] = (
-    WorkerReady(0, 1),
+    WorkerReady(0, 1, "tcp://127.0.0.2:5555"),
     Heartbeat(0, 1, 3),
     BatchBegun(1, 0, 0),
     StepDone(1, 0, (ProducedToken("r", 7, FinishReason.STOP, Logprobs(-0.5, ((7, -0.5), (8, -1.0)))),)),

@@ -1,23 +1,28 @@
-"""The registry of peers: a directory of Unix sockets in which processes find each other, also after a
-restart.
+"""The registry of peers, in which processes find each other, also after a restart.
 
-One process joins at a time (a file lock): it listens, then connects to all that listen already. So each pair
-connects exactly once, in any order, and a restarted process joins like a new one.
+Those of one host meet in a directory of Unix sockets, those of different hosts over TCP by a `PeerDirectory`.
+In the directory of sockets one process joins at a time (a file lock): it listens, then connects to all that
+listen already. So each pair connects exactly once, in any order. A restarted process joins like a new one.
 """
 
 import fcntl
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition
 from time import monotonic, sleep
 
 from loong.core.errors import ClusterError
 from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
 from loong.fabric.messages.link import Link
 from loong.fabric.messages.mailbox import MessageQueue
+from loong.fabric.messages.network import Network
+from loong.fabric.messages.peer_directory import register
+from loong.fabric.messages.tcp import StrangerError, admit, connect_to, endpoint_of, listen_at
+from loong.fabric.messages.welcoming import Welcoming
 from loong.fabric.traffic import Plane
 from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
@@ -27,30 +32,42 @@ _HELLO = struct.Struct("<8sII")  # mark, rank, plane
 _MARK = b"loong\x00\x01\n"  # stray frames begin differently
 _WELCOME = b"\x01"
 _LONGEST_SOCKET_PATH = 107  # Linux, sun_path without its closing zero
+_NUM_TCP_THREADS = 4  # so that one silent caller does not keep others waiting
 
 
 class PeerRegistry:
-    """The live connections of this process, updated as peers join and leave."""
+    """The live connections of this process, updated as peers join and leave.
+
+    With a `network`, only peers on the same host meet in `directory`.
+    """
 
     def __init__(
-        self, directory: Path, world: World, rank: int, mailbox: MessageQueue, deadline: float
+        self,
+        directory: Path,
+        world: World,
+        rank: int,
+        mailbox: MessageQueue,
+        deadline: float,
+        network: Network | None = None,
     ) -> None:
         self._directory = directory
         self._world = world
         self._rank = rank
         self._mailbox = mailbox
         self._deadline = deadline
+        self._network = network
         self._changed = Condition()
         self._links: dict[tuple[int, Plane], Link] = {}
         self._num_joins = [0] * world.size
         self.strays = StrayFrames(f"the socket where peers of {world.place(rank)} join")
         with _lock(directory / "join.lock", deadline):
-            self._listener = listen(self._socket_path(rank))
-            self._welcoming = Thread(target=self._greet_newcomers, name="fabric-welcome", daemon=True)
-            self._welcoming.start()
+            listener = listen(self._socket_path(rank))
+            self._welcoming = [Welcoming(listener, self._greet)]
             for peer in range(world.size):
-                if peer != rank:
-                    self._dial(peer)
+                if peer != rank and self._is_local(peer):
+                    self._dial(peer, partial(self._connect_to_socket, peer))
+        if network is not None:
+            self._join_other_hosts(network)
 
     def wait_for_all(self, peers: Iterable[int]) -> None:
         """Return once every one of `peers` is connected. DeadlineError names the first missing one."""
@@ -81,9 +98,8 @@ class PeerRegistry:
 
     def close(self) -> None:
         """Stop listening, cut every connection, end every thread."""
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._welcoming.join()
-        self._listener.close()
+        for welcoming in self._welcoming:
+            welcoming.close()
         self._socket_path(self._rank).unlink(missing_ok=True)
         for link in self._links.values():
             link.close()
@@ -97,38 +113,76 @@ class PeerRegistry:
     def _socket_path(self, rank: int) -> Path:
         return self._directory / f"{rank}.sock"
 
-    def _dial(self, peer: int) -> None:
+    def _is_local(self, peer: int) -> bool:
+        """Return whether a peer is on this host."""
+        if self._network is None:
+            return True
+        host_ids, world = self._network.host_ids, self._world
+        return host_ids[world.instance_id(peer)] == host_ids[world.instance_id(self._rank)]
+
+    def _join_other_hosts(self, network: Network) -> None:
+        listener = listen_at(network.address)
+        greet = partial(self._greet_caller, network.secret)
+        self._welcoming.append(Welcoming(listener, greet, _NUM_TCP_THREADS))
+        try:
+            endpoints = register(network, self._rank, endpoint_of(listener))
+        except OSError as error:
+            raise ClusterError(f"the directory of peers at {network.directory}: {error}") from error
+        for peer, endpoint in endpoints.items():
+            if not self._is_local(peer):
+                self._dial(peer, partial(connect_to, endpoint, network.secret))
+
+    def _connect_to_socket(self, peer: int) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(self._deadline)
+        try:
+            connection.connect(str(self._socket_path(peer)))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def _dial(self, peer: int, connect: Callable[[], socket.socket]) -> None:
         for plane in self._planes(peer):
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(self._deadline)
             try:
-                connection.connect(str(self._socket_path(peer)))
+                connection = connect()
+            except (OSError, StrangerError):  # absent; it connects to us when it joins
+                return
+            try:
                 connection.sendall(hello(self._rank, plane))
                 is_welcome = connection.recv(1) == _WELCOME
-            except OSError:  # absent; it connects to us when it joins
+            except OSError:  # it has ended since
                 is_welcome = False
             if not is_welcome:
                 connection.close()
                 return
             self._add(peer, plane, connection)
 
-    def _greet_newcomers(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # the listener was shut down
+    def _greet_caller(self, secret: str, connection: socket.socket) -> None:
+        """Greet a process of another host, if it knows the secret."""
+        try:
+            admit(connection, secret)
+        except StrangerError as error:
+            self.strays.drop("a connection without the secret", str(error))
+        except OSError:  # it has left, or is too slow
+            pass
+        else:
+            self._greet(connection)
+            return
+        connection.close()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(self._deadline)
+            frame = _first_bytes(connection, _HELLO.size)
+            if (newcomer := self._newcomer(frame)) is not None:
+                self._add(*newcomer, connection, greet=_WELCOME)
                 return
-            try:
-                connection.settimeout(self._deadline)
-                frame = connection.recv(_HELLO.size)
-                if (newcomer := self._newcomer(frame)) is not None:
-                    self._add(*newcomer, connection, greet=_WELCOME)
-                    continue
-                if frame:
-                    self.strays.drop("a frame that is no hello of a peer", repr(frame))
-            except OSError:  # the peer died while joining
-                pass
-            connection.close()
+            if frame:
+                self.strays.drop("a frame that is no hello of a peer", repr(frame))
+        except OSError:  # the peer died while joining
+            pass
+        connection.close()
 
     def _newcomer(self, frame: bytes) -> tuple[int, Plane] | None:
         """Return the rank and the plane in a hello frame, or None for another frame."""
@@ -149,6 +203,14 @@ class PeerRegistry:
             self._changed.notify_all()
         if previous is not None:
             previous.close()
+
+
+def _first_bytes(connection: socket.socket, num_bytes: int) -> bytes:
+    """Return the first `num_bytes` of a connection, or fewer if it ends before."""
+    received = b""
+    while len(received) < num_bytes and (part := connection.recv(num_bytes - len(received))):
+        received += part
+    return received
 
 
 def hello(rank: int, plane: Plane) -> bytes:

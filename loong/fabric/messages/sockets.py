@@ -1,4 +1,4 @@
-"""The data plane between CPU processes of one host, over Unix sockets."""
+"""The data plane between CPU processes: Unix sockets within a host, TCP between hosts."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -13,6 +13,7 @@ from loong.core.errors import ClusterError
 from loong.fabric.errors import AbandonedError, InvalidMessageError, PeerLostError
 from loong.fabric.messages.link import Link, bytes_of, memory_of
 from loong.fabric.messages.mailbox import Address, MessageQueue
+from loong.fabric.messages.network import Network
 from loong.fabric.messages.peer_registry import PeerRegistry
 from loong.fabric.protocol import Exchanging, Pending
 from loong.fabric.tensor_parallel import TensorParallelGroup
@@ -72,14 +73,16 @@ class _Transfer:
 class SocketFabric:
     """Implements Fabric for `rank` of `world`.
 
-    The processes meet in `directory`, which must exist, be private to this user and have a short path. Its
-    creator removes it. The constructor connects to all processes that are there; later processes connect to
-    it.
+    The processes of a host meet in `directory`, which must exist, be private to this user and have a short
+    path. Its creator removes it. Those of several hosts need a `network`. The constructor connects to all
+    processes that are there; later processes connect to it.
     """
 
     arena = None
 
-    def __init__(self, directory: Path, world: World, rank: int, *, deadline: float) -> None:
+    def __init__(
+        self, directory: Path, world: World, rank: int, *, deadline: float, network: Network | None = None
+    ) -> None:
         self.traffic = Traffic()
         self.directory = directory
         self.world = world
@@ -87,7 +90,7 @@ class SocketFabric:
         self.deadline = deadline
         self._instance_id = world.instance_id(rank)
         self._mailbox = MessageQueue(world)
-        self._peer_registry = PeerRegistry(directory, world, rank, self._mailbox, deadline)
+        self._peer_registry = PeerRegistry(directory, world, rank, self._mailbox, deadline, network)
         self._open_batch: _Batch | None = None
         self._open_migration: _Migration | None = None
         self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)

@@ -1,0 +1,95 @@
+"""The configurations of all workers of a cluster, and the endpoints of their sockets."""
+
+from typing import TYPE_CHECKING
+
+from loong.core.placement import InstanceId
+from loong.executor.endpoints import Endpoints, WorkerId
+from loong.launcher.hosts.network import ClusterNetwork
+from loong.launcher.hosts.starter import WorkerStarter
+from loong.worker.config import WorkerConfig
+
+if TYPE_CHECKING:  # it imports this module
+    from loong.launcher.serve.local import ClusterConfig
+
+
+class WorkerSettings:
+    """The settings of workers, by what their hosts are when they start.
+
+    Workers on the head use Unix sockets to the engine, others TCP.
+    """
+
+    def __init__(
+        self, config: "ClusterConfig", starter: WorkerStarter, network: ClusterNetwork | None
+    ) -> None:
+        self._config, self._starter, self._network = config, starter, network
+        self._reports = f"ipc://{starter.host(0).directory}/reports"
+
+    def endpoints(self) -> Endpoints:
+        """Return the endpoints of the first workers."""
+        config, network = self._config, self._network
+        workers = [worker_id for i in range(config.num_instances) for worker_id in self.workers_of(i)]
+        return Endpoints(
+            reports=self._reports,
+            commands={worker_id: self.commands_endpoint(worker_id) for worker_id in workers},
+            num_instances=config.world_size,
+            remote_reports=None if network is None else network.remote_reports,
+        )
+
+    def workers_of(self, instance_id: InstanceId) -> list[WorkerId]:
+        """Return the ranks of an instance."""
+        return [(instance_id, rank) for rank in range(self._config.tp_size)]
+
+    def commands_endpoint(self, worker_id: WorkerId, num_restarts: int = 0) -> str:
+        """Return the endpoint of a worker's commands. Over TCP it has no port yet."""
+        instance_id, tp_rank = worker_id
+        host = self._starter.host(instance_id)
+        if not host.is_head:
+            return f"tcp://{host.address}:*"
+        suffix = f"-{num_restarts}" if num_restarts else ""
+        return f"ipc://{host.directory}/worker-{instance_id}-{tp_rank}{suffix}"
+
+    def forget(self, worker_id: WorkerId) -> None:
+        """Let no other worker try to reach one that has ended."""
+        if self._network is not None:
+            instance_id, tp_rank = worker_id
+            self._network.directory.forget(instance_id * self._config.tp_size + tp_rank)
+
+    def worker(
+        self, worker_id: WorkerId, commands: str, remote_reports: str, *, is_restarted: bool = False
+    ) -> WorkerConfig:
+        """Return the configuration of a worker that takes commands at an endpoint.
+
+        It sends reports to `remote_reports` if it is not on the head.
+        """
+        config, network = self._config, self._network
+        instance_id, tp_rank = worker_id
+        host = self._starter.host(instance_id)
+        seen = None
+        if network is not None and host.address is not None:
+            seen = network.seen_from(host.address)
+        return WorkerConfig(
+            instance_id=instance_id,
+            tp_rank=tp_rank,
+            num_instances=config.world_size,
+            tp_size=config.tp_size,
+            model=config.model,
+            load_format=config.load_format,
+            dtype=config.dtype,
+            seed=config.seed,
+            kv_capacity=config.kv_capacity,
+            host_kv_capacity=config.host_kv_capacity,
+            run_directory=str(host.directory),
+            commands_endpoint=commands,
+            reports_endpoint=self._reports if host.is_head else remote_reports,
+            deadline=config.deadline,
+            num_threads=1,
+            heartbeat=config.heartbeat,
+            device=config.device,
+            fabric=config.fabric,
+            attention_tiles=config.attention_tiles,
+            graph_limits=config.graph_limits,
+            tokenizer_folder=config.tokenizer_folder,
+            log_format=config.log_format,
+            is_late=is_restarted or config.world_size > config.num_instances,
+            network=seen,
+        )

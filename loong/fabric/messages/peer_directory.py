@@ -1,0 +1,83 @@
+"""The directory in which processes of several hosts find each other, also after a restart.
+
+Each process listens, then registers, and receives the endpoints of those that registered before. It connects
+to them. So each pair of processes connects exactly once.
+"""
+
+import socket
+import struct
+from threading import Lock
+
+from loong.fabric.messages.network import Network
+from loong.fabric.messages.tcp import (
+    StrangerError,
+    admit,
+    connect_to,
+    endpoint_of,
+    listen_at,
+    receive_exactly,
+)
+from loong.fabric.messages.welcoming import Welcoming
+from loong.stray_frames import StrayFrames
+
+_ENTRY = struct.Struct("<I64s")  # rank, "address:port"
+_NUM_ENTRIES = struct.Struct("<I")
+_NUM_THREADS = 4  # so that one silent caller does not keep others waiting
+
+
+class PeerDirectory:
+    """Listens at `address`, on a free port, for processes that know `secret`."""
+
+    def __init__(self, address: str, secret: str) -> None:
+        self._secret = secret
+        self._lock = Lock()
+        self._endpoints: dict[int, str] = {}
+        self._strays = StrayFrames("the directory of peers")
+        listener = listen_at(address)
+        self.endpoint = endpoint_of(listener)
+        self._welcoming = Welcoming(listener, self._greet, _NUM_THREADS)
+
+    def forget(self, rank: int) -> None:
+        """Remove a process that has ended, so that no other tries to reach it."""
+        with self._lock:
+            self._endpoints.pop(rank, None)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._welcoming.close()
+
+    @property
+    def num_strays(self) -> int:
+        """Return the number of connections that were closed because they did not prove the secret."""
+        return self._strays.num_dropped
+
+    def _greet(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                admit(connection, self._secret)
+                rank, name = _ENTRY.unpack(receive_exactly(connection, _ENTRY.size))
+                connection.sendall(self._register(rank, name.rstrip(b"\0").decode("ascii", "replace")))
+            except StrangerError as error:
+                self._strays.drop("a connection without the secret", str(error))
+            except OSError:  # the caller has left, or is too slow
+                return
+
+    def _register(self, rank: int, endpoint: str) -> bytes:
+        """Take an entry, and return all earlier ones of other ranks."""
+        with self._lock:
+            self._endpoints.pop(rank, None)
+            entries = [_ENTRY.pack(other, name.encode()) for other, name in self._endpoints.items()]
+            self._endpoints[rank] = endpoint
+        return _NUM_ENTRIES.pack(len(entries)) + b"".join(entries)
+
+
+def register(network: Network, rank: int, endpoint: str) -> dict[int, str]:
+    """Enter where `rank` listens. Return where those listen that entered before, by rank.
+
+    Raises OSError if the directory cannot be reached.
+    """
+    with connect_to(network.directory, network.secret) as connection:
+        connection.sendall(_ENTRY.pack(rank, endpoint.encode()))
+        (num_entries,) = _NUM_ENTRIES.unpack(receive_exactly(connection, _NUM_ENTRIES.size))
+        entries = [_ENTRY.unpack(receive_exactly(connection, _ENTRY.size)) for _ in range(num_entries)]
+    return {other: name.rstrip(b"\0").decode() for other, name in entries}

@@ -1,0 +1,108 @@
+"""Instances of several hosts work as one cluster: exact at every DoP, also after the loss of a host."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from leak_checks import shared_cluster
+from plans import decode, move, plannable, prefill
+from requests_for_tests import assert_exact, greedy_request, random_prompt
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.plan import BatchPlan, IterationPlan, Transfer
+from loong.core.snapshot import Snapshot
+from loong.executor.recovery import Backoff
+from loong.launcher.serve.local import ClusterConfig
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import make_policy
+
+NUM_TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def spread(folder: Path) -> Iterator[Cluster]:
+    """Yield instances 0 and 1 on one host, 2 and 3 on another, each of two ranks, with host tiers."""
+    config = ClusterConfig(
+        str(folder), num_instances=4, num_hosts=2, tp_size=2, kv_capacity=192, host_kv_capacity=96
+    )
+    with shared_cluster(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def losing(folder: Path) -> Iterator[Cluster]:
+    config = ClusterConfig(str(folder), num_instances=4, num_hosts=2, kv_capacity=256)
+    with shared_cluster(config, backoff=Backoff(first=0.0, longest=0.0)) as running:
+        yield running
+
+
+@pytest.mark.parametrize("transfer", list(Transfer))
+@pytest.mark.parametrize("group", [(2,), (1, 2), (3, 0, 1), (0, 1, 2, 3)])
+def test_groups_across_hosts_are_exact_at_every_dop(
+    spread: Cluster, folder: Path, group: tuple[int, ...], transfer: Transfer
+) -> None:
+    """Each request is prefilled in chunks by the group, and decoded by all its members as masters in turn."""
+    requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (40, 9)]
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        if not all(instance.is_idle for instance in snapshot.instances if instance.instance_id in group):
+            return IterationPlan()
+        for view in plannable(snapshot):
+            if not view.is_decoding:
+                return IterationPlan((prefill([view], group, num_tokens=13, transfer=transfer),))
+        views = plannable(snapshot)
+        if not views:
+            return IterationPlan()
+        masters = {view.request_id: group[n % len(group)] for n, view in enumerate(views)}
+        return IterationPlan((decode(views, group, masters, num_steps=3),))
+
+    assert_exact(folder, requests, spread.run(requests, policy))
+
+
+def test_kv_is_served_and_migrated_between_hosts(spread: Cluster, folder: Path) -> None:
+    """A host prefills, the other decodes over its KV and then gets it."""
+    request = greedy_request(random_prompt(30, seed=30), NUM_TOKENS)
+    num_moves = 0
+
+    def plan(snapshot: Snapshot) -> BatchPlan | None:
+        for view in plannable(snapshot):
+            if not view.is_decoding:
+                return prefill([view], (0,), num_tokens=20, transfer=Transfer.QUERY)
+            return decode([view], (3,), {view.request_id: 3}, num_steps=2)
+        return None
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        nonlocal num_moves
+        for view in plannable(snapshot):
+            if view.num_output_tokens == 5 and num_moves == 0:
+                num_moves += 1
+                return IterationPlan(migrations=move(view, 0, 3))
+        batch = plan(snapshot)
+        return IterationPlan(() if batch is None else (batch,))
+
+    assert_exact(folder, [request], spread.run([request], policy))
+    assert num_moves == 1
+
+
+def test_streams_outlive_the_loss_of_a_host_and_a_new_one_joins(losing: Cluster, folder: Path) -> None:
+    esp = make_policy("esp", PolicyConfig(max_num_batched_tokens=16, chunk_tokens=16, lease_steps=2))
+    has_lost = False
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        nonlocal has_lost
+        plan = esp(snapshot, cost_model)
+        if not has_lost and any(view.num_output_tokens for view in snapshot.running):
+            has_lost = True
+            losing.lose_host(1)
+        return plan
+
+    requests = [greedy_request(random_prompt(40 + i, seed=i), 16) for i in range(4)]
+    assert_exact(folder, requests, losing.run(requests, policy, timeout=90))
+    assert losing.snapshot.stats.num_losses == 2
+    assert {instance.instance_id for instance in losing.snapshot.instances} == {0, 1}
+    losing.add_host(1)
+    losing.wait_until(lambda snapshot: snapshot.stats.num_joins == 2, timeout=60)
+    everywhere = make_policy("static-sp", PolicyConfig(chunk_tokens=16))
+    again = [greedy_request(random_prompt(60, seed=60), 8)]
+    assert_exact(folder, again, losing.run(again, everywhere))

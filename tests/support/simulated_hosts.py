@@ -1,0 +1,76 @@
+"""Hosts that are loopback addresses of this machine, each with a fork server and a folder of its own."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from loong.core.placement import InstanceId
+from loong.launcher.hosts.starter import Host
+from loong.launcher.serve.child_processes import ChildProcess, ForkServer
+from loong.launcher.serve.local import ClusterConfig, worker_fork_server
+from loong.worker.config import WorkerConfig
+
+
+class SimulatedHosts:
+    """A WorkerStarter for the hosts 127.0.0.2, 127.0.0.3 and so on. Host 0 is the head."""
+
+    def __init__(self, config: ClusterConfig, folder: Path) -> None:
+        self._host_ids = config.host_ids
+        self._folder = folder
+        self._servers: dict[int, ForkServer] = {}
+        self._num_starts = 0
+        self._came = asyncio.Event()
+        for host_id in range(config.num_hosts):
+            self.add(host_id)
+
+    def add(self, host_id: int) -> None:
+        """Start a host, for the first time or again."""
+        self._num_starts += 1
+        self._directory(host_id).mkdir(exist_ok=True)
+        self._servers[host_id] = worker_fork_server()
+        self._came.set()
+
+    def lose(self, host_id: int) -> None:
+        """End a host with all its workers at once."""
+        self._servers.pop(host_id).close()
+
+    def close(self) -> None:
+        """End all hosts."""
+        for server in self._servers.values():
+            server.close()
+
+    def host(self, instance_id: InstanceId) -> Host:
+        """See WorkerStarter."""
+        host_id = self._host_ids[instance_id]
+        return Host(self._directory(host_id), f"127.0.0.{2 + host_id}", is_head=host_id == 0)
+
+    async def wait_for_host(self, instance_id: InstanceId) -> None:
+        """See WorkerStarter."""
+        while self._host_ids[instance_id] not in self._servers:
+            self._came.clear()
+            await self._came.wait()
+
+    def start(self, config: WorkerConfig) -> ChildProcess:
+        """See WorkerStarter."""
+        return self._servers[self._host_ids[config.instance_id]].start(config)
+
+    def kill(self, processes: Iterable[ChildProcess]) -> None:
+        """See WorkerStarter."""
+        for process in processes:
+            process.kill()
+
+    def _directory(self, host_id: int) -> Path:
+        return self._folder / f"host-{host_id}"
+
+
+@contextmanager
+def simulated_hosts(config: ClusterConfig) -> Iterator[SimulatedHosts]:
+    """Hosts for the workers of a cluster."""
+    with TemporaryDirectory(prefix="loong-hosts-") as folder:
+        hosts = SimulatedHosts(config, Path(folder))
+        try:
+            yield hosts
+        finally:
+            hosts.close()
