@@ -287,8 +287,8 @@ class Instance(Answer):
     """An instance, and the tokens of KV that it holds and can hold."""
 
     id: int
-    state: Literal["serving", "draining", "starting", "lost"]
-    """draining: takes nothing new, and leaves once it is empty. lost: is started again."""
+    state: Literal["serving", "draining", "starting", "lost", "quarantined"]
+    """draining: takes nothing new, and leaves once it is empty. lost: is started again. quarantined: failed too often."""
     kv_used: int
     kv_capacity: int
 
