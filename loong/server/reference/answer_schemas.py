@@ -288,7 +288,7 @@ class Instance(Answer):
 
     id: int
     state: Literal["serving", "draining", "starting", "lost", "quarantined"]
-    """draining: takes nothing new, and leaves once it is empty. lost: is started again. quarantined: is not."""
+    """draining: takes nothing new, and leaves once empty. lost: is started again. quarantined: is not."""
     kv_used: int
     kv_capacity: int
 
