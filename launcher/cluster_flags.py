@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loong.core.errors import ConfigError
 from loong.launcher.flags import or_auto, positive, share, token_count
 from loong.worker.config import FABRICS
 
@@ -100,6 +101,20 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         help="number of instances, each a replica of the weights (%(default)s)",
     )
     group.add_argument(
+        "--hosts",
+        choices=("local", "ray"),
+        default="local",
+        help="where instances run; ray: on nodes of the Ray cluster at RAY_ADDRESS, else of one that is "
+        "started here (%(default)s)",
+    )
+    group.add_argument(
+        "--num-hosts",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of --hosts ray, over which instances are spread evenly (%(default)s)",
+    )
+    group.add_argument(
         "--tensor-parallel-size",
         "-tp",
         type=positive,
@@ -128,6 +143,8 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
     Raises `ConfigError` if there is no such model, or it does not fit.
     """
     from loong.launcher.models.source import find_source
+
+    _check_hosts(args)
     from loong.launcher.serve.local import ClusterConfig  # these take a moment, which `--help` can do without
     from loong.model.shapes import find_config
 
@@ -147,6 +164,8 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             seed=args.seed,
             num_instances=args.num_instances,
             max_instances=getattr(args, "max_instances", None),
+            num_hosts=args.num_hosts,
+            hosts=args.hosts,
             tp_size=args.tensor_parallel_size,
             kv_capacity=kv_capacity,
             start_timeout=start_timeout,
@@ -159,6 +178,19 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
     )
 
 
+def _check_hosts(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` if instances cannot be spread as asked."""
+    if args.hosts == "local":
+        if args.num_hosts > 1:
+            raise ConfigError(f"--num-hosts is {args.num_hosts}, which needs --hosts ray")
+        return
+    from loong.launcher.hosts.ray_cluster import check_ray  # this takes a moment
+
+    check_ray()
+    if args.device != "cpu":
+        raise ConfigError("--hosts ray needs --device cpu: GPUs of several hosts do not form groups yet")
+
+
 def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
     """Return the instances' device, as cost models name it, and the KV tokens each has room for."""
     from loong.launcher.hardware.devices import DEVICES
@@ -166,8 +198,9 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
     from loong.launcher.serve.memory import fit_gpu_kv_capacity, fit_kv_capacity
 
     if args.device == "cpu":
-        most = getattr(args, "max_instances", None) or args.num_instances
-        return "cpu", fit_kv_capacity(config, max(most, args.num_instances), args.kv_cache_tokens)
+        most = max(args.num_instances, getattr(args, "max_instances", None) or 0)
+        most_of_a_host = -(-most // args.num_hosts)
+        return "cpu", fit_kv_capacity(config, most_of_a_host, args.kv_cache_tokens)
     gpus = host_gpus()
     check_torch()
     device = cost_device(gpus[0])

@@ -1,5 +1,6 @@
 """Policies by name."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -204,13 +205,24 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) ->
 
 
 def without_oversized(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) -> Snapshot:
-    """Hide the requests not in flight that need an instance that is being started again."""
+    """Hide the requests not in flight that need an instance that is being started again, and their slots."""
     if not snapshot.returning or not snapshot.pools:
         return snapshot
     limit = kind.max_request_tokens(snapshot.pools, config)
-    hidden = {view.request_id for view in _resting(snapshot) if view.num_final_tokens > limit}
+    hidden = {v.request_id: v for v in _resting(snapshot) if v.num_final_tokens > limit}
+    held: Counter[InstanceId] = Counter()
+    for view in hidden.values():
+        held.update(view.own_tokens_by_instance())
+    for shared in {view.primary_id: view.shared for view in hidden.values()}.values():
+        held.update(shared.tokens_by_instance())
     return replace(
         snapshot,
+        instances=tuple(
+            replace(
+                i, kv_capacity=i.kv_capacity - held[i.instance_id], kv_used=i.kv_used - held[i.instance_id]
+            )
+            for i in snapshot.instances
+        ),
         waiting=tuple(view for view in snapshot.waiting if view.request_id not in hidden),
         running=tuple(view for view in snapshot.running if view.request_id not in hidden),
     )

@@ -78,7 +78,7 @@ def _incidents(summary: Summary) -> list[str]:
     if summary.num_moved_tokens:
         incidents.append(f"{counted(summary.num_moved_tokens, 'token')} moved")
     if summary.num_losses:
-        incidents.append(f"lost its KV {times(summary.num_losses)}")
+        incidents.append(f"lost KV {times(summary.num_losses)}")
     if summary.end is None:
         incidents.append("not over")
     elif summary.end not in ("length", "stop"):

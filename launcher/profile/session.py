@@ -18,7 +18,7 @@ from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured, Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
-from loong.launcher.serve.local import local_workers
+from loong.launcher.serve.local import cluster_workers
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.roofline import roofline
 from loong.workloads.report.report import table
@@ -75,7 +75,7 @@ def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
 async def _measure(
     chosen: ChosenCluster, limits: Limits, prior: WorkCostModel, duration: float
 ) -> list[Measured]:
-    async with local_workers(chosen.cluster, LookaheadMargin.on(prior.host)) as executor:
+    async with cluster_workers(chosen.cluster, LookaheadMargin.on(prior.host)) as executor:
         cluster = ProfiledCluster(chosen.cluster.instances, executor, prior.host.idle)
         with tqdm(total=round(duration), unit="s", desc="measuring", disable=None) as bar:
 

@@ -18,6 +18,7 @@ from loong.logs import child_stderr
 logger = logging.getLogger(__name__)
 
 STDERR = 2
+HOST_LOST = 1 << 16  # instead of an exit code, of a process whose host has gone
 _PROGRAM = "loong.launcher.serve.fork_server_process"
 _STOP_SECONDS = 5.0
 _running: "set[ChildProcess]" = set()
@@ -172,6 +173,8 @@ def guarded(work: Coroutine[None, None, None], fail: Callable[[BaseException], N
 
 def how_it_ended(code: int) -> str:
     """Return a process's exit code in words."""
+    if code == HOST_LOST:
+        return "was on a host that is lost"
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -15,6 +15,7 @@ from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
+from loong.launcher.hosts.ray_cluster import set_environment
 from loong.launcher.hosts.starter import LocalStarter
 from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import ForkServer
@@ -35,7 +36,8 @@ class ClusterConfig:
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
     On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
     Each worker sends a heartbeat every `heartbeat` seconds. The instances are spread over `num_hosts` hosts,
-    neighbors on the same one. While the cluster serves, it may grow to `max_instances` (None: not at all).
+    neighbors on the same one. With `hosts` "ray" these are nodes of a Ray cluster, else this one. While the
+    cluster serves, it may grow to `max_instances` (None: not at all).
     """
 
     model: str
@@ -45,6 +47,7 @@ class ClusterConfig:
     num_instances: int = 4
     max_instances: int | None = None
     num_hosts: int = 1
+    hosts: str = "local"
     tp_size: int = 1
     kv_capacity: int = 16384
     host_kv_capacity: int = 0
@@ -63,9 +66,7 @@ class ClusterConfig:
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {value}")
         if self.num_hosts > self.num_instances:
-            raise ConfigError(
-                f"there are {self.num_hosts} hosts, but --num-instances is {self.num_instances}"
-            )
+            raise ConfigError(f"--num-hosts is {self.num_hosts}, but --num-instances is {self.num_instances}")
         self._check_max_instances()
 
     def _check_max_instances(self) -> None:
@@ -129,6 +130,18 @@ async def local_workers(
         starter = LocalStarter(fork_server, directory)
         async with workers_of(config, starter, lookahead, backoff=backoff) as executor:
             yield executor
+
+
+def cluster_workers(
+    config: ClusterConfig, lookahead: LookaheadMargin, *, backoff: Backoff | None = None
+) -> AbstractAsyncContextManager[WorkersExecutor]:
+    """Return the context of the workers of a cluster, on this host or on those of Ray."""
+    if config.hosts == "local":
+        return local_workers(config, lookahead, backoff=backoff)
+    set_environment()
+    from loong.launcher.hosts.ray_hosts import ray_workers  # not at the top: Ray is optional
+
+    return ray_workers(config, lookahead, backoff=backoff)
 
 
 @contextmanager

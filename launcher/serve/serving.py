@@ -35,7 +35,7 @@ from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.banner import log_banner, log_call_format, log_missing_grammars
 from loong.launcher.serve.cost_model_alarm import CostModelAlarm
 from loong.launcher.serve.front import Front, front_here
-from loong.launcher.serve.local import ClusterConfig, local_workers
+from loong.launcher.serve.local import ClusterConfig, cluster_workers
 from loong.launcher.serve.state_dump import StateDump
 from loong.launcher.serve.status_line import log_status
 from loong.launcher.serve.stop_signals import StopSignals
@@ -124,7 +124,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     log_missing_grammars()
     cluster = _cluster(config, prior)
     backoff = None if cluster.device != "cpu" else Backoff()  # the fabrics of GPUs keep their peers mapped
-    async with local_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
+    async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
         base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)

@@ -60,6 +60,11 @@ class AttentionStep:
         return self.batch.holder_ids(self.placements[r] for r in self.batch.request_ids)
 
     @cached_property
+    def has_holes(self) -> bool:
+        """Return whether a request of the batch has KV behind a position that it lacks."""
+        return any(self.placements[request_id].has_holes for request_id in self.batch.request_ids)
+
+    @cached_property
     def peer_ids(self) -> tuple[InstanceId, ...]:
         """All other instances that have a part in the step, members and holders, ascending."""
         return tuple(sorted({*self.batch.group.instance_ids, *self.holder_ids} - {self.instance_id}))

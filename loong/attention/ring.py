@@ -96,6 +96,8 @@ def own_rows(step: AttentionStep) -> OwnRows:
     for block in step.blocks:
         first = first_new_rows[block.request_id] if block.transfer is Transfer.KV else end
         new_rows.append(row_range(slice(first, first + len(block.positions))))
+        if block.transfer is Transfer.KV:
+            first_new_rows[block.request_id] += len(block.positions)
         if block.transfer is not Transfer.KV:
             rows_to_store.append(new_rows[-1])
             end += len(block.positions)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.positions import EMPTY, intersection
+from loong.core.positions import intersection
 from loong.core.request import RequestId
 
 
@@ -53,8 +53,8 @@ def num_retained_tokens(batch: BatchPlan) -> int:
         blocks = batch.blocks_of(request_id)
         if blocks[0].transfer is Transfer.QUERY and not batch.pushes:  # whose KV stays at its masters
             continue
-        made = {block.master_id: block.positions for block in blocks}
         for segment in batch.writes_of(request_id):
-            at_home = intersection(segment.positions, made.get(segment.instance_id, EMPTY))
-            total += len(segment.positions) - len(at_home)
+            made = [block.positions for block in blocks if block.master_id == segment.instance_id]
+            at_home = sum(len(intersection(segment.positions, positions)) for positions in made)
+            total += len(segment.positions) - at_home
     return total

@@ -9,7 +9,7 @@ from loong.core.errors import InvalidPlanError
 from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
-from loong.core.positions import EMPTY, first_overlap, is_partition, is_subset
+from loong.core.positions import first_of, first_overlap, intersection, is_partition, is_within
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.core.value import value
@@ -27,12 +27,13 @@ def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
 
 @value
 class Part:
-    """A batch's part for one request: the next `positions` to compute, in these blocks."""
+    """A batch's part for one request: the first of its missing positions, in these blocks."""
 
     view: RequestView
     blocks: tuple[QueryBlock, ...]
     writes: tuple[KVSegment, ...]
-    positions: range
+    positions: tuple[range, ...]
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,11 @@ class Case:
     def _parts_of(self, batch: BatchPlan) -> Iterator[Part]:
         for request_id in batch.request_ids:
             view, blocks = self.view(request_id), batch.blocks_of(request_id)
-            first, num_tokens = view.num_computed_tokens, len(blocks[0].positions)
+            num_tokens = len(blocks[0].positions)
             if len(blocks) > 1:
                 num_tokens = sum([len(block.positions) for block in blocks])
-            yield Part(view, blocks, batch.writes_of(request_id), range(first, first + num_tokens))
+            positions = first_of(view.missing, num_tokens)
+            yield Part(view, blocks, batch.writes_of(request_id), positions, num_tokens)
 
 
 def check_ranges(case: Case) -> None:
@@ -134,7 +136,10 @@ def check_requests_are_at_rest(case: Case) -> None:
 
 
 def check_queries(case: Case) -> None:
-    """Check that each request's queries are its next uncomputed positions, each once, at valid masters."""
+    """Check that each request's queries are its first missing positions, each once, at valid masters.
+
+    So no position is computed again, and none before all earlier ones.
+    """
     for batch, parts in case.parts:
         if not batch.queries:
             raise InvalidPlanError(f"the batch of group {batch.group.instance_ids} has no queries")
@@ -146,33 +151,47 @@ def check_queries(case: Case) -> None:
 
 
 def _check_positions(part: Part) -> None:
-    view, num_tokens = part.view, len(part.positions)
+    view, num_tokens = part.view, part.num_tokens
     if not 0 < num_tokens <= view.num_uncomputed_tokens:
         raise InvalidPlanError(
             f"request {view.request_id} is to compute {num_tokens} tokens, "
             f"but {view.num_uncomputed_tokens} are uncomputed"
         )
+    for block in part.blocks if view.has_holes else ():
+        for segment in view.placement.segments:
+            if again := intersection(block.positions, segment.positions):
+                raise InvalidPlanError(
+                    f"request {view.request_id} is to compute positions {_positions_text(again)} again, "
+                    f"which are on instance {segment.instance_id}"
+                )
     _check_each_once("queries", view, part.blocks, part.positions)
 
 
 def _check_each_once(
-    name: str, view: RequestView, named: Sequence[QueryBlock | KVSegment], whole: range
+    name: str, view: RequestView, named: Sequence[QueryBlock | KVSegment], whole: tuple[range, ...]
 ) -> None:
     """Raise `InvalidPlanError` unless these have all positions of `whole`, each once, and no others."""
-    if len(named) == 1 and named[0].positions == whole:
+    if len(named) == len(whole) == 1 and named[0].positions == whole[0]:
         return  # always so for a decode
     positions = [one.positions for one in named]
-    if not is_partition(positions, whole):
+    if not is_partition(positions, *whole):
+        due = " and ".join(map(_positions_text, whole))
         raise InvalidPlanError(
-            f"the {name} of request {view.request_id} are not positions {whole.start} to "
-            f"{whole.stop - 1}, each once: {positions}"
+            f"the {name} of request {view.request_id} are not positions {due}, each once: {positions}"
         )
+
+
+def _positions_text(positions: range) -> str:
+    if len(positions) == 1:
+        return str(positions[0])
+    step = f" in steps of {positions.step}" if positions.step > 1 else ""
+    return f"{positions[0]} to {positions[-1]}{step}"
 
 
 def _check_blocks(part: Part) -> None:
     if len({block.transfer for block in part.blocks}) > 1:
         raise InvalidPlanError(f"request {part.view.request_id} moves both KV and queries in one batch")
-    if len({block.master_id for block in part.blocks}) < len(part.blocks):
+    if len({block.master_id for block in part.blocks}) < len(part.blocks) and not part.view.has_holes:
         raise InvalidPlanError(f"request {part.view.request_id} has two blocks at one master")
 
 
@@ -197,6 +216,12 @@ def check_leases(case: Case) -> None:
             continue
         for part in parts:
             view, transfer = part.view, part.blocks[0].transfer
+            if view.has_holes:
+                lacked = " and ".join(map(_positions_text, view.placement.holes))
+                raise InvalidPlanError(
+                    f"request {view.request_id} is to take a lease of {batch.num_steps} steps, "
+                    f"but lacks positions {lacked}"
+                )
             if not view.is_decoding or transfer is not Transfer.QUERY:
                 raise InvalidPlanError(
                     f"request {view.request_id} is to take a lease of {batch.num_steps} steps with "
@@ -230,21 +255,21 @@ def check_writes(case: Case) -> None:
 def _check_stored_once(batch: BatchPlan, part: Part) -> None:
     stored = part.positions
     if batch.num_steps > 1:
-        stored = range(stored.start, stored.start + min(batch.num_steps, part.view.num_remaining_tokens))
+        first = stored[0].start
+        stored = (range(first, first + min(batch.num_steps, part.view.num_remaining_tokens)),)
     _check_each_once("writes", part.view, part.writes, stored)
 
 
 def _check_masters_store(batch: BatchPlan, part: Part) -> None:
     if len(part.writes) == len(part.blocks) == 1 and part.writes[0].instance_id == part.blocks[0].master_id:
         return  # as in every decode: each token is made and stored once on the same instance
-    made = {block.master_id: block.positions for block in part.blocks}
     for segment in part.writes:
         if segment.instance_id not in batch.group.instance_ids:
             continue  # pushed
-        positions = made.get(segment.instance_id, EMPTY)
-        if batch.num_steps > 1 and positions:  # the block's one token, and those of the steps after it
-            positions = range(positions[0], segment.positions[-1] + 1)
-        if not is_subset(segment.positions, positions):
+        made = [block.positions for block in part.blocks if block.master_id == segment.instance_id]
+        if batch.num_steps > 1 and made:  # the block's one token, and those of the steps after it
+            made = [range(made[0].start, segment.positions[-1] + 1)]
+        if not is_within(segment.positions, made):
             raise InvalidPlanError(f"{segment} is stored where it is not made, though its KV does not travel")
 
 

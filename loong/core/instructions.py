@@ -22,9 +22,10 @@ class Sibling(NamedTuple):
 class RequestInput(NamedTuple):
     """The data of one request of a batch that workers do not have yet.
 
-    `token_ids` are those of the batch's positions of this request, ascending. `placement` is the KV that
-    exists before the batch. `sampling_params` is None where the batch does not reach the last known token, so
-    that nothing is sampled. `prompt_token_ids` are given only if there is a repetition penalty, and
+    `token_ids` are those from `first_position` to the batch's last position of this request. `placement` is
+    the KV that exists before the batch. `sampling_params` is None where the batch does not reach the last
+    known token, so that nothing is sampled. `prompt_token_ids` are given only if there is a repetition
+    penalty, and
     `output_token_ids` only if sampling needs them. `siblings` begin when the batch ends, with all KV that the
     request then has.
 
@@ -56,6 +57,11 @@ class RequestInput(NamedTuple):
             output_token_ids=(*self.output_token_ids, token.token_id) if params.needs_output else (),
             depends_on_batch_id=None,
         )
+
+    @property
+    def first_position(self) -> int:
+        """Return the first position of the batch, the lowest whose KV is missing."""
+        return self.placement.first_missing
 
     @property
     def last_stop(self) -> int:
@@ -137,11 +143,15 @@ class MoveKV:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseKV:
-    """These instances free an owner's slots: of the positions given, or (None) all."""
+    """These instances free an owner's slots: of the positions given, or (None) all.
+
+    With `is_void`, they are slots of a void batch, which may or may not have taken them.
+    """
 
     owner_id: OwnerId
     instance_ids: tuple[InstanceId, ...]
     positions: range | None = None
+    is_void: bool = False
 
 
 Instruction: TypeAlias = RunBatch | ExtendLease | StopLease | MoveKV | ReleaseKV

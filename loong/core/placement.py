@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from loong.core.errors import InvalidPlanError
-from loong.core.positions import coalesce, intersection, joining, stripe, subtract
+from loong.core.positions import coalesce, is_within, joining, stripe, subtract
 
 InstanceId: TypeAlias = int
 OwnerId: TypeAlias = str  # a request's id, or a shared prefix's
@@ -23,7 +23,7 @@ class KVSegment(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """All segments of one owner: disjoint, and in as few ranges as they fit."""
+    """All segments of one owner: disjoint, and in as few ranges as they fit. They may leave holes."""
 
     segments: tuple[KVSegment, ...] = ()
 
@@ -31,6 +31,31 @@ class Placement:
     def num_tokens(self) -> int:
         """Return the tokens whose KV exists, over all instances."""
         return sum(len(segment.positions) for segment in self.segments)
+
+    @cached_property
+    def stop(self) -> int:
+        """Return one more than the last position; 0 if there is none."""
+        return max([segment.positions[-1] + 1 for segment in self.segments], default=0)
+
+    @property
+    def has_holes(self) -> bool:
+        """Return whether it lacks a position before its last one."""
+        return self.num_tokens < self.stop
+
+    @cached_property
+    def holes(self) -> tuple[range, ...]:
+        """Return the positions that it lacks before its last one, in as few ranges as they fit."""
+        if not self.has_holes:
+            return ()
+        lacked: tuple[range, ...] = (range(self.stop),)
+        for segment in self.segments:
+            lacked = subtract(lacked, segment.positions)
+        return coalesce(lacked)
+
+    @property
+    def first_missing(self) -> int:
+        """Return the lowest position that it lacks."""
+        return self.holes[0].start if self.has_holes else self.stop
 
     @cached_property
     def instance_ids(self) -> tuple[InstanceId, ...]:
@@ -51,8 +76,7 @@ class Placement:
 
     def holds(self, segment: KVSegment) -> bool:
         """Return whether all of `segment` is where it says."""
-        found = sum(len(intersection(held, segment.positions)) for held in self.on(segment.instance_id))
-        return found == len(segment.positions)
+        return is_within(segment.positions, self.on(segment.instance_id))
 
     def of(self, owner_id: OwnerId) -> "Placement":
         """Return the same segments with another owner."""
@@ -95,6 +119,7 @@ class Placement:
             placement = Placement((*self.segments[:-1], grown))
             known = vars(placement)  # the known values of its cached properties
             known["num_tokens"], known["instance_ids"] = self.num_tokens + len(new), self.instance_ids
+            known["stop"] = max(self.stop, new.stop)
             return placement
         return None
 

@@ -25,7 +25,10 @@ class Transfer(Enum):
 
 
 class QueryBlock(NamedTuple):
-    """Positions of one request that one instance, their master, computes in a step."""
+    """Positions of one request that one instance, their master, computes in a step.
+
+    A master has several blocks of a request if those positions are no single range.
+    """
 
     request_id: RequestId
     positions: range

@@ -5,8 +5,8 @@ function here uses number theory, never enumeration. All ranges here have a posi
 members.
 """
 
-from collections.abc import Iterable
-from itertools import chain, pairwise
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain, pairwise
 from math import gcd
 
 EMPTY = range(0)
@@ -94,14 +94,22 @@ def _first_overlap_of_different_steps(groups: Iterable[list[range]]) -> range | 
     return None
 
 
-def is_partition(ranges: Iterable[range], whole: range) -> bool:
-    """Return whether every member of `whole` is in exactly one of `ranges`, and nothing else is in any."""
+def is_within(positions: range, ranges: Iterable[range]) -> bool:
+    """Return whether every member of `positions` is in one of `ranges`, which are disjoint."""
+    return sum(len(intersection(positions, r)) for r in ranges) == len(positions)
+
+
+def is_partition(ranges: Iterable[range], *whole: range) -> bool:
+    """Return whether every member of `whole`, which is disjoint, is in exactly one of `ranges`.
+
+    Nothing else may be in any of them.
+    """
     pieces = [r for r in ranges if r]
-    if len(pieces) == 1:
-        return pieces[0] == whole
+    if len(pieces) == len(whole) == 1:
+        return pieces[0] == whole[0]
     return (
-        sum(map(len, pieces)) == len(whole)
-        and all(is_subset(piece, whole) for piece in pieces)
+        sum(map(len, pieces)) == sum(map(len, whole))
+        and all(is_within(piece, whole) for piece in pieces)
         and first_overlap(pieces) is None
     )
 
@@ -139,3 +147,66 @@ def _continues(earlier: range, later: range) -> bool:
     if len(earlier) == 1 and len(later) == 1:
         return gap == 1 or gap == earlier.step == later.step
     return (len(earlier) == 1 or earlier.step == gap) and (len(later) == 1 or later.step == gap)
+
+
+def num_below(ranges: Iterable[range], stop: int) -> int:
+    """Return the number of members below `stop`."""
+    return sum(len(range(r.start, min(r.stop, stop), r.step)) for r in ranges)
+
+
+def first_of(ranges: Sequence[range], count: int) -> tuple[range, ...]:
+    """Return the `count` lowest members of disjoint `ranges`, or all if there are fewer."""
+    if len(ranges) == 1:
+        return (ranges[0][:count],)
+    low, high = 0, max((r[-1] + 1 for r in ranges if r), default=0)
+    while low < high:  # for the lowest `high` below which there are that many
+        middle = (low + high) // 2
+        if num_below(ranges, middle) < count:
+            low = middle + 1
+        else:
+            high = middle
+    pieces = (range(r.start, min(r.stop, high), r.step) for r in ranges)
+    return tuple(piece for piece in pieces if piece)
+
+
+def dealt(ranges: Sequence[range], count: int) -> tuple[tuple[range, ...], ...]:
+    """Return the stripes of `ranges` for each of `count` ring positions, which differ by one member at most.
+
+    Each range goes on at the ring position after the one where the range before it ends.
+    """
+    firsts = tuple(accumulate(map(len, ranges), initial=0))
+    stripes = (
+        tuple(stripe(r, (index - first) % count, count) for r, first in zip(ranges, firsts, strict=False))
+        for index in range(count)
+    )
+    return tuple(tuple(filter(None, pieces)) for pieces in stripes)
+
+
+def cut(ranges: Sequence[range], boundaries: Iterable[int]) -> tuple[tuple[range, ...], ...]:
+    """Return the pieces between ascending `boundaries`, counted in members of one range after the other."""
+    firsts = tuple(accumulate(map(len, ranges), initial=0))
+    return tuple(
+        tuple(filter(None, (r[max(0, a - f) : max(0, b - f)] for r, f in zip(ranges, firsts, strict=False))))
+        for a, b in pairwise(boundaries)
+    )
+
+
+def num_ordered_pairs(keys: range, queries: range) -> int:
+    """Return the number of pairs of a key and a query at or after it."""
+    last = keys[-1] if keys else 0
+    behind = queries[num_below((queries,), last) :]  # these are after every key
+    among = queries[num_below((queries,), keys.start) : len(queries) - len(behind)]
+    met = _sum_of_floors(len(among), keys.step, queries.step, among.start - keys.start) + len(among)
+    return met + len(behind) * len(keys)
+
+
+def _sum_of_floors(count: int, divisor: int, slope: int, offset: int) -> int:
+    """Return the sum of (slope * i + offset) // divisor for i from 0 to `count` - 1, as Euclid would."""
+    total = 0
+    while count:
+        total += (count - 1) * count // 2 * (slope // divisor) + count * (offset // divisor)
+        slope, offset = slope % divisor, offset % divisor
+        highest = slope * count + offset
+        count, offset = highest // divisor, highest % divisor
+        slope, divisor = divisor, slope
+    return total

@@ -294,6 +294,20 @@ class RequestView:
         return self.placement.num_tokens
 
     @property
+    def has_holes(self) -> bool:
+        """Return whether KV is missing before some that exists, as after the loss of an instance."""
+        return self.placement.has_holes
+
+    @property
+    def missing(self) -> tuple[range, ...]:
+        """Return the positions of known tokens whose KV does not exist, in disjoint ranges.
+
+        Batches compute them from the lowest on. The stripe that instance i of P has lost is `range(i, n, P)`.
+        """
+        placement = self.placement
+        return (*placement.holes, range(placement.stop, self.num_known_tokens))
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Return the tokens to compute before the next one can be sampled; 1 in the decode phase."""
         return self.num_prompt_tokens + self.num_output_tokens - self.placement.num_tokens

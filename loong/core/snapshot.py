@@ -78,13 +78,15 @@ class ClusterStats:
     A scale-up is a batch on more instances than any of its requests had in the batch before. A scale-down is
     one on fewer than one of them had. Retained tokens are those kept by another instance than the one that
     computed them. Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and
-    leaves are of instances; those at the start are no joins.
+    leaves are of instances; those at the start are no joins. Recomputed tokens, some of the computed ones,
+    are those whose KV had been lost with an instance.
     """
 
     num_arrived: int = 0
     num_ended: int = 0
     num_failed: int = 0
     num_computed_tokens: int = 0
+    num_recomputed_tokens: int = 0
     num_output_tokens: int = 0
     num_scale_ups: int = 0
     num_scale_downs: int = 0

@@ -6,7 +6,7 @@ or is served to another group, when its batch has made all of it. A token that a
 that a grammar must see first, has to come from there.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -82,6 +82,11 @@ class BatchQueue:
         self._held = [one for one in held if one.waits_for]
         ready = [self._ready(one.instruction) for one in held if not one.waits_for]
         return Released(ready, self._leave(batch_id))
+
+    @property
+    def held(self) -> Iterator[Instruction]:
+        """The instructions that wait, in their order."""
+        return (held.instruction for held in self._held)
 
     def drop(self, is_void: Callable[[Instruction], bool]) -> None:
         """Drop held instructions that can never be carried out."""

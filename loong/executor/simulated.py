@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
+from operator import itemgetter
 from random import Random
 from typing import TypeAlias, assert_never
 
@@ -186,7 +187,7 @@ class SimulatedExecutor:
                 if self._migrations.pop(event.migration_id, None) is None:
                     return None
             case InstanceLost():
-                self._lose(event.instance_id)
+                return replace(event, void_batch_ids=self._lose(event.instance_id))
             case _:
                 pass
         return event
@@ -249,15 +250,24 @@ class SimulatedExecutor:
         ):
             self._schedule(end.time, end)
 
-    def _end_batch(self, batch_id: int) -> None:
-        """Start the batches that waited for one that has ended, or never will."""
+    def _end_batch(self, batch_id: int, *, is_void: bool = False) -> None:
+        """Start the batches that waited for one that has ended, or never will.
+
+        KV that a void batch was to make does not migrate.
+        """
         self._computing = {i: computed for i, computed in self._computing.items() if computed != batch_id}
         released = self._queue.end(batch_id)
         self._queue.forget(batch_id)
         for ready in released.ready:
-            self._do(ready)
+            if is_void and isinstance(ready.instruction, MoveKV):
+                migration_id = ready.instruction.migration_id
+                self._migrations[migration_id] = ready.instruction.migration
+                self._schedule(self._now, MigrationFinished(self._now, migration_id, is_committed=False))
+            else:
+                self._do(ready)
         for begun_id in released.begun_ids:
-            self._begin(begun_id)
+            if begun_id in self._running:
+                self._begin(begun_id)
 
     def _hidden(self, running: _Running) -> float:
         """Return the seconds that a batch saves because it was sent while another ran."""
@@ -301,21 +311,35 @@ class SimulatedExecutor:
         time = self._now + seconds
         self._schedule(time, MigrationFinished(time, instruction.migration_id, is_committed=True))
 
-    def _lose(self, instance_id: InstanceId) -> None:
-        """Drop the batches and migrations of an instance: they never end, or never begin."""
-        self._queue.drop(lambda instruction: _needs(instruction, instance_id))
-        for batch_id, running in tuple(self._running.items()):
-            if instance_id in running.participant_ids:
-                del self._running[batch_id]
-                self._processors.cancel(batch_id, self._now)
-                self._end_batch(batch_id)
+    def _lose(self, instance_id: InstanceId) -> tuple[int, ...]:
+        """Drop the batches and migrations of an instance, and later batches of the same requests.
+
+        They never end, or never begin. Return the batches.
+        """
+        submitted = [i for _, _, item in self._due if isinstance(item, tuple) for i in item]
+        batches = {batch_id: (r.plan, r.participant_ids) for batch_id, r in self._running.items()}
+        for instruction in (*self._queue.held, *submitted):
+            if isinstance(instruction, RunBatch):
+                batches[instruction.batch_id] = instruction.plan, instruction.participant_ids
+        void, request_ids = set[int](), set[RequestId]()
+        for batch_id, (plan, participant_ids) in sorted(batches.items(), key=itemgetter(0)):
+            if instance_id in participant_ids or not request_ids.isdisjoint(plan.request_ids):
+                void.add(batch_id)
+                request_ids.update(plan.request_ids)
+        self._queue.drop(lambda instruction: _is_over(instruction, instance_id, void))
+        self._due = [
+            (time, order, _without(instance_id, void, item) if isinstance(item, tuple) else item)
+            for time, order, item in self._due
+        ]
+        for batch_id in void & self._running.keys():
+            del self._running[batch_id]
+            self._processors.cancel(batch_id, self._now)
+        for batch_id in sorted(void):
+            self._end_batch(batch_id, is_void=True)
         for migration_id, migration in tuple(self._migrations.items()):
             if instance_id in _ends(migration):
                 del self._migrations[migration_id]
-        self._due = [
-            (time, order, _without(instance_id, item) if isinstance(item, tuple) else item)
-            for time, order, item in self._due
-        ]
+        return tuple(sorted(void))
 
     def _schedule(self, time: float, item: Event | _Instructions) -> None:
         heapq.heappush(self._due, (time, next(self._order), item))
@@ -336,18 +360,19 @@ def _ends(migration: KVMigration) -> tuple[InstanceId, InstanceId]:
     return migration.segment.instance_id, migration.destination_id
 
 
-def _without(instance_id: InstanceId, instructions: _Instructions) -> _Instructions:
-    """Return the instructions that do not need an instance."""
-    return tuple(instruction for instruction in instructions if not _needs(instruction, instance_id))
+def _without(instance_id: InstanceId, void: set[int], instructions: _Instructions) -> _Instructions:
+    """Return the instructions that a loss leaves."""
+    return tuple(i for i in instructions if not _is_over(i, instance_id, void))
 
 
-def _needs(instruction: Instruction, instance_id: InstanceId) -> bool:
+def _is_over(instruction: Instruction, lost_id: InstanceId, void: set[int]) -> bool:
+    """Return whether an instruction is of a void batch, or moves KV of a lost instance."""
     match instruction:
-        case RunBatch():
-            return instance_id in instruction.participant_ids
+        case RunBatch() | ExtendLease() | StopLease():
+            return instruction.batch_id in void
         case MoveKV():
-            return instance_id in _ends(instruction.migration)
-        case ExtendLease() | StopLease() | ReleaseKV():
+            return lost_id in _ends(instruction.migration)
+        case ReleaseKV():
             return False
         case _:
             assert_never(instruction)

@@ -155,14 +155,13 @@ class Accounting:
     def close_batch(self, batch_id: int) -> tuple[LiveRequest, ...]:
         """Remove a batch from flight, and return its requests; siblings begin in any case.
 
-        The KV it made becomes theirs. For requests that are about to release all KV, its reserved slots count
-        instead.
+        The KV it made becomes theirs. For requests that have ended, its reserved slots count instead.
         """
         batch = self._free_instances(batch_id)
         lives, all_stored = [], list[KVSegment]()
         for request_id in batch.plan.request_ids:
             live = self.changing(request_id)
-            stored = batch.plan.writes_of(request_id) if live.is_over else batch.made(live)
+            stored = batch.plan.writes_of(request_id) if live.has_ended else batch.made(live)
             live.batch_id, live.placement = None, live.placement.adding(stored)
             all_stored += stored
             lives.append(live)
@@ -171,6 +170,27 @@ class Accounting:
             if live.siblings and live.request.request_id in batch.sampled:
                 lives += self._start_siblings(live)
         return tuple(lives)
+
+    def void_batch(self, batch_id: int) -> InFlightBatch:
+        """Remove a batch from flight that never ends; the KV that it has surely made stays."""
+        if (batch := self.ending.get(batch_id)) is not None:
+            for live in self.close_ending(batch_id):
+                for segment in batch.plan.writes_of(live.request.request_id):
+                    live.placement = live.placement.removing(segment)
+            self.release(batch.plan.num_reserved_tokens)
+            return batch
+        batch = self._free_instances(batch_id)
+        kept: Counter[InstanceId] = Counter()
+        for request_id in batch.plan.request_ids:
+            live = self.changing(request_id)
+            made = batch.made(live) if batch.is_lease else ()
+            live.batch_id, live.placement = None, live.placement.adding(made)
+            kept.update(tokens_by_instance(made))
+        self.count(num_computed_tokens=kept.total())
+        self.release(Counter(batch.plan.num_reserved_tokens) - kept)
+        for sibling in batch.siblings:
+            sibling.batch_id = None
+        return batch
 
     def _free_instances(self, batch_id: int) -> InFlightBatch:
         batch = self.batches.pop(batch_id)
@@ -222,14 +242,13 @@ class Accounting:
         """Return whether everything about a batch's end is known, except the tokens it samples.
 
         It is not for a lease, whose number of steps is open; for KV that several requests share, that is
-        pushed, that moves or is lost; and for a batch that waits for another to end.
+        pushed or moves; and for a batch that waits for another to end.
         """
         if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         lives = map(self.requests.__getitem__, batch.plan.request_ids)
         return not any(
-            live.migration_ids or live.copied or live.has_lost_kv or live.siblings or live.shared is not None
-            for live in lives
+            live.migration_ids or live.copied or live.siblings or live.shared is not None for live in lives
         )
 
     def ending_on(self, plan: BatchPlan) -> dict[int, float]:
@@ -282,7 +301,7 @@ class Accounting:
         return live
 
     def settle(self, lives: Iterable[LiveRequest]) -> tuple[Instruction, ...]:
-        """Release the requests that have ended or lost KV, once nothing in flight touches them.
+        """Release the requests that have ended, once nothing in flight touches them.
 
         KV that was copied while a batch read it is at its destination from now on.
         """
@@ -290,15 +309,13 @@ class Accounting:
         for live in lives:
             if live.batch_id is None and live.ending_id is None:
                 instructions += self._switch_copied(live)
-            if live.is_over and live.is_at_rest:
+            if live.has_ended and live.is_at_rest:
                 request_id = live.request.request_id
-                live.has_lost_kv = False
                 instructions += self.drop_kv(request_id)
-                if live.has_ended:
-                    self._leave_siblings(live)
-                    del self.requests[request_id]
-                    self.view_cache.drop(live)
-                    self.count(num_ended=1)
+                self._leave_siblings(live)
+                del self.requests[request_id]
+                self.view_cache.drop(live)
+                self.count(num_ended=1)
         return tuple(instructions)
 
     def _switch_copied(self, live: LiveRequest) -> list[Instruction]:
@@ -333,7 +350,7 @@ class Accounting:
         live = self.changing(request_id)
         placement, live.placement = live.placement, Placement()
         self.release_kv(live, placement.segments)
-        live.shared = None
+        live.shared, live.lost_until = None, 0
         holders = placement.instance_ids
         return (ReleaseKV(request_id, holders),) if holders else ()
 

@@ -45,7 +45,7 @@ def _check_requests(accounting: Accounting) -> None:
             raise InvalidEventError(f"positions {shared} of request {request_id} are in two slots")
         if live.is_at_rest and live.has_ended:
             raise InvalidEventError(f"request {request_id} has ended but keeps its KV")
-        if live.is_at_rest and live.view().num_uncomputed_tokens < 1:
+        if live.is_at_rest and live.placement.stop >= live.view().num_known_tokens:
             raise InvalidEventError(f"request {request_id} is not in flight with nothing to compute")
 
 

@@ -37,6 +37,7 @@ from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
 from loong.state.in_flight_batch import InFlightBatch
 from loong.state.live_request import LiveRequest
+from loong.state.losses import lose_instance
 
 _finish_reason = attrgetter("finish_reason")
 
@@ -119,7 +120,7 @@ class ClusterState:
             case RequestAborted():
                 return Applied(self._abort(event.request_id))
             case InstanceLost():
-                return Applied(self._lose(event))
+                return Applied(lose_instance(self._accounting, event))
             case InstanceJoined():
                 self._join(event.instance)
                 self._accounting.count(num_joins=int(event.instance.kind is InstanceKind.FULL))
@@ -190,12 +191,19 @@ class ClusterState:
         batch.check_finished(event.num_steps)
         for live in batch.sampled.values():
             live.is_scored = True
-        accounting.count(num_computed_tokens=batch.num_computed_tokens)
+        accounting.count(
+            num_computed_tokens=batch.num_computed_tokens,
+            num_recomputed_tokens=self._num_recomputed_tokens(batch),
+        )
         if batch.ends_at is None:
             return Applied(accounting.settle(accounting.close_batch(event.batch_id)))
         released = accounting.settle(accounting.close_ending(event.batch_id))
         is_planned_for = accounting.are_busy(batch.plan.group.instance_ids) and not released
         return Applied(released, needs_plan=not is_planned_for)
+
+    def _num_recomputed_tokens(self, batch: InFlightBatch) -> int:
+        lives = map(self._accounting.requests.__getitem__, batch.plan.request_ids)
+        return sum([live.num_recomputed_tokens(batch.made(live)) for live in lives if live.lost_until])
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
         migration = self._accounting.migrations.get(event.migration_id)
@@ -226,80 +234,6 @@ class ClusterState:
         if next_step >= running.last_step:
             return ()
         return (self._end_lease(LeaseEnd(live.batch_id, next_step)),)
-
-    def _lose(self, event: InstanceLost) -> tuple[Instruction, ...]:
-        """Remove an instance: requests with KV on it, or in a batch with it, lose all KV and wait again.
-
-        A batch that loses a member or a holder is void for all of its requests. A migration between two other
-        instances goes on. Its request loses its KV when the migration has ended.
-        """
-        accounting, instance_id = self._accounting, event.instance_id
-        if instance_id not in accounting.instances:
-            raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
-        self._count_losses(instance_id)
-        hit_ids = {r for r, live in accounting.requests.items() if instance_id in live.placement.instance_ids}
-
-        def is_void(batch: InFlightBatch) -> bool:
-            return batch.has_part(instance_id) or batch.running.batch_id in event.void_batch_ids
-
-        voided = [batch_id for batch_id, batch in accounting.batches.items() if is_void(batch)]
-        for batch_id in voided:
-            hit_ids.update(accounting.batches[batch_id].request_ids)
-        for batch_id in [n for n, batch in accounting.ending.items() if is_void(batch)]:
-            hit_ids.update(live.request.request_id for live in accounting.close_ending(batch_id))
-        for request_id in hit_ids:
-            accounting.changing(request_id).has_lost_kv = True
-        for batch_id in voided:
-            accounting.close_batch(batch_id)
-        orphans = self._void_migrations(instance_id)
-        for request_id in hit_ids:
-            live = accounting.changing(request_id)
-            live.placement = live.placement.without(instance_id)
-            if live.shared is not None:
-                live.shared.lose(instance_id)
-        accounting.lose(instance_id, returns=event.returns)
-        return accounting.settle(
-            live for r, live in tuple(accounting.requests.items()) if r in hit_ids | orphans
-        )
-
-    def _count_losses(self, instance_id: InstanceId) -> None:
-        """Count the loss against the requests that the instance had begun to compute.
-
-        A batch that never started had no part in it: its instance may have been lost before.
-        """
-        in_flight = (*self._accounting.batches.values(), *self._accounting.ending.values())
-        batches = [
-            batch
-            for batch in in_flight
-            if batch.running.has_started and instance_id in batch.plan.group.instance_ids
-        ]
-        for request_id in {request_id for batch in batches for request_id in batch.plan.request_ids}:
-            self._accounting.changing(request_id).num_losses += 1
-
-    def _void_migrations(self, instance_id: InstanceId) -> frozenset[RequestId]:
-        """Remove the migrations of a lost instance from flight; return their requests."""
-        owners = self._void_copied(instance_id)
-        for migration_id, migration in tuple(self._accounting.migrations.items()):
-            arriving = migration.arriving
-            if instance_id in (migration.segment.instance_id, arriving.instance_id):
-                live = self._accounting.close_migration(migration_id)
-                owners.add(live.request.request_id)
-                if arriving.instance_id != instance_id:  # its slots are released with the request's others
-                    live.placement = live.placement.adding((arriving,))
-        return frozenset(owners)
-
-    def _void_copied(self, instance_id: InstanceId) -> set[RequestId]:
-        """Remove copies to or from a lost instance; return their requests."""
-        owners = set()
-        for request_id, live in self._accounting.requests.items():
-            void = [m for m in live.copied if instance_id in (m.segment.instance_id, m.destination_id)]
-            if void:
-                self._accounting.changing(request_id)
-                owners.add(request_id)
-                live.copied = [m for m in live.copied if m not in void]
-                left = [m.arriving for m in void if m.destination_id != instance_id]
-                live.placement = live.placement.adding(left)  # released with the request's others
-        return owners
 
     def _join(self, instance: ElasticInstance) -> None:
         if instance.instance_id in self._accounting.instances:

@@ -116,7 +116,7 @@ class InFlightBatch:
     def check_finished(self, num_steps: int) -> None:
         """Raise `InvalidEventError` unless each sampled request got `num_steps` tokens, or is over."""
         for request_id, live in self.sampled.items():
-            if self.num_tokens[request_id] != num_steps and not live.is_over:
+            if self.num_tokens[request_id] != num_steps and not live.has_ended:
                 raise InvalidEventError(
                     f"batch {self.running.batch_id} finished after {num_steps} steps, "
                     f"but produced {self.num_tokens[request_id]} tokens of {request_id}"
@@ -133,6 +133,21 @@ class InFlightBatch:
             KVSegment(request_id, range(p.start, min(p.stop, stop), p.step), segment.instance_id)
             for segment in writes
             if (p := segment.positions).start < stop
+        )
+
+    def unfinished(self, live: LiveRequest) -> tuple[KVSegment, ...]:
+        """Return the KV of a request that the batch may or may not have made, if it never ends.
+
+        A lease has made KV for each token that it produced; of other batches nothing is certain.
+        """
+        request_id, plan = live.request.request_id, self.plan
+        if not self.is_lease:
+            return plan.writes_of(request_id)
+        first = plan.blocks_of(request_id)[0].positions.start + self.num_tokens[request_id]
+        return tuple(
+            segment._replace(positions=rest)
+            for segment in plan.writes_of(request_id)
+            if (rest := range(first, segment.positions.stop))
         )
 
     @property

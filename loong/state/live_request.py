@@ -1,12 +1,13 @@
 """A request from its arrival to the release of its KV, as `ClusterState` keeps it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import RequestInput, Sibling
-from loong.core.placement import Placement
+from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration
+from loong.core.positions import num_below
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import NOTHING, Request, RequestView, TokenId
 from loong.state.shared_kv import SharedKV
@@ -22,7 +23,8 @@ class LiveRequest:
 
     While its batch is ending, the batch id moves from `batch_id` to `ending_id`, so that the next batch can
     be planned. `predicted_token_time` is the time of a token that is predicted but not there yet. A request
-    that is predicted to end then `is_leaving`: no policy sees it any more.
+    that is predicted to end then `is_leaving`: no policy sees it any more. Positions below `lost_until` that
+    have no KV had some, which was lost with an instance.
     """
 
     request: Request
@@ -35,7 +37,6 @@ class LiveRequest:
     migration_ids: set[int] = field(default_factory=set)
     copied: list[KVMigration] = field(default_factory=list)  # that wait for the end of its batch
     has_ended: bool = False
-    has_lost_kv: bool = False
     last_dop: int | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -45,6 +46,7 @@ class LiveRequest:
     shared: SharedKV | None = None
     number: int = 0
     num_losses: int = 0
+    lost_until: int = 0
     is_scored: bool = False  # the whole prompt, if asked for
 
     @property
@@ -57,10 +59,17 @@ class LiveRequest:
         """Return the tokens that it has, with the one that is predicted."""
         return len(self.output_token_ids) + (self.predicted_token_time is not None)
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether it, or at least all its KV, is released as soon as it is not in flight."""
-        return self.has_ended or self.has_lost_kv
+    def lose(self, instance_id: InstanceId) -> None:
+        """Drop the KV on an instance, which is lost."""
+        if self.shared is not None:
+            self.shared.lose(instance_id)
+        if instance_id in self.placement.instance_ids:
+            self.lost_until = max(self.lost_until, self.placement.stop)
+            self.placement = self.placement.without(instance_id)
+
+    def num_recomputed_tokens(self, made: Iterable[KVSegment]) -> int:
+        """Return how many of these tokens, which were just computed, had KV that was lost."""
+        return num_below((segment.positions for segment in made), self.lost_until)
 
     def error_of_going_on(self) -> InvalidEventError:
         """Return the error of a request that continues past its last token."""
@@ -82,7 +91,7 @@ class LiveRequest:
             request.slo,
             self.placement,
             self.batch_id,
-            bool(self.migration_ids) or bool(self.copied) or self.has_lost_kv,
+            bool(self.migration_ids) or bool(self.copied),
             self.has_ended,
             request.user,
             predicted_token_time if self.first_token_time is None else self.first_token_time,
@@ -96,8 +105,7 @@ class LiveRequest:
 
     def input_for(self, batch: BatchPlan) -> RequestInput:
         """Return the input of this request for the workers of a batch."""
-        first = self.placement.num_tokens
-        stop = first + sum([len(b.positions) for b in batch.blocks_of(self.request.request_id)])
+        first, stop = self.placement.first_missing, self._stop_of(batch)
         prompt, outputs = self.request.prompt_token_ids, self.output_token_ids
         num_prompt, num_outputs = len(prompt), self.num_output_tokens
         if first >= num_prompt:
@@ -128,12 +136,15 @@ class LiveRequest:
         A part that is computed again is scored again until a batch with the end of the prompt has ended.
         """
         num_top, prompt = self.request.num_prompt_logprobs, self.request.prompt_token_ids
-        first = self.placement.num_tokens
-        if num_top is None or self.is_scored or first >= len(prompt) - 1:
+        if num_top is None or self.is_scored or self.placement.first_missing >= len(prompt) - 1:
             return None
-        stop = first + sum([len(b.positions) for b in batch.blocks_of(self.request.request_id)])
+        stop = self._stop_of(batch)
         next_token_id = prompt[stop] if stop < len(prompt) else None
         return ScoredChunk(self.request.request_id, next_token_id, num_top)
+
+    def _stop_of(self, batch: BatchPlan) -> int:
+        """Return one more than the last position that a batch computes."""
+        return max([block.positions[-1] for block in batch.blocks_of(self.request.request_id)]) + 1
 
     def as_sibling(self) -> Sibling:
         """Return the sibling for the workers of the batch that ends the prompt of its primary."""

@@ -215,7 +215,7 @@ class Worker:
         self._constraints.prepare(command.grammar).add_done_callback(on_prepared)
 
     def _release(self, command: ReleaseKV) -> None:
-        if command.positions is None:  # the request has ended, or will be computed again
+        if command.positions is None or command.is_void:  # what is known here may go on elsewhere, or end
             self._constraints.forget(command.owner_id)
             if self._service is not None:
                 self._service.wait_for(command.owner_id)

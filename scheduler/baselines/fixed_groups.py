@@ -51,6 +51,11 @@ class FixedGroup:
         """Return the free slots of all its instances."""
         return sum(self.free.values())
 
+    @property
+    def too_long(self) -> list[RequestView]:
+        """Return requests not in flight that never fit it, since it has lost instances."""
+        return [view for view in self.decodes + self.prefills if view.num_final_tokens > self.capacity]
+
     def hold(self, view: RequestView, is_in_step: bool) -> None:
         """Count the final KV of a request here or on its way; `is_in_step` if it decodes with others."""
         self.num_promised += view.num_final_tokens
@@ -115,7 +120,7 @@ def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> l
         for batch in instance_set.batches:
             for view in map(found.snapshot.request.__getitem__, batch.plan.request_ids):
                 if not view.has_ended:
-                    has_prompt = view.num_computed_tokens >= view.num_prompt_tokens
+                    has_prompt = view.num_computed_tokens >= view.num_prompt_tokens and not view.has_holes
                     group.hold(view, is_in_step=has_prompt and view.num_output_tokens > 0)
     return groups
 

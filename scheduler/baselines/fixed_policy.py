@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup
+from loong.core.placement import tokens_by_instance
 from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption, Transfer
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
@@ -56,7 +57,7 @@ def plan_fixed_groups(
         has_prompts = bool(group.prefills or group.joining)
         if group.batches:
             ends += lease_ends(group.batches) if has_prompts else ()
-        elif leaving := latest_in_the_way(group.decodes, group.num_free):
+        elif leaving := group.too_long or latest_in_the_way(group.decodes + group.prefills, group.num_free):
             victims += leaving  # the next plan, which follows at once, can use their slots
         elif has_prompts:
             batches.append(filling.step(group, cost_model, max_tokens))
@@ -93,7 +94,7 @@ def _prompt_part(view: RequestView, num_tokens: int, group: FixedGroup) -> Reque
         return whole_part(view, num_tokens, group.instance_ids[0])
     ring = ESPGroup(group.instance_ids)
     part = striped_part(view, num_tokens, ring, Transfer.KV)
-    if all(len(s.positions) <= group.free[s.instance_id] for s in part.writes):
+    if all(num_tokens <= group.free[i] for i, num_tokens in tokens_by_instance(part.writes).items()):
         return part
     return retained_part(view, num_tokens, ring, group.free)
 

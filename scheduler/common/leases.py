@@ -65,10 +65,15 @@ def lease_ends(batches: Iterable[RunningBatch]) -> tuple[LeaseEnd, ...]:
 
 
 def latest_in_the_way(views: Iterable[RequestView], num_free: int) -> list[RequestView]:
-    """Return the latest arrivals, never the first, whose KV must go so that each other one has a slot."""
+    """Return the latest arrivals, never the first, whose KV must go so that each other one can be computed.
+
+    A decode needs a slot, others one for each missing position.
+    """
     staying, leaving = sorted(views, key=arrival_order), []
-    while len(staying) > 1 and num_free < len(staying):
+    num_needed = sum([view.num_uncomputed_tokens for view in staying])
+    while len(staying) > 1 and num_free < num_needed:
         latest = staying.pop()
         leaving.append(latest)
         num_free += latest.num_own_tokens
+        num_needed -= latest.num_uncomputed_tokens
     return leaving

@@ -1,12 +1,12 @@
 """The part of one request in a batch: masters, positions, and where the new KV stays."""
 
 from collections.abc import Iterable, Mapping
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.positions import stripe
+from loong.core.positions import cut, dealt, first_of
 from loong.core.request import RequestView
 from loong.core.value import value
 
@@ -23,6 +23,11 @@ class RequestPart:
         """Return the number of tokens that are computed."""
         return sum(len(block.positions) for block in self.queries)
 
+    @property
+    def keeper_ids(self) -> tuple[InstanceId, ...]:
+        """Return the instances that store new KV, ascending."""
+        return tuple(sorted({segment.instance_id for segment in self.writes}))
+
 
 def batch_of(
     group: ESPGroup, parts: Iterable[RequestPart], num_steps: int = 1, predicted_time: float | None = None
@@ -34,10 +39,9 @@ def batch_of(
     return BatchPlan(group, queries, writes, num_steps, predicted_time)
 
 
-def next_positions(view: RequestView, num_tokens: int) -> range:
-    """Return the next `num_tokens` positions to compute."""
-    first = view.num_computed_tokens
-    return range(first, first + num_tokens)
+def next_positions(view: RequestView, num_tokens: int) -> tuple[range, ...]:
+    """Return the next `num_tokens` positions to compute: the first ones whose KV is missing."""
+    return first_of(view.missing, num_tokens)
 
 
 def decode_part(view: RequestView, master_id: InstanceId, num_steps: int = 1) -> RequestPart:
@@ -52,16 +56,17 @@ def decode_part(view: RequestView, master_id: InstanceId, num_steps: int = 1) ->
 
 def whole_part(view: RequestView, num_tokens: int, master_id: InstanceId) -> RequestPart:
     """Return a chunk that one master computes and stores; its queries travel to KV on other instances."""
-    positions = next_positions(view, num_tokens)
-    block = QueryBlock(view.request_id, positions, master_id, Transfer.QUERY)
-    return RequestPart((block,), (KVSegment(view.request_id, positions, master_id),))
+    return striped_part(view, num_tokens, ESPGroup((master_id,)), Transfer.QUERY)
 
 
 def striped_part(view: RequestView, num_tokens: int, group: ESPGroup, transfer: Transfer) -> RequestPart:
     """Return a chunk in stripes of size 1 over the ring, every stripe stored where it is made."""
-    positions = next_positions(view, num_tokens)
-    stripes = ((stripe(positions, i, group.dop), master) for i, master in enumerate(group.instance_ids))
-    blocks = tuple(QueryBlock(view.request_id, p, master, transfer) for p, master in stripes if p)
+    stripes = dealt(next_positions(view, num_tokens), group.dop)
+    blocks = tuple(
+        QueryBlock(view.request_id, positions, master_id, transfer)
+        for pieces, master_id in zip(stripes, group.instance_ids, strict=True)
+        for positions in pieces
+    )
     return RequestPart(blocks, tuple(KVSegment(view.request_id, b.positions, b.master_id) for b in blocks))
 
 
@@ -77,9 +82,12 @@ def retained_part(
     striped = striped_part(view, num_tokens, group, Transfer.KV)
     positions, total = next_positions(view, num_tokens), sum(free.values())
     if len(free) * min(free.values()) >= num_tokens:
-        parts = [stripe(positions, i, len(free)) for i in range(len(free))]
+        parts = dealt(positions, len(free))
     else:
-        boundaries = (num_tokens * slots // total for slots in accumulate(free.values(), initial=0))
-        parts = [positions[a:b] for a, b in pairwise(boundaries)]
-    kept = zip(parts, free, strict=True)
-    return RequestPart(striped.queries, tuple(KVSegment(view.request_id, p, i) for p, i in kept if p))
+        parts = cut(positions, (num_tokens * n // total for n in accumulate(free.values(), initial=0)))
+    writes = (
+        KVSegment(view.request_id, piece, instance_id)
+        for pieces, instance_id in zip(parts, free, strict=True)
+        for piece in pieces
+    )
+    return RequestPart(striped.queries, tuple(writes))

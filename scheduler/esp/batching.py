@@ -254,9 +254,9 @@ class BatchBuilder:
         share = self._on_one(step, prefill, budget)
         if share is None:
             return 0
-        (write,) = share.writes
+        (keeper_id,) = share.keeper_ids
         is_most = share.num_tokens >= (1 - MIN_CHUNK_SHARE) * prefill.num_tokens
-        has_room = step.free[write.instance_id] > prefill.num_tokens
+        has_room = step.free[keeper_id] > prefill.num_tokens
         return step.add(prefill.view, share) if is_most or (has_room and self._can_be_slow(prefill)) else 0
 
     def _can_be_slow(self, prefill: PrefillCandidate) -> bool:

@@ -105,7 +105,7 @@ class ChunkSizer:
             return ringed or exchanged
         if ringed.num_tokens != exchanged.num_tokens:
             return ringed if ringed.num_tokens > exchanged.num_tokens else exchanged
-        if len(ringed.writes) == 1:
+        if len(ringed.keeper_ids) == 1:
             return ringed
         return min(ringed, exchanged, key=partial(self.seconds_with, view))
 
@@ -157,7 +157,7 @@ class ChunkSizer:
         if not num_tokens:
             return None
         part = way.part_of(num_tokens)
-        num_stripes = len(part.writes)
+        num_stripes = len(part.keeper_ids)
         if num_stripes < num_tokens < view.num_uncomputed_tokens and num_tokens % num_stripes:
             return way.part_of(num_tokens - num_tokens % num_stripes)  # the next chunk continues its stripes
         return part

@@ -32,14 +32,16 @@ class DecodeBatch:
 class PaperCluster:
     """The cluster that the published policy plans. `free` is the slots of each full instance.
 
-    `idle` have no work; of them, `emptying` still send KV away, and their slots are those that they will
-    have. `receiving` are yet to get some KV. Instances with a step that cannot end early are left out.
+    Requests of sets in `repairing` have lost KV. `idle` have no work; of them, `emptying` still send KV away,
+    and their slots are those that they will have. `receiving` are yet to get some KV. Instances with a step
+    that cannot end early are left out.
     """
 
     planning_view: PlanningView
     cost_model: CostModel
     config: PolicyConfig
     free: dict[InstanceId, int]
+    repairing: list[InstanceSet] = field(default_factory=list)
     idle: list[InstanceId] = field(default_factory=list)
     decoding: list[DecodeBatch] = field(default_factory=list)
     emptying: set[InstanceId] = field(default_factory=set)
@@ -64,6 +66,8 @@ class PaperCluster:
             views = [*instance_set.decodes, *(view for view in in_flight if not view.has_ended)]
             if views:
                 self.decoding.append(DecodeBatch(instance_set.instance_ids, views, instance_set.batches))
+        elif instance_set.is_ready and instance_set.prefills:
+            self.repairing.append(instance_set)
         elif instance_set.is_ready and instance_set.decodes:
             self.decoding.append(DecodeBatch(instance_set.instance_ids, instance_set.decodes))
         elif instance_set.is_ready and self.receiving.isdisjoint(instance_set.instance_ids):

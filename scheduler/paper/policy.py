@@ -16,11 +16,13 @@ Where the paper gives no rule, or a constant of its cluster, this policy does th
 - With nothing idle, and no decode batch worth stopping, the first prompt still gets instances whose KV has
   room on others. So decode batches give way to prompts of any length.
 - A batch whose instances are not all free begins when they are. Leases on them end, and the free ones wait.
+- A request that has lost KV with an instance is computed where its other KV is, before all others there.
 - While a decode batch lacks slots, also with those of all batches not in flight, no prompt begins and all
   leases end. If no lease is left, the latest arrival is preempted.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
@@ -35,12 +37,25 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.paper.allocation import Moves, PaperAllocation
 from loong.scheduler.paper.cluster import DecodeBatch, PaperCluster
 from loong.scheduler.paper.dispatch import dispatch
-from loong.scheduler.paper.scaling import find_slots, prefill_batch, scale_up
+from loong.scheduler.paper.scaling import find_slots, prefill_batch, repair, scale_up
 
 
 def plan_esp_paper(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
     """Plan every instance that is free."""
     cluster = PaperCluster.of(make_planning_view(snapshot), cost_model, config)
+    repairs = [repair(cluster, instance_set) for instance_set in cluster.repairing]
+    plan = _plan_others(cluster)
+    leaving = [v for views in repairs if isinstance(views, list) for v in views]
+    leaving = [v for v in leaving if v.request_id not in snapshot.ending_ids]
+    return replace(
+        plan,
+        batches=(*plan.batches, *(batch for batch in repairs if isinstance(batch, BatchPlan))),
+        preemptions=(*plan.preemptions, *(Preemption(view.request_id) for view in leaving)),
+    )
+
+
+def _plan_others(cluster: PaperCluster) -> IterationPlan:
+    """Plan all but the repairs, whose instances are not among the cluster's idle or decoding ones."""
     if not find_slots(cluster):
         return _make_slots(cluster)
     prompts, stopped = dispatch(cluster)

@@ -6,7 +6,8 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
-from loong.scheduler.common.leases import timed_batch
+from loong.scheduler.common.leases import latest_in_the_way, timed_batch
+from loong.scheduler.common.planning_view import InstanceSet
 from loong.scheduler.common.striping import RequestPart, retained_part, whole_part
 from loong.scheduler.paper.cluster import DecodeBatch, PaperCluster, age
 
@@ -28,6 +29,25 @@ def prefill_batch(
             kept[segment.instance_id] -= len(segment.positions)
         parts.append(part)
     return timed_batch(group, prompts, parts, cluster.cost_model)
+
+
+def repair(cluster: PaperCluster, instance_set: InstanceSet) -> BatchPlan | list[RequestView]:
+    """Return a prefill of all KV that requests of an instance set have lost; others wait for it.
+
+    Where slots lack, it takes idle instances, those with most free slots first. If they still lack, return
+    the requests whose KV must go: the latest arrivals, or all that have lost KV.
+    """
+    instance_ids, prompts = list(instance_set.instance_ids), instance_set.prefills
+    views = prompts + instance_set.decodes
+    num_needed = sum(view.num_uncomputed_tokens for view in views)
+    for i in sorted(cluster.idle, key=lambda i: (-cluster.free[i], i)):
+        if cluster.num_free(instance_ids) < num_needed and i not in cluster.emptying:
+            cluster.idle.remove(i)
+            instance_ids.append(i)
+    num_free = cluster.num_free(instance_ids)
+    if num_free < num_needed:
+        return latest_in_the_way(views, num_free) or prompts
+    return prefill_batch(cluster, instance_ids, prompts)
 
 
 def _part(view: RequestView, group: tuple[InstanceId, ...], kept: dict[InstanceId, int]) -> RequestPart:

@@ -7,7 +7,7 @@ from loong.core.attention_tasks import attention_tasks, num_retained_tokens
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.positions import stripe
+from loong.core.positions import dealt, first_of
 
 laws = settings(max_examples=200)
 NUM_INSTANCES = 4
@@ -15,10 +15,11 @@ NUM_INSTANCES = 4
 
 @st.composite
 def histories(draw: st.DrawFn, request_id: str) -> Placement:
-    """Return KV of the first positions of a request, anywhere."""
-    homes = draw(st.lists(st.integers(0, NUM_INSTANCES - 1), max_size=20))
-    singles = (KVSegment(request_id, range(p, p + 1), home) for p, home in enumerate(homes))
-    return Placement().adding(singles)
+    """Return KV of some of the first positions of a request, anywhere."""
+    homes = draw(st.lists(st.none() | st.integers(0, NUM_INSTANCES - 1), max_size=20))
+    return Placement().adding(
+        KVSegment(request_id, range(p, p + 1), home) for p, home in enumerate(homes) if home is not None
+    )
 
 
 @st.composite
@@ -30,11 +31,12 @@ def steps(draw: st.DrawFn) -> tuple[BatchPlan, dict[str, Placement]]:
     placements = {}
     for request_id in draw(st.sampled_from([("a",), ("a", "b"), ("a", "b", "c")])):
         history = placements[request_id] = draw(histories(request_id))
-        first, num_tokens = history.num_tokens, draw(st.integers(1, 12))
         masters = draw(st.permutations(group.instance_ids))[: draw(st.integers(1, NUM_INSTANCES))]
-        chunk, transfer = range(first, first + num_tokens), draw(st.sampled_from(Transfer))
-        for index, master in enumerate(masters[:num_tokens]):
-            positions = stripe(chunk, index, min(len(masters), num_tokens))
+        transfer = draw(st.sampled_from(Transfer))
+        missing = (*history.holes, range(history.stop, history.stop + 12))
+        chunk = first_of(missing, draw(st.integers(1, 12)))
+        stripes = dealt(chunk, len(masters))
+        for master, positions in [(m, p) for m, pieces in zip(masters, stripes, strict=True) for p in pieces]:
             queries.append(QueryBlock(request_id, positions, master, transfer))
             keeper = master if transfer is Transfer.QUERY else draw(st.sampled_from(group.instance_ids))
             writes.append(KVSegment(request_id, positions, keeper))

@@ -384,3 +384,53 @@ def test_a_lease_is_not_ended_and_extended_at_once() -> None:
     plan = IterationPlan(lease_ends=(LeaseEnd(7, 5),), lease_extensions=(LeaseExtension(7, 10),))
     with pytest.raises(InvalidPlanError, match="given two ends at once"):
         check_plan(IN_LEASE, plan)
+
+
+HOLED = view("holed", 16, 2, placement=striped("holed", range(17), (0, 1, 2, 5)).without(5))
+REPAIR_BLOCKS = (
+    QueryBlock("holed", range(3, 16, 8), 0, Transfer.QUERY),
+    QueryBlock("holed", range(7, 16, 8), 1, Transfer.QUERY),
+    QueryBlock("holed", range(17, 18), 1, Transfer.QUERY),
+)
+ALIVE = replace(SNAPSHOT, running=(HOLED,), waiting=(), batches=())
+
+
+def repair(*blocks: QueryBlock, group: tuple[InstanceId, ...] = (0, 1, 2), num_steps: int = 1) -> BatchPlan:
+    writes = tuple(KVSegment(b.request_id, b.positions, b.master_id) for b in blocks)
+    return BatchPlan(ESPGroup(group), blocks, writes, num_steps)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3])
+def test_a_batch_computes_just_what_is_missing_and_goes_on(num_blocks: int) -> None:
+    check_plan(ALIVE, IterationPlan((repair(*REPAIR_BLOCKS[:num_blocks]),)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            repair(QueryBlock("holed", range(3), 0, Transfer.QUERY)),
+            "holed is to compute positions 0 again, which are on instance 0",
+        ),
+        (
+            repair(*REPAIR_BLOCKS[1:]),
+            "queries of request holed are not positions 3 to 11 in steps of 4, each once",
+        ),
+        (repair(REPAIR_BLOCKS[2]), "queries of request holed are not positions 3, each once"),
+        (
+            replace(repair(*REPAIR_BLOCKS), writes=(KVSegment("holed", range(3, 18), 0),)),
+            "writes of request holed are not positions 3 to 15 in steps of 4 and 17, each once",
+        ),
+        (
+            repair(QueryBlock("holed", range(3, 4), 0, Transfer.QUERY), num_steps=2),
+            "holed is to take a lease of 2 steps, but lacks positions 3 to 15 in steps of 4",
+        ),
+        (
+            replace(repair(*REPAIR_BLOCKS[:2]), writes=(KVSegment("holed", range(3, 16, 4), 0),)),
+            "is stored where it is not made",
+        ),
+    ],
+)
+def test_nothing_is_computed_again_or_before_what_comes_first(batch: BatchPlan, message: str) -> None:
+    with pytest.raises(InvalidPlanError, match=message):
+        check_plan(ALIVE, IterationPlan((batch,)))

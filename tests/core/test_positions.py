@@ -6,11 +6,17 @@ from hypothesis import strategies as st
 
 from loong.core.positions import (
     coalesce,
+    cut,
+    dealt,
     difference,
+    first_of,
     first_overlap,
     intersection,
     is_partition,
     is_subset,
+    is_within,
+    num_below,
+    num_ordered_pairs,
     stripe,
     subtract,
 )
@@ -94,8 +100,8 @@ def test_any_cutting_of_a_range_is_a_partition_of_it(
 ) -> None:
     whole = range(start, start + length)
     pieces: tuple[range, ...] = (whole,)
-    for cut in cuts:
-        pieces = tuple(p for piece in pieces for p in (intersection(piece, cut), *difference(piece, cut)))
+    for taken in cuts:
+        pieces = tuple(p for piece in pieces for p in (intersection(piece, taken), *difference(piece, taken)))
     assert is_partition(pieces, whole)
     assert not is_partition((*pieces, range(start, start + 1)), whole)
 
@@ -131,3 +137,70 @@ def test_single_positions_join_if_they_are_neighbors_or_in_one_stripe() -> None:
     assert coalesce((range(4, 5, 3), range(5, 6, 7))) == (range(4, 6),)
     assert coalesce((range(4, 5), range(8, 9))) == (range(4, 5), range(8, 9))
     assert coalesce((range(4, 8, 4), range(8, 12, 4))) == (range(4, 12, 4),)
+
+
+@st.composite
+def disjoint(draw: st.DrawFn) -> tuple[range, ...]:
+    """Return disjoint ranges in any order, as the positions that a request misses."""
+    pieces: tuple[range, ...] = (range(draw(st.integers(0, 60))),)
+    for removed in draw(st.lists(ranges, max_size=3)):
+        pieces = subtract(pieces, removed)
+    return tuple(draw(st.permutations(pieces)))
+
+
+@laws
+@given(disjoint(), ranges)
+def test_a_range_is_within_others_if_each_member_is_in_one(
+    pieces: tuple[range, ...], positions: range
+) -> None:
+    assert is_within(positions, pieces) == (set(positions) <= set(members(pieces)))
+
+
+@laws
+@given(disjoint(), many)
+def test_a_partition_of_several_ranges_has_every_member_once(
+    whole: tuple[range, ...], pieces: list[range]
+) -> None:
+    assert is_partition(pieces, *whole) == (members(pieces) == members(whole))
+    halves = [half for piece in whole for half in (piece[::2], piece[1::2])]
+    assert is_partition(halves, *whole)
+
+
+@laws
+@given(disjoint(), st.integers(0, 70))
+def test_the_first_of_some_ranges_are_their_lowest_members(pieces: tuple[range, ...], count: int) -> None:
+    pieces = pieces or (range(0),)
+    assert members(first_of(pieces, count)) == members(pieces)[:count]
+    assert num_below(pieces, count) == sum(position < count for position in members(pieces))
+
+
+@laws
+@given(disjoint(), st.integers(1, 6))
+def test_dealt_stripes_are_even_and_have_every_member_once(pieces: tuple[range, ...], count: int) -> None:
+    stripes = dealt(pieces, count)
+    assert members([p for each in stripes for p in each]) == members(pieces)
+    assert all(p for each in stripes for p in each)
+    sizes = [sum(map(len, each)) for each in stripes]
+    assert len(sizes) == count
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_ring_position_i_of_p_has_every_pth_member_of_one_range() -> None:
+    assert dealt((range(3, 30, 2),), 3) == tuple((stripe(range(3, 30, 2), i, 3),) for i in range(3))
+
+
+@laws
+@given(disjoint(), st.lists(st.integers(0, 60), max_size=4))
+def test_cut_pieces_follow_each_other(pieces: tuple[range, ...], inner: list[int]) -> None:
+    in_a_row = [position for piece in pieces for position in piece]
+    boundaries = [0, *sorted(min(b, len(in_a_row)) for b in inner), len(in_a_row)]
+    found = cut(pieces, boundaries)
+    assert [[p for piece in each for p in piece] for each in found] == [
+        in_a_row[a:b] for a, b in pairwise(boundaries)
+    ]
+
+
+@laws
+@given(ranges, ranges)
+def test_pairs_are_counted_in_which_the_key_is_not_after_the_query(keys: range, queries: range) -> None:
+    assert num_ordered_pairs(keys, queries) == sum(key <= query for key in keys for query in queries)

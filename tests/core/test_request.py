@@ -6,7 +6,7 @@ import pytest
 
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar, GrammarKind
-from loong.core.placement import striped
+from loong.core.placement import Placement, striped
 from loong.core.request import (
     MAX_CHOICES,
     MAX_PRIORITY,
@@ -126,6 +126,20 @@ def test_a_view_counts_what_is_known_computed_and_left() -> None:
     assert (view.num_uncomputed_tokens, view.num_remaining_tokens) == (1, 5)
     assert view.is_decoding
     assert view.is_plannable
+
+
+def test_a_lost_stripe_is_missing_with_all_that_was_never_computed() -> None:
+    placement = striped("r", range(40), (0, 1, 2, 3)).without(1)
+    view = RequestView("r", 38, 3, 8, 0.0, None, placement)
+    assert view.missing == (range(1, 40, 4), range(40, 41))
+    assert (view.has_holes, view.num_uncomputed_tokens, view.is_decoding) == (True, 11, False)
+    assert placement.first_missing == 1
+
+
+def test_what_was_never_computed_is_no_hole() -> None:
+    view = RequestView("r", 10, 0, 8, 0.0, None, striped("r", range(6), (0, 1)))
+    assert (view.has_holes, view.missing) == (False, (range(6, 10),))
+    assert RequestView("r", 10, 0, 8, 0.0, None, Placement()).missing == (range(10),)
 
 
 def test_a_request_whose_prompt_lacks_one_token_is_not_decoding() -> None:

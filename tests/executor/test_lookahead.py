@@ -232,7 +232,8 @@ def test_a_loss_voids_what_was_predicted() -> None:
     commit(state, prefill([view(state)], (0, 1)))
     state.apply(BatchEndPredicted(3.0, 1, 4.0))
     assert not state.snapshot(3.0).request
-    assert state.apply(InstanceLost(3.5, 1)).instructions == (ReleaseKV("r", (0,)),)
+    released = state.apply(InstanceLost(3.5, 1)).instructions
+    assert all(isinstance(one, ReleaseKV) and one.is_void and one.instance_ids == (0,) for one in released)
     assert view(state).num_output_tokens == 0
     assert not view(state).has_begun
     assert [i.kv_used for i in state.snapshot(4.0).instances] == [0, 0]
@@ -241,30 +242,30 @@ def test_a_loss_voids_what_was_predicted() -> None:
         state.apply(produced(1))
 
 
-def test_who_loses_kv_with_the_next_batch_waits_for_the_end_of_the_one_before() -> None:
+def test_a_loss_in_the_next_batch_leaves_the_one_before_as_it_is() -> None:
     state = predicted()
     commit(state, step(state, (0, 1)), now=3.0)
-    assert state.apply(InstanceLost(3.5, 1)).instructions == ()
-    assert not view(state).is_plannable
+    before = view(state).placement
+    state.apply(InstanceLost(3.5, 1))
+    state.check()
+    assert view(state).placement == before
     state.apply(produced(1))
-    assert state.apply(BatchFinished(5.0, 1, 1)).instructions == (ReleaseKV("r", (0,)),)
-    assert view(state).num_output_tokens == 1
+    assert state.apply(BatchFinished(5.0, 1, 1)).instructions == ()
+    assert view(state).is_decoding
     state.check()
 
 
-def test_who_was_in_a_batch_that_is_lost_gets_nothing_of_the_next_one() -> None:
+def test_a_batch_behind_a_lost_one_of_the_same_request_is_void_too() -> None:
     state = cluster("r", "s")
     commit(state, prefill([view(state, "s")], (1, 0), masters=(1,), keep_on=(0,)), now=0.0)
     state.apply(BatchEndPredicted(3.0, 1, 4.0))
     commit(state, both(step(state, request_id="s"), prompts(state, "r")), now=3.0)
     state.apply(InstanceLost(3.5, 1))
-    lookahead = BatchEndPredicted(4.0, 2, 5.0)
-    assert not state.apply(lookahead).needs_plan  # who knows what it leaves
-    state.apply(produced(2))
-    assert state.apply(BatchFinished(5.0, 2, 1)).instructions == (ReleaseKV("s", (0,)),)
-    assert view(state, "s").num_output_tokens == 0
-    assert view(state).num_output_tokens == 1
     state.check()
+    assert not state.snapshot(4.0).batches
+    assert {v.request_id for v in state.snapshot(4.0).waiting} == {"r", "s"}
+    with pytest.raises(InvalidEventError, match="batch 2, which is not running"):
+        state.apply(produced(2))
 
 
 def ignored(state: ClusterState, batch_id: int) -> bool:

@@ -234,8 +234,10 @@ def test_a_lost_instance_ends_what_it_took_part_in_without_another_word() -> Non
     stage.run(decode((kept,), (0,), {kept.request_id: 0}, num_steps=50))
     stage.commit(IterationPlan(migrations=(KVMigration(segment, 1),)))
     events = stage.rest()
-    assert events[-1] == InstanceLost(0.01, 0)
-    assert len(stage.state.snapshot(0).waiting) == 2
+    assert events[-1] == InstanceLost(0.01, 0, void_batch_ids=(2,))
+    snapshot = stage.state.snapshot(0)
+    assert [view.request_id for view in snapshot.waiting] == [kept.request_id]
+    assert [view.missing for view in snapshot.running] == [(range(5, 11),)]  # the copy was there before
 
 
 @pytest.mark.parametrize("lost_id", [0, 1])

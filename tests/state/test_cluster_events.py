@@ -1,5 +1,7 @@
 """Events and plans in, instructions out: what the state machine does not spell out."""
 
+from itertools import chain
+
 import pytest
 
 from loong.core.errors import InvalidEventError, InvalidPlanError
@@ -289,7 +291,9 @@ def test_a_prompt_that_is_a_range_stays_one_until_outputs_join_it() -> None:
 def test_when_an_instance_is_lost_its_peers_free_even_what_they_had_only_reserved() -> None:
     state = cluster()
     commit(state, IterationPlan((prefill(0, 1, 2),)), 0.0)
-    assert state.apply(InstanceLost(1.0, 1)).instructions == (ReleaseKV("r", (0, 2)),)
+    assert state.apply(InstanceLost(1.0, 1)).instructions == tuple(
+        ReleaseKV("r", (0, 2), range(i, 4, 3), is_void=True) for i in range(3)
+    )
     assert used(state) == [0, 0, 0]
     assert [i.batch_id for i in state.snapshot(1.0).instances] == [None] * 3
     assert [view.request_id for view in state.snapshot(1.0).waiting] == ["r"]
@@ -298,7 +302,7 @@ def test_when_an_instance_is_lost_its_peers_free_even_what_they_had_only_reserve
 def test_a_source_that_is_lost_in_a_migration_costs_the_destination_its_slots() -> None:
     state = prefilled(0)
     commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)
-    assert state.apply(InstanceLost(1.0, 0)).instructions == (ReleaseKV("r", (1,)),)
+    assert state.apply(InstanceLost(1.0, 0)).instructions == (ReleaseKV("r", (1,), range(4)),)
     assert used(state) == [0, 0, 0]
 
 
@@ -311,17 +315,47 @@ def test_a_destination_that_is_lost_in_a_migration_costs_nothing() -> None:
     assert view.is_plannable
 
 
-def test_a_loss_waits_for_a_migration_of_the_same_request_between_two_others() -> None:
+def test_a_migration_of_the_same_request_between_two_others_goes_on_after_a_loss() -> None:
     state = prefilled(0, 1)
     commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(1, 4, 2), 1), 2),)), 1.0)
     assert state.apply(InstanceLost(1.0, 0)).instructions == ()
     assert used(state) == [2, 2, 0]
     assert state.apply(MigrationFinished(2.0, 2, is_committed=True)).instructions == (
         ReleaseKV("r", (1,), range(1, 4, 2)),
-        ReleaseKV("r", (2,)),
     )
-    assert used(state) == [0, 0, 0]
-    assert [view.num_computed_tokens for view in state.snapshot(2.0).waiting] == [0]
+    assert used(state) == [0, 2, 0]
+    (view,) = state.snapshot(2.0).running
+    assert [*chain(*view.missing)] == [0, 2, 4]
+
+
+def test_a_repair_computes_what_was_lost_and_goes_on_from_there() -> None:
+    state = prefilled(0, 1)
+    assert state.apply(InstanceLost(1.0, 1)).instructions == ()
+    (view,) = state.snapshot(1.0).running
+    assert [*chain(*view.missing)] == [1, 3, 4]
+    assert not view.is_decoding
+    (run,) = commit(state, IterationPlan((prefill(0, 2, chunk=range(1, 5, 2)),)), 1.0)
+    assert isinstance(run, RunBatch)
+    (given,) = run.inputs
+    assert (given.first_position, given.token_ids, given.sampling_params) == (1, PROMPT[1:], None)
+    state.apply(BatchFinished(2.0, 2, 1))
+    stats = state.snapshot(2.0).stats
+    assert (stats.num_computed_tokens, stats.num_recomputed_tokens) == (6, 2)
+    (view,) = state.snapshot(2.0).running
+    assert (view.missing, view.is_decoding) == ((range(4, 5),), True)
+
+
+def test_a_lease_that_loses_a_holder_keeps_the_tokens_that_it_has_made() -> None:
+    state = prefilled(0)
+    commit(state, IterationPlan((lease(5, 1),)), 1.0)
+    for step in range(3):
+        state.apply(token(2, step, 61 + step))
+    instructions = state.apply(InstanceLost(2.0, 0)).instructions
+    assert instructions == (ReleaseKV("r", (1,), range(7, 9), is_void=True),)
+    assert used(state) == [3, 0, 0]
+    (view,) = state.snapshot(2.0).running
+    assert view.missing == (range(4), range(7, 8))
+    assert state.snapshot(2.0).stats.num_computed_tokens == 7
 
 
 def test_scale_ups_and_downs_are_counted_from_one_batch_to_the_next() -> None:

@@ -18,6 +18,7 @@ from loong.core.plan import (
     QueryBlock,
     Transfer,
 )
+from loong.core.positions import first_of
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.policy import Policy
@@ -98,6 +99,9 @@ class _Draw:
 
     def _shuffled(self, items: Sequence[RequestView]) -> list[RequestView]:
         return self.random.sample(items, len(items))
+
+    def _shuffled_ids(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
+        return self.random.sample(instance_ids, len(instance_ids))
 
     def _subset(self, instance_ids: Sequence[InstanceId]) -> list[InstanceId]:
         """Return some of these, at least one, in any order."""
@@ -202,11 +206,15 @@ class _Draw:
     def _chunk(
         self, view: RequestView, group: tuple[InstanceId, ...]
     ) -> tuple[list[QueryBlock], list[KVSegment]] | None:
-        """Some of the next positions, in parts of any shape, computed and stored anywhere in the group."""
-        first, rest = view.num_computed_tokens, view.num_uncomputed_tokens
+        """Some of the first missing positions, in parts of any shape, computed and stored anywhere."""
+        rest = view.num_uncomputed_tokens
         count = rest if self.random.random() < 0.4 else self.random.randint(1, rest)
         masters = self._subset(self._able(group))
-        parts = list(zip(self._pieces(range(first, first + count), len(masters)), masters, strict=False))
+        parts = [
+            part
+            for positions in first_of(view.missing, count)
+            for part in zip(self._pieces(positions, len(masters)), self._shuffled_ids(masters), strict=False)
+        ]
         is_inside = set(group).issuperset(view.placement.instance_ids)
         transfer = self.random.choice(tuple(Transfer)) if is_inside else Transfer.QUERY
         stored = parts

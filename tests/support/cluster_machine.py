@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import chain, count
 from random import Random
 from typing import Any
 
@@ -72,7 +72,6 @@ class ToyBatch:
     num_computed: dict[RequestId, int] = field(default_factory=dict)  # steps in which it took part
     left: set[RequestId] = field(default_factory=set)
     reported: set[RequestId] = field(default_factory=set)  # have got a token
-    void: set[RequestId] = field(default_factory=set)  # were in a batch before that is lost
 
     @property
     def sampled(self) -> list[RequestId]:
@@ -81,7 +80,7 @@ class ToyBatch:
         request_ids = [
             r for i in given for r in (i.request_id, *(sibling.request_id for sibling in i.siblings))
         ]
-        return [request_id for request_id in request_ids if request_id not in self.left | self.void]
+        return [request_id for request_id in request_ids if request_id not in self.left]
 
     @property
     def is_done(self) -> bool:
@@ -99,7 +98,7 @@ class ToyWorkers:
     migrations: dict[int, KVMigration] = field(default_factory=dict)
     copies: set[int] = field(default_factory=set)  # of these, of KV that a batch reads meanwhile
     stopped: set[RequestId] = field(default_factory=set)  # with a token
-    void: set[RequestId] = field(default_factory=set)  # of any batch
+    doomed: set[int] = field(default_factory=set)  # migrations of KV that a void batch was to make
 
     def first(self, batch_id: int) -> int:
         """The batch that must end before this one, for its instances or requests; itself if there is none."""
@@ -147,7 +146,7 @@ class ToyWorkers:
                     self.reserve(instruction.migration.arriving)
                 case ReleaseKV():
                     for instance_id in instruction.instance_ids:
-                        self.free(instance_id, instruction.owner_id, instruction.positions)
+                        self.free(instance_id, instruction)
 
     def extend(self, batch: ToyBatch, num_steps: int) -> None:
         """Have slots for the steps to come; but every third group hears of them too late."""
@@ -171,13 +170,17 @@ class ToyWorkers:
             for sibling in given.siblings:
                 for instance_id in run.participant_ids:
                     owners = self.held[instance_id]
-                    assert sibling.request_id not in owners, f"{sibling.request_id} begins twice"
+                    assert not owners.get(sibling.request_id), f"{sibling.request_id} begins twice"
                     owners[sibling.request_id] = owners[given.request_id].copy()
 
-    def free(self, instance_id: InstanceId, owner_id: RequestId, positions: Iterable[int] | None) -> None:
+    def free(self, instance_id: InstanceId, release: ReleaseKV) -> None:
+        owner_id, positions = release.owner_id, release.positions
         slots = self.held[instance_id][owner_id]
         gone = set(slots if positions is None else positions)
-        assert gone or owner_id in self.void, f"instance {instance_id} is to free nothing of {owner_id}"
+        if release.is_void:
+            gone &= slots.keys()
+        else:
+            assert gone, f"instance {instance_id} is to free nothing of {owner_id}"
         assert gone <= slots.keys(), f"{gone - slots.keys()} of {owner_id} are not on instance {instance_id}"
         self.check_pinned(instance_id, owner_id, gone)
         for position in gone:
@@ -186,7 +189,7 @@ class ToyWorkers:
     def check_pinned(self, instance_id: InstanceId, owner_id: RequestId, gone: set[int]) -> None:
         """No batch that runs reads, at a member or a holder, what is released."""
         for batch_id, batch in self.batches.items():
-            for given in batch.run.inputs if owner_id not in self.void else ():
+            for given in batch.run.inputs:
                 if given.request_id == owner_id:
                     read = {p for held in given.placement.on(instance_id) for p in held}
                     assert read.isdisjoint(gone), f"batch {batch_id} reads {read & gone} of {owner_id}"
@@ -211,19 +214,27 @@ class ToyWorkers:
             for position in segment.positions if segment.instance_id in self.held else ():
                 del self.held[segment.instance_id][segment.owner_id][position]
 
-    def lose(self, instance_id: InstanceId) -> None:
+    def lose(self, instance_id: InstanceId) -> list[ToyBatch]:
+        """Return the batches that are void. Slots that they took stay until they are released."""
         del self.held[instance_id]
+        void, request_ids = list[ToyBatch](), set[RequestId]()
         for batch_id, batch in tuple(self.batches.items()):
-            if instance_id in batch.run.participant_ids:
-                del self.batches[batch_id]
-                self.drop_passing(batch)
-                behind = (other for other_id, other in self.batches.items() if other_id > batch_id)
-                for other in behind:  # none can go on with its requests
-                    other.void.update(set(batch.run.plan.request_ids) & set(other.run.plan.request_ids))
-                    self.void |= other.void
+            if instance_id in batch.run.participant_ids or request_ids.intersection(
+                batch.run.plan.request_ids
+            ):
+                request_ids.update(batch.run.plan.request_ids)
+                void.append(self.batches.pop(batch_id))
+        self.doomed.update(
+            migration_id
+            for migration_id, migration in self.migrations.items()
+            if migration_id not in self.copies
+            for batch in void
+            if batch.run.batch_id < migration_id and migration.segment.owner_id in batch.run.plan.request_ids
+        )
         for migration_id, migration in tuple(self.migrations.items()):
             if instance_id in (migration.segment.instance_id, migration.destination_id):
                 del self.migrations[migration_id]
+        return void
 
 
 class ClusterMachine(RuleBasedStateMachine):
@@ -246,6 +257,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.unborn: set[RequestId] = set()  # siblings that no policy has seen
         self.scored: defaultdict[RequestId, set[int]] = defaultdict(set)  # positions of a prompt with choices
         self.whole: set[RequestId] = set()  # those whose prompt a batch that has ended completed
+        self.lost: defaultdict[RequestId, set[int]] = defaultdict(set)  # positions that had KV
+        self.num_recomputed = 0
 
     def apply(self, event: Event) -> Applied:
         self.time = event.time
@@ -273,8 +286,10 @@ class ClusterMachine(RuleBasedStateMachine):
     def lose_or_join(self, index: int) -> None:
         instance_id = sorted(self.instances)[index % len(self.instances)]
         if instance_id in self.workers.held:
-            self.workers.lose(instance_id)
+            had = self.lose(instance_id)
             self.apply(InstanceLost(self.now(), instance_id))
+            for request_id, view in self.view().request.items():  # copies have taken the place of some
+                self.lost[request_id] |= had.get(request_id, set()).intersection(chain(*view.missing))
         else:
             self.join(self.instances[instance_id])
 
@@ -290,6 +305,26 @@ class ClusterMachine(RuleBasedStateMachine):
     def leave(self, instance_id: InstanceId) -> None:
         assert not any(self.workers.held.pop(instance_id).values()), "it still has slots"
         self.apply(InstanceLeft(self.now(), instance_id))
+
+    def lose(self, instance_id: InstanceId) -> Mapping[RequestId, set[int]]:
+        """Lose an instance. Return the positions that surely had KV there."""
+        unsure = {
+            (segment.owner_id, position)
+            for batch in self.workers.batches.values()
+            for segment in batch.run.plan.writes
+            for position in segment.positions
+        }
+        had = {
+            request_id: {p for p in slots if (request_id, p) not in unsure}
+            for request_id, slots in self.workers.held[instance_id].items()
+            if request_id not in self.unborn
+        }
+        for batch in self.workers.lose(instance_id):
+            for segment in batch.run.plan.writes if batch.run.plan.num_steps > 1 else ():
+                if segment.instance_id == instance_id:
+                    num_steps = batch.num_computed.get(segment.owner_id, 0)
+                    had[segment.owner_id].update(segment.positions[:num_steps])
+        return had
 
     @precondition(lambda self: len(self.requests) - len(self.gone) < 8)
     @rule(
@@ -349,6 +384,8 @@ class ClusterMachine(RuleBasedStateMachine):
             self.state.commit(replace(plan, preemptions=(*plan.preemptions, Preemption("nobody"))), before)
         assert self.view() == before
         self.ended.update(failure.request_id for failure in plan.failures)
+        for preemption in plan.preemptions:
+            self.lost.pop(preemption.request_id, None)
         instructions = self.state.commit(plan, before)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
@@ -365,7 +402,10 @@ class ClusterMachine(RuleBasedStateMachine):
             num_output_tokens = len(outputs) + (given.depends_on_batch_id is not None)
             blocks = run.plan.blocks_of(given.request_id)
             positions = sorted(p for block in blocks for p in block.positions)
-            assert list(given.token_ids) == [known[p] for p in positions if p < len(known)]
+            assert list(given.token_ids) == known[positions[0] : positions[-1] + 1]
+            held = {p for segment in given.placement.segments for p in segment.positions}
+            assert held.isdisjoint(positions)
+            assert held.union(positions).issuperset(range(positions[-1]))
             assert (given.num_prompt_tokens, given.num_output_tokens) == (len(prompt), num_output_tokens)
             is_sampled = given.sampling_params is not None
             assert is_sampled == (positions[-1] == len(prompt) + num_output_tokens - 1)
@@ -386,12 +426,12 @@ class ClusterMachine(RuleBasedStateMachine):
         scored = {chunk.request_id: chunk for chunk in run.scored} if isinstance(run, RunScoredBatch) else {}
         for given in run.inputs:
             request, chunk = self.requests[given.request_id], scored.get(given.request_id)
-            is_rest = given.placement.num_tokens < len(request.prompt_token_ids) - 1
+            positions = sorted(p for b in run.plan.blocks_of(given.request_id) for p in b.positions)
+            is_rest = positions[0] < len(request.prompt_token_ids) - 1
             is_asked = request.num_prompt_logprobs is not None
             assert (chunk is not None) == (is_asked and is_rest and given.request_id not in self.whole)
             if chunk is not None:
-                stop = given.placement.num_tokens + len(given.token_ids)
-                following = request.prompt_token_ids[stop : stop + 1]
+                following = request.prompt_token_ids[positions[-1] + 1 : positions[-1] + 2]
                 assert chunk.num_top == request.num_prompt_logprobs
                 assert chunk.next_token_id == (following[0] if following else None)
 
@@ -409,6 +449,14 @@ class ClusterMachine(RuleBasedStateMachine):
             for given in batch.run.inputs:
                 if given.sampling_params is not None:
                     self.whole |= {given.request_id, *(sibling.request_id for sibling in given.siblings)}
+                num_steps = (
+                    batch.num_computed.get(given.request_id, 0) if batch.run.plan.num_steps > 1 else None
+                )
+                made = {
+                    p for s in batch.run.plan.writes_of(given.request_id) for p in s.positions[:num_steps]
+                }
+                self.num_recomputed += len(made & self.lost[given.request_id])
+                self.lost[given.request_id] -= made
             self.apply(BatchFinished(self.now(), batch_id, self.workers.finish(batch_id, self.ended)))
             return
         if batch.num_steps_taken == 0:
@@ -447,6 +495,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def finish_migration(self, migration_id: int, is_committed: bool) -> None:
         del self.workers.migrations[migration_id]
+        is_committed &= migration_id not in self.workers.doomed
         self.apply(MigrationFinished(self.now(), migration_id, is_committed))
 
     def check(self) -> None:
@@ -464,7 +513,10 @@ class ClusterMachine(RuleBasedStateMachine):
             placed = [(p, s.instance_id) for s in view.placement.segments for p in s.positions]
             assert set(placed) <= set(slots)
             if view.batch_id is None and not view.is_migrating:
-                assert sorted(slots) == [(p, dict(placed)[p]) for p in range(len(placed))]
+                assert sorted(slots) == sorted(placed)
+                missing = [p for positions in view.missing for p in positions]
+                assert sorted(missing + [p for p, _ in placed]) == [*range(view.num_known_tokens)]
+                assert len(missing) == view.num_uncomputed_tokens
         used = {i.instance_id: i.kv_used for i in snapshot.instances}
         held = {
             i: {slot for slots in owners.values() for slot in slots.values()}
@@ -472,6 +524,7 @@ class ClusterMachine(RuleBasedStateMachine):
         }
         assert used == {i: len(slots) for i, slots in held.items()}
         assert all(instance.kv_free >= 0 for instance in snapshot.instances)
+        assert snapshot.stats.num_recomputed_tokens == self.num_recomputed
 
     def check_batches(self, snapshot: Snapshot) -> None:
         """An instance and a request are in at most one batch, and the state knows which."""

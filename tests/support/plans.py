@@ -7,7 +7,7 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, QueryBlock, Transfer
-from loong.core.positions import stripe
+from loong.core.positions import dealt, first_of
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.policy import Policy
@@ -24,7 +24,8 @@ def prefill(
 ) -> BatchPlan:
     """A chunk of up to `num_tokens` of each request, striped over `masters`; its KV stays on `keep_on`.
 
-    None computes all, on the whole group, and keeps each stripe where it is made.
+    It has the first missing positions. None computes all, on the whole group, and keeps each stripe where it
+    is made.
     """
     masters = group if masters is None else masters
     keepers = masters if keep_on is None else keep_on
@@ -32,13 +33,11 @@ def prefill(
     writes: list[KVSegment] = []
     for view in views:
         count = min(num_tokens or view.num_uncomputed_tokens, view.num_uncomputed_tokens)
-        chunk = range(view.num_computed_tokens, view.num_computed_tokens + count)
-        for index, instance_id in enumerate(masters):
-            if positions := stripe(chunk, index, len(masters)):
-                queries.append(QueryBlock(view.request_id, positions, instance_id, transfer))
-        for index, instance_id in enumerate(keepers):
-            if positions := stripe(chunk, index, len(keepers)):
-                writes.append(KVSegment(view.request_id, positions, instance_id))
+        chunk = first_of(view.missing, count)
+        for pieces, instance_id in zip(dealt(chunk, len(masters)), masters, strict=True):
+            queries += (QueryBlock(view.request_id, p, instance_id, transfer) for p in pieces)
+        for pieces, instance_id in zip(dealt(chunk, len(keepers)), keepers, strict=True):
+            writes += (KVSegment(view.request_id, p, instance_id) for p in pieces)
     return BatchPlan(ESPGroup(tuple(group)), tuple(queries), tuple(writes))
 
 

@@ -1,5 +1,6 @@
 """Counts of the work that a step gives each instance, from which a cost model predicts seconds."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, fields, replace
@@ -9,6 +10,7 @@ from operator import attrgetter
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import num_ordered_pairs
 from loong.core.request import RequestId
 from loong.core.value import value
 
@@ -123,26 +125,36 @@ class WorkCount:
     ) -> None:
         """Count one more request, given its KV before the step."""
         is_ringed = blocks[0].transfer is Transfer.KV and len(self.instances) > 1
-        if not is_ringed and len(blocks) == 1 and len(blocks[0].positions) == 1:
+        has_holes = placement.has_holes
+        if not (is_ringed or has_holes) and len(blocks) == 1 and len(blocks[0].positions) == 1:
             self.add_decode(blocks[0].master_id, placement)
             return
-        made = {block.master_id: len(block.positions) for block in blocks}
-        self.add_chunk(made, placement.tokens_by_instance(), is_ringed=is_ringed)
+        made: Counter[InstanceId] = Counter()
+        for block in blocks:
+            made[block.master_id] += len(block.positions)
+        earlier_share = _earlier_share(blocks, placement) if has_holes else 1.0
+        self.add_chunk(made, placement.tokens_by_instance(), is_ringed=is_ringed, earlier_share=earlier_share)
         _add_kept(self, made, writes)
         self.num_segments += len(placement.segments)
 
     def add_chunk(
-        self, made: Mapping[InstanceId, int], held: Mapping[InstanceId, int], *, is_ringed: bool
+        self,
+        made: Mapping[InstanceId, int],
+        held: Mapping[InstanceId, int],
+        *,
+        is_ringed: bool,
+        earlier_share: float = 1.0,
     ) -> None:
         """Count a chunk of a prompt, given the tokens that each master computes and each instance holds.
 
-        Its KV travels if it `is_ringed`, else its queries do.
+        Its KV travels if it `is_ringed`, else its queries do. Of the pairs with KV from before the step,
+        `earlier_share` have a key before the query. The mask removes the others.
         """
         if is_ringed:
-            _add_ring(self.instances, made, held)
+            _add_ring(self.instances, made, held, earlier_share)
             self.has_ring = True
         else:
-            self.has_exchange |= _add_exchange(self, made, held)
+            self.has_exchange |= _add_exchange(self, made, held, earlier_share)
         self.num_requests += 1
 
     def add_decode(self, master_id: InstanceId, placement: Placement) -> None:
@@ -258,6 +270,7 @@ def _add_ring(
     instances: Mapping[InstanceId, InstanceWork],
     made: Mapping[InstanceId, int],
     held: Mapping[InstanceId, int],
+    earlier_share: float,
 ) -> None:
     """Count KV that passes every instance; a master's query attends half of the chunk's keys on average."""
     num_new, num_cached = sum(made.values()), sum(held.values())
@@ -272,12 +285,24 @@ def _add_ring(
             work.num_ring_blocks += 1
             work.num_attends += num_holders
             work.num_keys += num_new + num_cached
-            num_pairs = num_queries * (num_cached + (num_new + 1) / 2)
+            num_pairs = num_queries * (earlier_share * num_cached + (num_new + 1) / 2)
             work.num_pairs += num_pairs
             work.num_part_pairs += num_pairs - num_queries * (num_queries + 1) / 2
 
 
-def _add_exchange(count: WorkCount, made: Mapping[InstanceId, int], held: Mapping[InstanceId, int]) -> bool:
+def _earlier_share(blocks: Iterable[QueryBlock], placement: Placement) -> float:
+    """Return the share of pairs of queries and KV from before the step in which the key is earlier."""
+    pairs = [(s.positions, block.positions) for block in blocks for s in placement.segments]
+    num_pairs = sum(len(keys) * len(queries) for keys, queries in pairs)
+    return sum(num_ordered_pairs(keys, queries) for keys, queries in pairs) / num_pairs
+
+
+def _add_exchange(
+    count: WorkCount,
+    made: Mapping[InstanceId, int],
+    held: Mapping[InstanceId, int],
+    earlier_share: float,
+) -> bool:
     """Count all queries of a request on every instance with its KV, old or new, and whether any travel."""
     num_new = sum(made.values())
     holders = made.keys() | held.keys()
@@ -287,7 +312,8 @@ def _add_exchange(count: WorkCount, made: Mapping[InstanceId, int], held: Mappin
         work.num_attends += len(made)
         work.num_prompt_blocks += len(made)
         work.num_keys += num_keys
-        num_pairs = num_new * (held.get(instance_id, 0) + (num_made + num_made / num_new) / 2)
+        num_earlier = earlier_share * held.get(instance_id, 0)
+        num_pairs = num_new * (num_earlier + (num_made + num_made / num_new) / 2)
         work.num_pairs += num_pairs
         work.num_part_pairs += num_pairs - num_made * (num_made + 1) / 2
         count.answer(instance_id, num_new)

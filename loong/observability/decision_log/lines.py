@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 4
+VERSION = 5
 
 EventName: TypeAlias = Literal[
     "request_arrived",
@@ -61,7 +61,10 @@ class Cause(_Part, frozen=True):
 
 
 class Chunk(_Part, frozen=True):
-    """Known positions of one request that a batch computes, mostly positions of the prompt."""
+    """Known positions of one request that a batch computes, mostly positions of the prompt.
+
+    `num_repaired` of them come before KV that exists: their KV was lost with an instance.
+    """
 
     request_id: str
     first_position: int
@@ -69,6 +72,7 @@ class Chunk(_Part, frozen=True):
     computed_on: TokensByInstance
     kept_on: TokensByInstance
     num_output_tokens: int = 0  # of the request before this chunk
+    num_repaired: int = 0
 
     @property
     def stop_position(self) -> int:

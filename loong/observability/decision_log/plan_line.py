@@ -21,6 +21,7 @@ from loong.core.events import (
 from loong.core.instance import ElasticInstance
 from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
 from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.positions import num_below
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.lines import (
     Cause,
@@ -112,17 +113,19 @@ def _batch(run: RunBatch) -> LoggedBatch:
 def _chunk(plan: BatchPlan, given: RequestInput) -> Chunk:
     computed_on: TokensByInstance = {}
     kept_on: TokensByInstance = {}
-    for block in plan.blocks_of(given.request_id):
+    blocks = plan.blocks_of(given.request_id)
+    for block in blocks:
         computed_on[block.master_id] = computed_on.get(block.master_id, 0) + len(block.positions)
     for segment in plan.writes_of(given.request_id):
         kept_on[segment.instance_id] = kept_on.get(segment.instance_id, 0) + len(segment.positions)
     return Chunk(
         given.request_id,
-        first_position=given.placement.num_tokens,
-        num_tokens=len(given.token_ids),
+        first_position=given.first_position,
+        num_tokens=sum(computed_on.values()),
         computed_on=computed_on,
         kept_on=kept_on,
         num_output_tokens=given.num_output_tokens,
+        num_repaired=num_below((block.positions for block in blocks), given.placement.stop),
     )
 
 

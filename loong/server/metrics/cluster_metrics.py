@@ -54,6 +54,11 @@ class ClusterCollector(Collector):
         yield self._counter(
             "loong:computed_tokens", "Tokens whose KV was computed.", stats.num_computed_tokens
         )
+        yield self._counter(
+            "loong:recomputed_tokens",
+            "Tokens whose KV was computed again, since it had been lost with an instance.",
+            stats.num_recomputed_tokens,
+        )
         yield self._counter("loong:esp_scale_up", "Groups that grew.", stats.num_scale_ups)
         yield self._counter("loong:esp_scale_down", "Groups that shrank.", stats.num_scale_downs)
         yield self._counter(

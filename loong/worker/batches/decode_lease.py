@@ -44,7 +44,7 @@ class DecodeLeases:
             not command.holder_ids
             and max(num_tokens.values()) <= self.graph.max_size(command.plan.group.dop)
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
-            and all(given.num_output_tokens > 0 for given in command.inputs)
+            and all(given.num_output_tokens > 0 and not given.placement.has_holes for given in command.inputs)
             and self._has_room(command)
         )
 

@@ -60,7 +60,7 @@ def scored_rows(
         if (chunk := chunks.get(block.request_id)) is None:
             continue
         given = requests[block.request_id].given
-        first, own = given.placement.num_tokens, block.positions
+        first, own = given.first_position, block.positions
         next_tokens = [
             *given.token_ids[1 : given.num_prompt_tokens - first],
             *(() if chunk.next_token_id is None else (chunk.next_token_id,)),

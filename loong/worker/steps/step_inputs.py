@@ -36,7 +36,7 @@ class Progress:
         positions = block.positions
         if len(positions) == len(self.given.token_ids):  # as for decodes: all given ids
             return self.given.token_ids
-        first = self.given.placement.num_tokens
+        first = self.given.first_position
         return self.given.token_ids[positions.start - first : positions.stop - first : positions.step]
 
     @property

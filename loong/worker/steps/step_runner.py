@@ -8,7 +8,7 @@ from torch import Tensor
 from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, KVPush
+from loong.core.plan import BatchPlan, KVPush, QueryBlock
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import RequestId
 from loong.fabric.protocol import Fabric
@@ -73,7 +73,9 @@ class StepRunner:
         step = AttentionStep(self.instance_id, plan, placements, self._pool)
         pending_ids = None
         if placeholders is not None:
-            last_rows = {block.request_id: rows.stop - 1 for block, rows in step.rows.items()}
+            last_rows = {
+                b.request_id: rows.stop - 1 for b, rows in step.rows.items() if _is_newest(b, requests)
+            }
             pending_ids = placeholders.pending_token_ids(last_rows)
         hidden = self._forward(step, StepInputs.of(step.blocks, requests, pending_ids))
         self._pool.release_positions([(p.block.request_id, p.segment.positions) for p in self._passing(plan)])
@@ -104,8 +106,11 @@ class StepRunner:
         return [push for push in pushes if push.block.master_id == self.instance_id]
 
     def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
-        """Return hidden states of the step's rows; the host launches the step if no graph has room."""
-        for captured in () if step.holder_ids else self._captured:
+        """Return hidden states of the step's rows; the host launches the step if no graph has room.
+
+        Graphs expect all KV of a request before its new positions, and none behind them.
+        """
+        for captured in () if step.holder_ids or step.has_holes else self._captured:
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
         device = self._backend.device
@@ -133,7 +138,7 @@ class StepRunner:
         pending_ids: list[SampledRow] = []
         for block, block_rows in step.rows.items():
             request = requests[block.request_id]
-            if block.positions[-1] != request.num_known_tokens - 1:
+            if not _is_newest(block, requests):
                 continue
             for request_id, item in request.sampling_inputs(self._constraints):
                 hidden_rows.append(block_rows.stop - 1)
@@ -144,3 +149,8 @@ class StepRunner:
             choice = sample(logits, [row.given for row in pending_ids], self._backend.sampler)
         reading = self._backend.read(*(() if choice is None else choice.tensors))
         return PendingStep(pending_ids, choice, reading, device, self._constraints, scores)
+
+
+def _is_newest(block: QueryBlock, requests: Mapping[RequestId, Progress]) -> bool:
+    """Return whether the newest known token of a request is in a block."""
+    return block.positions[-1] == requests[block.request_id].num_known_tokens - 1

@@ -74,7 +74,7 @@ def test_the_list_reports_who_lost_kv_and_who_left(
 
     reported(tmp_path / "log", instances_with([20] * 3), script)
     rows = {row.split()[0]: row for row in shown(capsys, tmp_path / "log").splitlines()[3:]}
-    assert rows["r000"].endswith("lost its KV once, not over")
+    assert rows["r000"].endswith("lost KV once, not over")
     assert rows["r001"].endswith(" abort")
 
 

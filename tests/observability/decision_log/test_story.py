@@ -313,8 +313,19 @@ def test_a_lost_instance_is_reported_to_those_that_had_kv_there(
         reporter.report(InstanceLost(2.0, lost_id, "it was silent"))
 
     text = story(reported(tmp_path / "log", THREE, script), "r000")
-    assert ("is lost (it was silent), and all KV of this request with it" in text) == is_hit
-    assert ("It still waits when the log ends" in text) == is_hit
+    assert ("is lost (it was silent), with 3 of 6 tokens of KV of this request" in text) == is_hit
+    assert "It still waits when the log ends" not in text
+
+
+def test_a_request_that_loses_all_its_kv_waits_again(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        prefill_two(reporter)
+        reporter.report(InstanceLost(2.0, 0))
+        reporter.report(InstanceLost(2.0, 1))
+
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
+    assert "Instance 1 is lost, with all KV of this request." in text
+    assert "It still waits when the log ends" in text
 
 
 def test_a_batch_that_loses_an_instance_is_cut_off(tmp_path: Path) -> None:
@@ -322,14 +333,36 @@ def test_a_batch_that_loses_an_instance_is_cut_off(tmp_path: Path) -> None:
         first, _ = prefill_two(reporter)
         reporter.plan(2.0, IterationPlan((decode([first], (0, 1, 2), {"r000": 1}, num_steps=5),)))
         reporter.report(InstanceLost(3.0, 2))
-        waiting = reporter.state.snapshot(3.0).request["r000"]
-        reporter.plan(4.0, IterationPlan((prefill([waiting], (0, 1)),)))
+        resting = reporter.state.snapshot(3.0).request["r000"]
+        reporter.plan(4.0, IterationPlan((decode([resting], (0, 1), {"r000": 1}),)))
 
     text = story(reported(tmp_path / "log", THREE, script), "r000")
     assert "on instances 0, 1 and 2 (DoP 3): cut off." in text
-    assert "Instance 2 is lost, and all KV of this request with it." in text
-    assert "Having waited 1.00 s" in text
-    assert "Prefill again of 7 tokens" in text
+    assert "Instance 2 is lost, with 0 of 6 tokens of KV of this request." in text
+    assert "It rests once before a batch, 1.00 s in all" in text
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "said"),
+    [(2, "Repair of 2 lost tokens on"), (4, "Repair of 2 lost tokens and prefill of 2 more on")],
+)
+def test_a_repair_is_told_from_a_prefill(tmp_path: Path, num_tokens: int, said: str) -> None:
+    def script(reporter: EventReporter) -> None:
+        reporter.report(RequestArrived(0.0, timed_request(0, 6, 9)))
+        reporter.plan(0.0, IterationPlan((prefill(reporter.state.snapshot(0.0).waiting, (0, 1)),)))
+        reporter.report(TokensProduced(1.0, 1, 0, (ProducedToken("r000", 5),)))
+        reporter.report(BatchFinished(1.0, 1, 1))
+        reporter.report(InstanceLost(2.0, 1))
+        (view,) = reporter.state.snapshot(2.0).running
+        reporter.plan(2.0, IterationPlan((prefill([view], (0, 2), num_tokens=num_tokens),)))
+        if num_tokens == 4:
+            reporter.report(TokensProduced(3.0, 2, 0, (ProducedToken("r000", 5),)))
+        reporter.report(BatchFinished(3.0, 2, 1))
+
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
+    assert "Instance 1 is lost, with 3 of 6 tokens of KV of this request." in text
+    assert said in text
+    assert "Having waited" not in text
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,40 @@ from loong.scheduler.common.striping import batch_of, decode_part, retained_part
 
 
 @st.composite
+def repairs(draw: st.DrawFn) -> tuple[RequestView, int, ESPGroup]:
+    """Return a request that has lost some KV, how many tokens to compute, and the group that is left."""
+    num_instances, num_cached = draw(st.integers(2, 5)), draw(st.integers(1, 60))
+    placement = striped("r", range(num_cached), tuple(range(num_instances)))
+    lost = draw(st.sets(st.integers(0, num_instances - 1), min_size=1, max_size=num_instances - 1))
+    for instance_id in lost:
+        placement = placement.without(instance_id)
+    view = RequestView("r", num_cached, 1, 4, 0.0, None, placement)
+    group = ESPGroup(tuple(i for i in range(num_instances) if i not in lost))
+    return view, draw(st.integers(1, view.num_uncomputed_tokens)), group
+
+
+@given(repairs(), st.data())
+def test_a_repair_computes_and_keeps_the_first_missing_positions(
+    chunk: tuple[RequestView, int, ESPGroup], data: st.DataObject
+) -> None:
+    view, num_tokens, group = chunk
+    due = sorted({p for positions in view.missing for p in positions})[:num_tokens]
+    free = dict.fromkeys(group.instance_ids, num_tokens)
+    for part in (
+        striped_part(view, num_tokens, group, data.draw(st.sampled_from(Transfer))),
+        retained_part(view, num_tokens, group, free),
+        retained_part(view, num_tokens, group, {**dict.fromkeys(free, 0), min(free): num_tokens}),
+        whole_part(view, num_tokens, group.leader_id),
+    ):
+        assert sorted(p for block in part.queries for p in block.positions) == due
+        assert sorted(p for segment in part.writes for p in segment.positions) == due
+        assert part.num_tokens == num_tokens
+        assert set(part.keeper_ids) <= set(group.instance_ids)
+        sizes = [sum(len(b.positions) for b in part.queries if b.master_id == i) for i in group.instance_ids]
+        assert max(sizes) - min(sizes) <= 1 or len({b.master_id for b in part.queries}) == 1
+
+
+@st.composite
 def chunks(draw: st.DrawFn) -> tuple[RequestView, int, ESPGroup]:
     """Return a request with some KV, how many tokens to compute, and a group."""
     group = ESPGroup(tuple(draw(st.permutations(range(6)))[: draw(st.integers(1, 6))]))

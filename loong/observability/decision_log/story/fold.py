@@ -26,7 +26,13 @@ def _join(earlier: StoryStep, later: StoryStep) -> StoryStep | None:
         case ComputedBatches(), ComputedBatches() if _shape(earlier) == _shape(later):
             reasons = _each_kind_once(earlier.reasons, later.reasons)
             waited_for = summed((*earlier.waited_for, *later.waited_for))
-            return replace(earlier, parts=earlier.parts + later.parts, waited_for=waited_for, reasons=reasons)
+            return replace(
+                earlier,
+                parts=earlier.parts + later.parts,
+                waited_for=waited_for,
+                reasons=reasons,
+                num_repaired=earlier.num_repaired + later.num_repaired,
+            )
         case Move(), Move() if earlier.time == later.time and earlier.is_committed == later.is_committed:
             ends = [move.until for move in (earlier, later) if move.until is not None]
             return replace(
@@ -39,8 +45,9 @@ def _join(earlier: StoryStep, later: StoryStep) -> StoryStep | None:
             return None
 
 
-def _shape(run: ComputedBatches) -> tuple[str, bool, frozenset[int], frozenset[int]]:
-    return run.phase, run.is_recomputed, frozenset(run.instance_ids), frozenset(run.holder_ids)
+def _shape(run: ComputedBatches) -> tuple[str, bool, bool, frozenset[int], frozenset[int]]:
+    is_repair = run.num_repaired > 0
+    return run.phase, run.is_recomputed, is_repair, frozenset(run.instance_ids), frozenset(run.holder_ids)
 
 
 def _each_kind_once(earlier: Iterable[Reason], later: Iterable[Reason]) -> tuple[Reason, ...]:

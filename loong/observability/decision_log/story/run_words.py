@@ -53,6 +53,10 @@ def _what(run: ComputedBatches) -> str:
         is_leased = any(part.max_steps > 1 for part in run.parts)
         num_batches = counted(len(run.parts), "lease" if is_leased else "batch")
         return f"Decode of {counted(num_tokens, 'token')} in {num_batches}"
+    if run.num_repaired:
+        repair = f"Repair of {counted(run.num_repaired, 'lost token')}"
+        num_others = num_tokens - run.num_repaired
+        return f"{repair} and prefill of {num_others:,} more" if num_others else repair
     first = run.parts[0].first_position
     span = f"{counted(num_tokens, 'token')} ({first:,} to {first + num_tokens - 1:,})"
     again = " again" if run.is_recomputed else ""

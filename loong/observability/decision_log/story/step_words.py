@@ -59,7 +59,9 @@ def step_words(step: StoryStep, story: Story) -> Iterator[str]:
             yield from policy_words(step.reasons)
         case Loss():
             why = f" ({step.why})" if step.why else ""
-            yield f"Instance {step.instance_id} is lost{why}, and all KV of this request with it."
+            total = counted(step.num_lost + step.num_kept, "token")
+            kv = f"with {step.num_lost:,} of {total} of KV" if step.num_kept else "with all KV"
+            yield f"Instance {step.instance_id} is lost{why}, {kv} of this request."
         case First():
             yield f"Its first token, {duration(step.ttft)} after it came{_margin(story.summary.ttft)}."
         case End():

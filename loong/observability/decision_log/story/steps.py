@@ -77,7 +77,8 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
     """The request is computed in successive batches on the same instances.
 
     Joined and left instances are the difference to the batches before. Recomputed tokens were lost or dropped
-    before. Holders are instances outside the group that served KV.
+    before. Repaired ones were lost while later KV stayed. Holders are instances outside the group that served
+    KV.
     """
 
     phase: Literal["prefill", "decode"]
@@ -90,6 +91,7 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
     waited_for: tuple[WaitedFor, ...]  # reasons of its pause
     reasons: tuple[Reason, ...]
     holder_ids: tuple[int, ...] = ()
+    num_repaired: int = 0
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -123,10 +125,12 @@ class Drop(_Step, frozen=True, tag="drop"):
 
 
 class Loss(_Step, frozen=True, tag="loss"):
-    """An instance is lost, with all of its KV of the request."""
+    """An instance is lost, with its KV of the request. What others have stays."""
 
     instance_id: int
     why: str
+    num_lost: int
+    num_kept: int
 
 
 class First(_Step, frozen=True, tag="first_token"):

@@ -117,6 +117,7 @@ class _Trail:
                 waited_for=self._waited_for(began),
                 reasons=self._take_reasons(),
                 holder_ids=ran.batch.holder_ids,
+                num_repaired=ran.part.num_repaired if isinstance(ran.part, Chunk) else 0,
             )
         )
         self.group, self.pauses = group, []
@@ -177,9 +178,14 @@ class _Trail:
             step.parts[-1].batch_id for step in reversed(self.steps) if isinstance(step, ComputedBatches)
         )
         ran_there = self.index.batch_losses.get(next(batch_ids, 0)) is loss
-        if ran_there or self.kv[loss.instance_id]:
-            self.steps.append(Loss(loss.time, loss.instance_id, loss.why))
-            self._lose_kv(loss.time)
+        num_lost = self.kv.pop(loss.instance_id, 0)
+        num_kept = sum(self.kv.values())
+        if ran_there or num_lost:
+            self.steps.append(Loss(loss.time, loss.instance_id, loss.why, num_lost, num_kept))
+            if num_kept:
+                self._cut_at(loss.time)
+            else:
+                self._lose_kv(loss.time)
 
     def _end(self, ended: EndedLine) -> None:
         if self.is_waiting and ended.time > self.free_since:

@@ -1,0 +1,91 @@
+"""The Ray cluster on whose nodes hosts are: an existing one, or one that this process starts."""
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from loong.child import STOP_SIGNALS
+from loong.core.errors import ClusterError, ConfigError
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+logger = logging.getLogger(__name__)
+
+_LEAST_SHARE = 0.001  # of the resource that each node has of its own name
+_DRIVER = {"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}  # it would take the signals that stop a server
+_OWN_CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}  # Ray listens on all interfaces
+
+
+def check_ray() -> None:
+    """Raise `ConfigError` unless Ray is installed."""
+    if find_spec("ray") is None:
+        raise ConfigError("--hosts ray needs Ray, which is not installed; `pip install 'loong[ray]'`")
+
+
+def set_environment() -> None:
+    """Set what Ray reads when it is imported, unless the user has set it."""
+    variables = _DRIVER if "RAY_ADDRESS" in os.environ else {**_DRIVER, **_OWN_CLUSTER}
+    os.environ.update({name: value for name, value in variables.items() if name not in os.environ})
+
+
+@contextmanager
+def ray_cluster() -> Iterator[str]:
+    """Connect to the cluster of RAY_ADDRESS, or start one on this node. Yield this node's IP address.
+
+    A cluster that is started here ends with this process, and other nodes need its token to join.
+    """
+    import ray  # not at the top: it is optional, and needs `set_environment` before
+
+    is_own = "RAY_ADDRESS" not in os.environ
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        ray.init(address="local" if is_own else None, namespace="loong", logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"Ray: {error}") from error
+    finally:
+        for number, handler in handlers.items():  # Ray's would exit at once
+            signal.signal(number, handler)
+    try:
+        context = ray.get_runtime_context()
+        if is_own:
+            logger.info(
+                "started Ray; on other hosts run `RAY_AUTH_MODE=token ray start --address=%s`, after "
+                "~/.ray/auth_token was copied there",
+                context.gcs_address,
+            )
+        yield ray.util.get_node_ip_address()
+    finally:
+        ray.shutdown()
+
+
+def bundles_of(num_workers: list[int], head_address: str) -> list[dict[str, float]]:
+    """Return what each host needs: a processor for each worker. The first host is the head."""
+    bundles: list[dict[str, float]] = [{"CPU": number} for number in num_workers]
+    bundles[0][f"node:{head_address}"] = _LEAST_SHARE
+    return bundles
+
+
+def reserve(bundles: list[dict[str, float]], timeout: float) -> "PlacementGroup":
+    """Reserve a node for each bundle. Raises `ClusterError` if Ray has too few within `timeout` seconds."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group(bundles, strategy="STRICT_SPREAD", name="loong")
+    if not group.wait(timeout):
+        remove_placement_group(group)
+        nodes = [_described(node) for node in ray.nodes() if node["Alive"]]
+        needed = [int(bundle["CPU"]) for bundle in bundles]
+        raise ClusterError(
+            f"Ray found no {len(bundles)} nodes with {needed} free processors within {timeout:g} s; "
+            f"its nodes have {', '.join(nodes)}"
+        )
+    return group
+
+
+def _described(node: dict[str, Any]) -> str:  # Any: Ray's own
+    return f"{node['Resources'].get('CPU', 0):g} at {node['NodeManagerAddress']}"

@@ -1,0 +1,172 @@
+"""Hosts that are nodes of a Ray cluster.
+
+Ray starts, watches and ends workers, and carries none of their messages.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from loong.child import config_line
+from loong.core.errors import ClusterError
+from loong.core.placement import InstanceId
+from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
+from loong.executor.workers import WorkersExecutor
+from loong.launcher.hosts.ray_actor import HostActor
+from loong.launcher.hosts.ray_cluster import bundles_of, ray_cluster, reserve
+from loong.launcher.hosts.starter import Host
+from loong.launcher.hosts.workers import workers_of
+from loong.launcher.serve.child_processes import HOST_LOST, ChildProcess
+from loong.worker.config import WorkerConfig
+
+if TYPE_CHECKING:
+    from loong.launcher.serve.local import ClusterConfig
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 15.0
+_RETRY_SECONDS = 1.0
+_MAX_CALLS = 1000  # that an actor carries out at once: one for each worker, and signals
+
+
+class RayHost:
+    """A host of a placement group: one actor at a time, on a node that Ray chooses."""
+
+    def __init__(self, host_id: int, group: PlacementGroup, num_workers: int) -> None:
+        self.host_id = host_id
+        self._group, self._num_workers = group, num_workers
+        self._actor: Any = None  # of Ray, which wraps the methods of HostActor
+        self._opening = asyncio.Lock()
+        self._tasks = set[asyncio.Task[None]]()
+        self._numbers = count()
+        self.place: Host | None = None  # None: it is lost, or not there yet
+
+    async def open(self) -> None:
+        """Return once its actor runs, on the present node or on the next that Ray has."""
+        async with self._opening:
+            while self.place is None:
+                self._end_actor()
+                self._actor = self._new_actor()
+                try:
+                    directory, address = await self._actor.place.remote()
+                except RayError as error:
+                    logger.warning("host %d did not start: %s", self.host_id, first_line(error))
+                    await asyncio.sleep(_RETRY_SECONDS)
+                    continue
+                self.place = Host(Path(directory), address, is_head=self.host_id == 0)
+                logger.info("host %d is the Ray node at %s", self.host_id, address)
+
+    def _new_actor(self) -> Any:
+        options = {
+            "name": f"loong host {self.host_id}, start {next(self._numbers)}",
+            "num_cpus": self._num_workers,
+            "max_concurrency": _MAX_CALLS,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, self.host_id),
+        }
+        return ray.remote(HostActor).options(**options).remote()
+
+    def _end_actor(self) -> None:
+        """End the last actor, so that a node that was unreachable for a while has no workers left."""
+        if self._actor is not None:
+            ray.kill(self._actor)
+
+    def start(self, config: WorkerConfig) -> ChildProcess:
+        """Start a worker."""
+        number, actor = next(self._numbers), self._actor
+        process = ChildProcess(lambda which: _forget(actor.send_signal.remote(number, which)))
+        task = asyncio.create_task(self._follow(actor, number, config, process))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return process
+
+    async def _follow(self, actor: Any, number: int, config: WorkerConfig, process: ChildProcess) -> None:
+        try:
+            process.pid, code = await actor.run.remote(number, config_line(config))
+        except RayError as error:
+            if actor is self._actor and self.place is not None:
+                self.place = None
+                logger.error("host %d is lost: %s", self.host_id, first_line(error))  # noqa: TRY400
+            code = HOST_LOST
+        process.end(code)
+
+    async def close(self) -> None:
+        """End its actor, and with it all workers."""
+        if self.place is not None:
+            with suppress(RayError, TimeoutError):
+                await asyncio.wait_for(self._actor.close.remote(), _CLOSE_SECONDS)
+        self._end_actor()
+
+
+class RayHosts:
+    """Implements WorkerStarter for the nodes of a Ray cluster, by the host of each instance."""
+
+    def __init__(self, hosts: list[RayHost], host_ids: tuple[int, ...]) -> None:
+        self._hosts, self._host_ids = hosts, host_ids
+        self._last_places = [host.place for host in hosts]
+
+    def host(self, instance_id: InstanceId) -> Host:
+        """See WorkerStarter."""
+        host_id = self._host_ids[instance_id]
+        place = self._last_places[host_id] = self._hosts[host_id].place or self._last_places[host_id]
+        assert place is not None, "all hosts were open at the start"
+        return place
+
+    async def wait_for_host(self, instance_id: InstanceId) -> None:
+        """See WorkerStarter."""
+        await self._hosts[self._host_ids[instance_id]].open()
+
+    def start(self, config: WorkerConfig) -> ChildProcess:
+        """See WorkerStarter."""
+        return self._hosts[self._host_ids[config.instance_id]].start(config)
+
+    def kill(self, processes: Iterable[ChildProcess]) -> None:
+        """See WorkerStarter."""
+        for process in processes:
+            process.kill()
+
+
+@asynccontextmanager
+async def ray_workers(
+    config: "ClusterConfig", lookahead: LookaheadMargin | None = None, *, backoff: Backoff | None = None
+) -> AsyncIterator[WorkersExecutor]:
+    """Start every worker on the nodes of a Ray cluster, as `workers_of` does; this node is the head."""
+    num_workers = [config.host_ids.count(host) * config.tp_size for host in range(config.num_hosts)]
+    with ray_cluster() as address:
+        bundles = bundles_of(num_workers, address)
+        group = await asyncio.to_thread(reserve, bundles, config.start_timeout)
+        hosts = [RayHost(host_id, group, number) for host_id, number in enumerate(num_workers)]
+        try:
+            await _open_all(hosts, config.start_timeout)
+            starter = RayHosts(hosts, config.host_ids)
+            async with workers_of(config, starter, lookahead, backoff=backoff) as executor:
+                yield executor
+        finally:
+            await asyncio.gather(*(host.close() for host in hosts))
+            remove_placement_group(group)
+
+
+async def _open_all(hosts: Iterable[RayHost], timeout: float) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            await asyncio.gather(*(host.open() for host in hosts))
+    except TimeoutError:
+        raise ClusterError(f"not all hosts started in Ray within {timeout:g} s; its logs say why") from None
+
+
+def first_line(error: RayError) -> str:
+    """Return what an error of Ray says, without the stacks that follow."""
+    return str(error).splitlines()[0]
+
+
+def _forget(_: object) -> None:
+    """Wait for no answer."""

@@ -1,0 +1,109 @@
+"""The loss of an instance: its KV is missing from then on, and batches with it are void."""
+
+from collections.abc import Iterator
+
+from loong.core.errors import InvalidEventError
+from loong.core.events import InstanceLost
+from loong.core.instructions import Instruction, ReleaseKV
+from loong.core.placement import InstanceId
+from loong.core.request import RequestId
+from loong.state.accounting import Accounting
+from loong.state.in_flight_batch import InFlightBatch
+from loong.state.live_request import LiveRequest
+
+
+def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruction, ...]:
+    """Remove an instance. Requests keep the KV that is elsewhere, and miss only what was lost.
+
+    A batch that loses a member or a holder is void for all of its requests. So is a later batch of any of
+    them. Migrations between other instances go on.
+    """
+    instance_id = event.instance_id
+    if instance_id not in accounting.instances:
+        raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
+    _count_losses(accounting, instance_id)
+    instructions: list[Instruction] = []
+    hit: dict[RequestId, LiveRequest] = {}
+    for batch_id in _void_batch_ids(accounting, event):
+        batch = accounting.void_batch(batch_id)
+        hit.update((request_id, accounting.requests[request_id]) for request_id in batch.request_ids)
+        instructions += _leave(accounting, batch, instance_id)
+    for request_id, released in _void_moves(accounting, instance_id):
+        hit[request_id] = accounting.requests[request_id]
+        instructions += released
+    for request_id, live in accounting.requests.items():
+        if request_id in hit or instance_id in live.placement.instance_ids:
+            hit[request_id] = accounting.changing(request_id)
+            live.lose(instance_id)
+    accounting.lose(instance_id, returns=event.returns)
+    return (*instructions, *accounting.settle(hit.values()))
+
+
+def _count_losses(accounting: Accounting, instance_id: InstanceId) -> None:
+    """Count the loss against the requests that the instance had begun to compute.
+
+    A batch that never started had no part in it: its instance may have been lost before.
+    """
+    in_flight = (*accounting.batches.values(), *accounting.ending.values())
+    batches = [
+        batch
+        for batch in in_flight
+        if batch.running.has_started and instance_id in batch.plan.group.instance_ids
+    ]
+    for request_id in {request_id for batch in batches for request_id in batch.plan.request_ids}:
+        accounting.changing(request_id).num_losses += 1
+
+
+def _void_batch_ids(accounting: Accounting, event: InstanceLost) -> tuple[int, ...]:
+    """Return the batches that never end, the later ones of a request after the earlier ones."""
+    void_ids = list[int]()
+    request_ids = set[RequestId]()
+    for batch_id, batch in (*accounting.ending.items(), *accounting.batches.items()):
+        is_named = batch.has_part(event.instance_id) or batch_id in event.void_batch_ids
+        if is_named or not request_ids.isdisjoint(batch.request_ids):
+            void_ids.append(batch_id)
+            request_ids |= batch.request_ids
+    return tuple(void_ids)
+
+
+def _leave(accounting: Accounting, batch: InFlightBatch, lost_id: InstanceId) -> Iterator[Instruction]:
+    """Release what a void batch may have stored on the instances that are left.
+
+    Siblings wait on for the end of their prompt, or begin without KV if they have a token already.
+    """
+    survivors = tuple(
+        [i for i in batch.running.participant_ids if i != lost_id and i in accounting.instances]
+    )
+    for request_id in batch.plan.request_ids:
+        live = accounting.requests[request_id]
+        if survivors:
+            for segment in batch.unfinished(live):
+                yield ReleaseKV(request_id, survivors, segment.positions, is_void=True)
+            for sibling in live.siblings:
+                yield ReleaseKV(sibling.request.request_id, survivors, is_void=True)
+        if batch.num_tokens.get(request_id):
+            for sibling in live.siblings:
+                sibling.primary = None
+                accounting.view_cache.mark_stale(sibling)
+            live.siblings = []
+
+
+def _void_moves(accounting: Accounting, lost_id: InstanceId) -> Iterator[tuple[RequestId, list[Instruction]]]:
+    """Remove the migrations and copies of a lost instance; yield their requests, and what is to be released.
+
+    A finished copy takes the place of a source that is lost.
+    """
+    for migration_id, migration in tuple(accounting.migrations.items()):
+        arriving = migration.arriving
+        if lost_id in (migration.segment.instance_id, arriving.instance_id):
+            live = accounting.close_migration(migration_id)
+            release = ReleaseKV(arriving.owner_id, (arriving.instance_id,), arriving.positions)
+            if arriving.instance_id != lost_id:
+                accounting.release_kv(live, (arriving,))
+            yield arriving.owner_id, [release] if arriving.instance_id != lost_id else []
+    for request_id, live in accounting.requests.items():
+        for migration in [m for m in live.copied if lost_id in (m.segment.instance_id, m.destination_id)]:
+            accounting.changing(request_id).copied.remove(migration)
+            if migration.destination_id != lost_id:
+                live.placement = live.placement.moving(migration.segment, migration.destination_id)
+            yield request_id, []

@@ -1,0 +1,53 @@
+"""Flags of hosts that cannot work are refused by name, before anything starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loong.core.errors import ConfigError
+from loong.launcher.cli import build_parser
+from loong.launcher.cluster_flags import chosen_cluster
+from loong.launcher.serve.local import ClusterConfig
+
+WITHOUT_RAY = """
+import importlib.util
+import sys
+from loong.launcher.entry import main
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "ray" else find_spec(name, *rest)
+sys.argv = ["loong", "serve", "--hosts", "ray", "--port", "0"]
+sys.exit(main())
+"""
+
+
+def test_several_hosts_need_ray() -> None:
+    args = build_parser(["serve"])[0].parse_args(["serve", "--num-hosts", "2"])
+    with pytest.raises(ConfigError, match=r"^--num-hosts is 2, which needs --hosts ray$"):
+        chosen_cluster(args, start_timeout=1.0)
+
+
+def test_a_missing_ray_is_named_with_how_to_install_it(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ended.returncode == 1
+    assert "--hosts ray needs Ray, which is not installed; `pip install 'loong[ray]'`" in ended.stderr
+
+
+def test_more_hosts_than_instances_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--num-hosts is 3, but --num-instances is 2$"):
+        ClusterConfig("some-model", num_instances=2, num_hosts=3)
+
+
+@pytest.mark.parametrize(
+    ("num_instances", "num_hosts", "host_ids"),
+    [(4, 1, (0, 0, 0, 0)), (4, 2, (0, 0, 1, 1)), (5, 2, (0, 0, 0, 1, 1)), (3, 3, (0, 1, 2))],
+)
+def test_instances_are_spread_evenly_and_neighbors_share_a_host(
+    num_instances: int, num_hosts: int, host_ids: tuple[int, ...]
+) -> None:
+    config = ClusterConfig("some-model", num_instances=num_instances, num_hosts=num_hosts)
+    assert config.host_ids == host_ids
