@@ -28,7 +28,7 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.ablations import ABLATIONS
 from loong.scheduler.esp.planner import plan_esp
 from loong.scheduler.paper.policy import plan_esp_paper
-from loong.scheduler.served.policy import max_tokens_of_halves, plan_esp_served
+from loong.scheduler.served.policy import plan_esp_served
 from loong.scheduler.tuning import MAX_LOSSES
 
 DEFAULT_CONFIG = PolicyConfig()
@@ -43,10 +43,6 @@ def _all_pools(pools: Pools, _config: PolicyConfig) -> int:
 
 def _largest_pool(pools: Pools, _config: PolicyConfig) -> int:
     return max(pools.values())
-
-
-def _halves(pools: Pools, _config: PolicyConfig, *, size: int | None = None) -> int:
-    return max_tokens_of_halves(pools, size)
 
 
 def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
@@ -83,7 +79,7 @@ POLICIES: dict[str, PolicyKind] = {
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
-    "esp-served": PolicyKind(plan_esp_served, _halves, min_instances=2, needs_service=True),
+    "esp-served": PolicyKind(plan_esp_served, needs_service=True),
     "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{
@@ -93,29 +89,26 @@ POLICIES: dict[str, PolicyKind] = {
 }
 
 
-FIXED, SERVED = "esp-fixed-", "esp-served-"
-NAMES = (*POLICIES, f"{FIXED}N", f"{SERVED}N")
+FIXED = "esp-fixed-"
+NAMES = (*POLICIES, f"{FIXED}N")
 """All names, for help and errors; N is any whole number above 0."""
 
 
 def policy_kind(name: str) -> PolicyKind:
-    """Return the policy called `name`, one of `POLICIES`, `esp-fixed-N` or `esp-served-N`.
+    """Return the policy called `name`, one of `POLICIES` or `esp-fixed-N`.
 
     Raises:
         ConfigError: there is none.
     """
     if name in POLICIES:
         return POLICIES[name]
-    if (found := fullmatch(f"({FIXED}|{SERVED})([1-9][0-9]{{0,5}})", name)) is None:
+    if (found := fullmatch(f"{FIXED}([1-9][0-9]{{0,5}})", name)) is None:
         raise ConfigError(f"policy must be one of {', '.join(NAMES)}, but is {name!r}")
-    return _sized_kind(found[1], int(found[2]))
+    return _fixed_kind(int(found[1]))
 
 
 @cache
-def _sized_kind(family: str, size: int) -> PolicyKind:
-    if family == SERVED:
-        plan, tokens = partial(plan_esp_served, size=size), partial(_halves, size=size)
-        return PolicyKind(plan, tokens, min_instances=2, needs_service=True)
+def _fixed_kind(size: int) -> PolicyKind:
     return PolicyKind(partial(plan_esp_fixed, size=size), partial(_largest_group, size=size), group_size=size)
 
 
