@@ -167,6 +167,26 @@ def test_a_request_that_holds_kv_fails_too_once_the_rest_can_never_fit(num_compu
     assert [(d.kind, d.request_ids) for d in plan.decisions] == [(DecisionKind.FAIL, ("r",))]
 
 
+@pytest.mark.parametrize("name", [n for n in POLICY_NAMES if policy_kind(n).max_instances is None])
+@settings(max_examples=6)
+@given(data=st.data())
+def test_every_request_ends_whatever_is_lost_for_a_time(name: str, data: st.DataObject) -> None:
+    instances = instances_with([data.draw(st.sampled_from([150, 300, 1000]))] * num_instances_of(name, 4))
+    requests = data.draw(workloads(min(200, admissible_tokens(name, instances))))
+    lost_at, seconds = data.draw(st.floats(0, 0.2)), data.draw(st.floats(1e-3, 0.3))
+    lost = data.draw(st.sampled_from(instances))
+    incidents = [
+        InstanceLost(lost_at, lost.instance_id, returns=True),
+        InstanceJoined(lost_at + seconds, lost),
+    ]
+    capacities = [instance.kv_capacity for instance in instances]
+    run = simulate(name, capacities, requests, incidents=incidents, config=data.draw(configs))
+    assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
+    num_needed = sum(len(r.prompt_token_ids) + r.sampling_params.max_tokens - 1 for r in requests)
+    if not run.stats.num_preemptions:
+        assert run.stats.num_computed_tokens == num_needed + run.stats.num_recomputed_tokens
+
+
 @pytest.mark.parametrize("name", POLICY_NAMES)
 def test_while_no_instance_is_left_all_wait_for_one(name: str) -> None:
     requests = [timed_request(number, 100, 5) for number in range(3)]
