@@ -22,6 +22,7 @@ COMMANDS = {  # each a module with `add_parser`
     "plot": "loong.launcher.plot",
     "profile": "loong.launcher.profile",
     "explain": "loong.launcher.explain",
+    "scale": "loong.launcher.scale",
     "chaos": "loong.launcher.chaos",
     "workload": "loong.launcher.workload",
     "collect-env": "loong.launcher.collect_env",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from loong.launcher.serve.local import ClusterConfig
     from loong.model.config import ModelConfig
 
+ADMIN_KEY_VARIABLE = "LOONG_ADMIN_API_KEY"  # of `loong serve` and `loong scale`
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenCluster:
@@ -161,6 +163,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             dtype=dtype,
             seed=args.seed,
             num_instances=args.num_instances,
+            max_instances=getattr(args, "max_instances", None),
             num_hosts=args.num_hosts,
             hosts=args.hosts,
             tp_size=args.tensor_parallel_size,
@@ -195,7 +198,8 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
     from loong.launcher.serve.memory import fit_gpu_kv_capacity, fit_kv_capacity
 
     if args.device == "cpu":
-        most_of_a_host = -(-args.num_instances // args.num_hosts)
+        most = max(args.num_instances, getattr(args, "max_instances", None) or 0)
+        most_of_a_host = -(-most // args.num_hosts)
         return "cpu", fit_kv_capacity(config, most_of_a_host, args.kv_cache_tokens)
     gpus = host_gpus()
     check_torch()

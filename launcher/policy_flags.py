@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 from loong.core.errors import ConfigError
 from loong.launcher.flags import part, positive, ratio, seconds
-from loong.scheduler.config import Fairness, PolicyConfig
+from loong.scheduler.config import USUAL_STEP_TIME, Fairness, PolicyConfig
 from loong.scheduler.policy import NAMES, PolicyKind, policy_kind
+from loong.scheduler.tuning import MAX_STEP_SHARE
 
 _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
     ("max_num_batched_tokens", positive, "N", "bound on prompt tokens of a step on each instance"),
@@ -24,6 +25,12 @@ _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
         "number of instances that only decode, for disaggregated policies; the last instances do",
     ),
 )
+
+
+_DEFAULT_WORDS = {
+    "decode_instances": "half",
+    "max_step_time": f"{USUAL_STEP_TIME}; esp-served: {MAX_STEP_SHARE} of the least TTFT target",
+}
 
 
 class PolicyNames(tuple[str, ...]):
@@ -62,7 +69,7 @@ def add_policy_flags(group: argparse._ArgumentGroup) -> None:
             type=parse,
             default=getattr(defaults, name),
             metavar=unit,
-            help=f"{text} ({'half' if name == 'decode_instances' else '%(default)s'})",
+            help=f"{text} ({_DEFAULT_WORDS.get(name, '%(default)s')})",
         )
     group.add_argument(
         "--fairness",

@@ -15,6 +15,7 @@ class Fairness(Enum):
 
 # Devices count exchanges and sums over all steps of a lease with its extensions: up to 2^24 a batch.
 MOST_LEASE_STEPS = 1024
+USUAL_STEP_TIME = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class PolicyConfig:
 
     `target_ttft` and `target_tpot` (seconds) are for requests without an SLO of their own; longer prompts
     have `ttft_factor` times their fastest prefill. `max_num_batched_tokens` bounds the tokens of a prefill
-    step on each instance, and `max_step_time` (seconds) is its target time. A decode batch takes up to
+    step on each instance, and `max_step_time` (seconds) is its target time (None: by the policy; most take
+    `step_time`). A decode batch takes up to
     `lease_steps` steps by itself. `deferred_share` of the time is for the oldest deferred prompt. `fairness`
     says who is served first when not all can be in time. `chunk_tokens` is the number of tokens in a step of
     the chunked baselines, decodes and prompts together. The disaggregated policies decode on the last
@@ -34,12 +36,17 @@ class PolicyConfig:
     target_tpot: float = 0.05
     ttft_factor: float = 5.0
     max_num_batched_tokens: int = 8192
-    max_step_time: float = 0.1
+    max_step_time: float | None = None
     lease_steps: int = 16
     deferred_share: float = 0.05
     fairness: Fairness = Fairness.NONE
     chunk_tokens: int = 2048
     decode_instances: int | None = None
+
+    @property
+    def step_time(self) -> float:
+        """Return the target time of a step of prompts, or the usual one."""
+        return USUAL_STEP_TIME if self.max_step_time is None else self.max_step_time
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -22,12 +22,13 @@ from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one
 from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.common.batching_program import warm_up
 from loong.scheduler.common.cluster_parts import groups_of
+from loong.scheduler.common.draining import Draining
 from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.ablations import ABLATIONS
 from loong.scheduler.esp.planner import plan_esp
 from loong.scheduler.paper.policy import plan_esp_paper
-from loong.scheduler.served.policy import max_tokens_of_halves, plan_esp_served
+from loong.scheduler.served.policy import plan_esp_served
 from loong.scheduler.tuning import MAX_LOSSES
 
 DEFAULT_CONFIG = PolicyConfig()
@@ -42,10 +43,6 @@ def _all_pools(pools: Pools, _config: PolicyConfig) -> int:
 
 def _largest_pool(pools: Pools, _config: PolicyConfig) -> int:
     return max(pools.values())
-
-
-def _halves(pools: Pools, _config: PolicyConfig, *, size: int | None = None) -> int:
-    return max_tokens_of_halves(pools, size)
 
 
 def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
@@ -82,7 +79,7 @@ POLICIES: dict[str, PolicyKind] = {
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
-    "esp-served": PolicyKind(plan_esp_served, _halves, min_instances=2, needs_service=True),
+    "esp-served": PolicyKind(plan_esp_served, needs_service=True),
     "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{
@@ -92,29 +89,26 @@ POLICIES: dict[str, PolicyKind] = {
 }
 
 
-FIXED, SERVED = "esp-fixed-", "esp-served-"
-NAMES = (*POLICIES, f"{FIXED}N", f"{SERVED}N")
+FIXED = "esp-fixed-"
+NAMES = (*POLICIES, f"{FIXED}N")
 """All names, for help and errors; N is any whole number above 0."""
 
 
 def policy_kind(name: str) -> PolicyKind:
-    """Return the policy called `name`, one of `POLICIES`, `esp-fixed-N` or `esp-served-N`.
+    """Return the policy called `name`, one of `POLICIES` or `esp-fixed-N`.
 
     Raises:
         ConfigError: there is none.
     """
     if name in POLICIES:
         return POLICIES[name]
-    if (found := fullmatch(f"({FIXED}|{SERVED})([1-9][0-9]{{0,5}})", name)) is None:
+    if (found := fullmatch(f"{FIXED}([1-9][0-9]{{0,5}})", name)) is None:
         raise ConfigError(f"policy must be one of {', '.join(NAMES)}, but is {name!r}")
-    return _sized_kind(found[1], int(found[2]))
+    return _fixed_kind(int(found[1]))
 
 
 @cache
-def _sized_kind(family: str, size: int) -> PolicyKind:
-    if family == SERVED:
-        plan, tokens = partial(plan_esp_served, size=size), partial(_halves, size=size)
-        return PolicyKind(plan, tokens, min_instances=2, needs_service=True)
+def _fixed_kind(size: int) -> PolicyKind:
     return PolicyKind(partial(plan_esp_fixed, size=size), partial(_largest_group, size=size), group_size=size)
 
 
@@ -122,20 +116,34 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     """Return the policy called `name`. Raises `ConfigError` if there is none.
 
     After a loss, it first fails requests that the remaining instances can never finish. It does not preempt a
-    request on instances whose batch is ending, but waits for the KV that the batch frees.
+    request on instances whose batch is ending, but waits for the KV that the batch frees. It empties draining
+    instances, and plans as if these were not there.
     """
     kind = policy_kind(name)
     kind.prepare()
 
-    def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        plan = fail_stranded(snapshot, kind, config)
-        if plan is None and not snapshot.pools:
-            plan = IterationPlan()
-        if plan is None:
-            plan = kind.plan(without_oversized(snapshot, kind, config), cost_model, config)
+    def policy_of_others(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        if not snapshot.pools:
+            return IterationPlan()
+        plan = kind.plan(without_oversized(snapshot, kind, config), cost_model, config)
         if snapshot.ending and plan.preemptions:
             plan = _sparing(plan, snapshot)
         return extending(plan, snapshot, config.lease_steps)
+
+    def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        if (failing := fail_stranded(snapshot, kind, config)) is not None:
+            return failing
+        if (draining := Draining.of(snapshot)) is None:
+            return policy_of_others(snapshot, cost_model)
+        emptying = draining.plan()
+        plan = policy_of_others(draining.hidden(emptying), cost_model)
+        return replace(
+            plan,
+            migrations=emptying.migrations + plan.migrations,
+            preemptions=emptying.preemptions + plan.preemptions,
+            lease_ends=emptying.lease_ends + plan.lease_ends,
+            decisions=emptying.decisions + plan.decisions,
+        )
 
     return policy
 

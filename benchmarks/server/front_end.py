@@ -40,6 +40,7 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, PutToken
+from loong.engine.cluster_size import ClusterSize, size_of
 from loong.engine.health import Health
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
@@ -121,6 +122,16 @@ class ReadyEngine:
     def snapshot(self) -> Snapshot:
         """Return a snapshot of an idle instance."""
         return Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
+
+    def size(self) -> ClusterSize:
+        """Return one instance."""
+        return size_of(self.snapshot(), frozenset((0,)), 0, 1, 1)
+
+    def scale(self, num_instances: int) -> None:
+        """Do nothing."""
+
+    async def wait_for_size(self) -> None:
+        """Return at once."""
 
     def history(self) -> ClusterHistory:
         """Return an empty history."""

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from loong.core.placement import InstanceId
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.launcher.hosts.network import ClusterNetwork
 from loong.launcher.hosts.starter import WorkerStarter
@@ -26,13 +27,17 @@ class WorkerSettings:
     def endpoints(self) -> Endpoints:
         """Return the endpoints of the first workers."""
         config, network = self._config, self._network
-        workers = [(i, rank) for i in range(config.num_instances) for rank in range(config.tp_size)]
+        workers = [worker_id for i in range(config.num_instances) for worker_id in self.workers_of(i)]
         return Endpoints(
             reports=self._reports,
             commands={worker_id: self.commands_endpoint(worker_id) for worker_id in workers},
-            num_instances=config.num_instances,
+            num_instances=config.world_size,
             remote_reports=None if network is None else network.remote_reports,
         )
+
+    def workers_of(self, instance_id: InstanceId) -> list[WorkerId]:
+        """Return the ranks of an instance."""
+        return [(instance_id, rank) for rank in range(self._config.tp_size)]
 
     def commands_endpoint(self, worker_id: WorkerId, num_restarts: int = 0) -> str:
         """Return the endpoint of a worker's commands. Over TCP it has no port yet."""
@@ -65,7 +70,7 @@ class WorkerSettings:
         return WorkerConfig(
             instance_id=instance_id,
             tp_rank=tp_rank,
-            num_instances=config.num_instances,
+            num_instances=config.world_size,
             tp_size=config.tp_size,
             model=config.model,
             load_format=config.load_format,
@@ -85,6 +90,6 @@ class WorkerSettings:
             graph_limits=config.graph_limits,
             tokenizer_folder=config.tokenizer_folder,
             log_format=config.log_format,
-            is_restarted=is_restarted,
+            is_late=is_restarted or config.world_size > config.num_instances,
             network=seen,
         )

@@ -28,7 +28,7 @@ async def workers_of(
     """Start every worker, wait until all are ready, and yield their executor; at the end none is left.
 
     The executor predicts the ends of batches with a margin of `lookahead`, or never (None). With `backoff`,
-    an instance that is lost from then on is started again.
+    an instance that is lost from then on is started again, and instances can be added and removed.
 
     Raises `ClusterError` with the worker's own words if one cannot start.
     """
@@ -37,7 +37,7 @@ async def workers_of(
         if head_address is not None:
             network = stack.enter_context(cluster_network(head_address, config.host_ids))
         settings = WorkerSettings(config, starter, network)
-        workers = WorkerProcesses(starter, settings, config.instances, backoff or Backoff())
+        workers = WorkerProcesses(starter, settings, config.first(config.world_size), backoff or Backoff())
         restarts = None if backoff is None else workers.restarts
         executor = WorkersExecutor(settings.endpoints(), lookahead, config.heartbeat, restarts)
         is_ready = False

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from loong.workloads.plots.style import SIZED_GROUPS
+from loong.workloads.plots.style import FIXED_GROUPS
 
 POLICY_WORDS = {
     "esp": "groups of instances grow and shrink at every step, by deadline",
@@ -14,7 +14,7 @@ POLICY_WORDS = {
     "chunked-replicas": "every instance works alone, prompts in chunks together with decodes",
     "disaggregated": "half of the instances prefill, half decode, and KV moves between",
     "esp-disaggregated": "esp's order and chunks, prefill and decode on fixed parts, and KV moves between",
-    "esp-served": "esp's order and chunks, decodes on the fewest instances, KV is read where it was computed",
+    "esp-served": "esp's order, few instances decode and read KV where it is, or all do both",
     "vllm-m": "every instance works alone, new requests go where most memory is free",
     "vllm-s": "one instance of all devices, as vLLM on one host",
     "esp-fcfs": "esp, but first come, first served",
@@ -32,8 +32,6 @@ def words_of(policies: Iterable[str]) -> str:
 
 
 def _words_of(policy: str) -> str | None:
-    if found := SIZED_GROUPS.fullmatch(policy):
-        if found[1] == "served":
-            return f"{POLICY_WORDS['esp-served']}; prompts on groups of {found[2]}"
-        return f"esp's order and chunks on fixed groups of {found[2]}"
+    if found := FIXED_GROUPS.fullmatch(policy):
+        return f"esp's order and chunks on fixed groups of {found[1]}"
     return POLICY_WORDS.get(policy)

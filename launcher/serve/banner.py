@@ -43,7 +43,7 @@ def log_call_format(tokenizer: "Tokenizer", parser: str | None) -> None:
 
 def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
     """Log the capacity and the address of the server."""
-    cluster, longest = config.cluster, limits.max_model_len
+    cluster, longest = config.cluster, min(limits.max_model_len, limits.max_request_kv)
     total = cluster.kv_capacity * cluster.num_instances
     logger.info(
         "policy %s; KV room for %s tokens on each of %d instances, %s in all; "

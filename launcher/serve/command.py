@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
@@ -9,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import loong
 from loong.core.errors import ConfigError
-from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
+from loong.launcher.cluster_flags import (
+    ADMIN_KEY_VARIABLE,
+    add_instance_flags,
+    add_model_flags,
+    chosen_cluster,
+)
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SECRETS = ("api_key",)
+SECRETS = ("api_key", "admin_key")
 _EXAMPLES = """\
 examples:
   loong serve smollm2-135m                      # a small real model, fetched on first use
@@ -47,7 +53,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     parser.set_defaults(run=run)
     parser.elsewhere = lambda flag: instead_of(flag, SERVE)
     _add_model_flags(parser.add_argument_group("model"))
-    add_instance_flags(parser.add_argument_group("cluster"))
+    cluster = parser.add_argument_group("cluster")
+    add_instance_flags(cluster)
+    cluster.add_argument(
+        "--max-instances",
+        type=positive,
+        metavar="N",
+        help="most instances that `loong scale` can ask for, only on CPUs (as many as at the start)",
+    )
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
     server = parser.add_argument_group("server")
     for add in (_add_server_flags, _add_record_flags, _add_timeout_flags, _add_fault_flag):
@@ -152,6 +165,11 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="KEY",
         help="API key that clients must send; may be given repeatedly (none)",
+    )
+    group.add_argument(
+        "--admin-key",
+        metavar="KEY",
+        help="key of operators, for `loong scale`; without it, nothing can be scaled ($LOONG_ADMIN_API_KEY)",
     )
     group.add_argument(
         "--allowed-origins",
@@ -288,6 +306,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
             max_waiting_tokens=args.max_waiting_tokens,
             max_requests_per_key=args.max_requests_per_key,
             tool_call_parser=args.tool_call_parser,
+            admin_key=args.admin_key or os.environ.get(ADMIN_KEY_VARIABLE),
         ),
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,

@@ -36,7 +36,8 @@ class ClusterConfig:
     moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
     On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
     Each worker sends a heartbeat every `heartbeat` seconds. The instances are spread over `num_hosts` hosts,
-    neighbors on the same one. With `hosts` "ray" these are nodes of a Ray cluster, else this one.
+    neighbors on the same one. With `hosts` "ray" these are nodes of a Ray cluster, else this one. While the
+    cluster serves, it may grow to `max_instances` (None: not at all).
     """
 
     model: str
@@ -44,6 +45,7 @@ class ClusterConfig:
     dtype: str | None = None
     seed: int = 0
     num_instances: int = 4
+    max_instances: int | None = None
     num_hosts: int = 1
     hosts: str = "local"
     tp_size: int = 1
@@ -63,9 +65,26 @@ class ClusterConfig:
         for name in ("num_instances", "tp_size", "kv_capacity"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {value}")
-
         if self.num_hosts > self.num_instances:
             raise ConfigError(f"--num-hosts is {self.num_hosts}, but --num-instances is {self.num_instances}")
+        self._check_max_instances()
+
+    def _check_max_instances(self) -> None:
+        if self.world_size < self.num_instances:
+            raise ConfigError(
+                f"--max-instances is {self.world_size}, but --num-instances is {self.num_instances}"
+            )
+        if self.world_size > self.num_instances and self.device != "cpu":
+            raise ConfigError(
+                "--max-instances needs --device cpu: fabrics of GPUs keep the memory of their peers mapped"
+            )
+        if self.world_size > self.num_instances and self.num_hosts > 1:
+            raise ConfigError(f"--max-instances needs one host, but there are {self.num_hosts}")
+
+    @property
+    def world_size(self) -> int:
+        """Return the most instances that there can be, for which ids and shared memory have room."""
+        return self.num_instances if self.max_instances is None else self.max_instances
 
     @property
     def host_ids(self) -> tuple[int, ...]:
@@ -74,16 +93,20 @@ class ClusterConfig:
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
-        """Return the instances, and their host tiers if there are any, all empty."""
+        """Return the first instances, and their host tiers if there are any, all empty."""
+        return self.first(self.num_instances)
+
+    def first(self, num_instances: int) -> tuple[ElasticInstance, ...]:
+        """Return the instances of the lowest ids, and their host tiers if there are any, all empty."""
         full = [
             ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=self.device == "cpu")
-            for i in range(self.num_instances)
+            for i in range(num_instances)
         ]
         hosts = [
             ElasticInstance(
-                host_tier_id(i, self.num_instances), self.tp_size, InstanceKind.HOST, self.host_kv_capacity
+                host_tier_id(i, self.world_size), self.tp_size, InstanceKind.HOST, self.host_kv_capacity
             )
-            for i in range(self.num_instances)
+            for i in range(num_instances)
         ]
         return (*full, *(hosts if self.host_kv_capacity else ()))
 

@@ -21,6 +21,7 @@ from loong.engine.engine import Engine
 from loong.engine.faults import WorkerFaults
 from loong.engine.loop import Observer, Scheduling
 from loong.engine.refusals import Refusals
+from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
@@ -142,7 +143,8 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
             scheduling = Scheduling(
                 state, request_observers.timed(policy), cost_model, executor, observers, refusals
             )
-            engine = Engine(scheduling, executor, limits, timeline)
+            scaling = _scaling(config, executor) if executor.restarts is not None else None
+            engine = Engine(scheduling, executor, limits, timeline, scaling)
             dump.snapshot = engine.snapshot
             running = asyncio.create_task(engine.run())
             signals.num_heeded = 1  # the first of several API processes takes requests while others start
@@ -208,6 +210,15 @@ def _front(
         )
 
     return api_processes(process_config, config.num_api_servers, client, cluster, listener, executor.fail)
+
+
+def _scaling(config: ServeConfig, executor: WorkersExecutor) -> Scaling:
+    cluster = config.cluster
+
+    def limit_of(num_instances: int) -> int:
+        return admissible_tokens(config.policy_name, cluster.first(num_instances), config.policy)
+
+    return Scaling(executor.members, cluster.num_instances, cluster.world_size, cluster.kv_capacity, limit_of)
 
 
 def _faults(engine: Engine, executor: WorkersExecutor) -> WorkerFaults:
@@ -290,10 +301,10 @@ def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostMode
         config.cost_model,
         shape_of(config.model),
         config.device,
-        num_instances=cluster.num_instances,
+        num_instances=cluster.world_size,
         tp_size=cluster.tp_size,
         greatest={
-            "dop": cluster.num_instances,
+            "dop": cluster.world_size,
             "num_tokens": config.policy.max_num_batched_tokens,
             "num_keys": limits.max_model_len,
         },
@@ -301,10 +312,16 @@ def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostMode
 
 
 def engine_limits(config: ServeConfig) -> EngineLimits:
-    """Return the most that one request may have. Raises `ConfigError` if the model cannot have so much."""
-    model = config.model
-    max_request_kv = admissible_tokens(config.policy_name, config.cluster.instances, config.policy)
-    max_model_len = config.max_model_len or min(model.max_length, max_request_kv)
+    """Return the most that one request may have, at the start and by its model.
+
+    Raises `ConfigError` if the model cannot have so much, or the policy cannot run the instances.
+    """
+    model, cluster = config.model, config.cluster
+    max_request_kv, most = (
+        admissible_tokens(config.policy_name, cluster.first(number), config.policy)
+        for number in (cluster.num_instances, cluster.world_size)
+    )
+    max_model_len = config.max_model_len or min(model.max_length, most)
     model.check_max_length(max_model_len)
     if max_model_len > model.max_length:
         raise ConfigError(

@@ -1,9 +1,10 @@
-"""The worker processes of a server: started, watched, and started again when they are lost."""
+"""The worker processes of a server: started and watched, also those of instances that come and go."""
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
+from itertools import chain
 
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
@@ -33,9 +34,13 @@ class WorkerProcesses:
         self._starter, self._settings = starter, settings
         self._processes: dict[WorkerId, ChildProcess] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retired: defaultdict[InstanceId, list[ChildProcess]] = defaultdict(list)  # that may still end
+        self._coming: dict[InstanceId, asyncio.Task[None]] = {}  # the latest starts
         self._num_starts: Counter[InstanceId] = Counter()
         self._executor: WorkersExecutor | None = None
-        self.restarts = Restarts(self._end, self._restart, instances, self._signals_of, Failures(backoff))
+        self.restarts = Restarts(
+            self._restart, self._end, self._retire, instances, self._signals_of, Failures(backoff)
+        )
 
     def start(self, executor: WorkersExecutor) -> None:
         """Start all workers of an executor."""
@@ -43,9 +48,13 @@ class WorkerProcesses:
         for worker_id, where in executor.members.endpoints.commands.items():
             self._start(worker_id, where, executor)
 
+    @property
+    def _all(self) -> tuple[ChildProcess, ...]:
+        return (*self._processes.values(), *chain.from_iterable(self._retired.values()))
+
     def kill(self) -> None:
         """Kill all that have not ended."""
-        self._starter.kill(self._processes.values())
+        self._starter.kill(self._all)
 
     def forget(self) -> None:
         """Watch no process any more, and start none again."""
@@ -54,7 +63,7 @@ class WorkerProcesses:
 
     async def stop(self) -> None:
         """Wait until all have ended; each was asked to end."""
-        await asyncio.gather(*(stop(process) for process in self._processes.values()))
+        await asyncio.gather(*map(stop, self._all))
 
     def _start(
         self, worker_id: WorkerId, commands: str, executor: WorkersExecutor, *, is_restarted: bool = False
@@ -69,7 +78,7 @@ class WorkerProcesses:
         code = await process.wait()
         self._settings.forget(worker_id)
         await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
-        if self._processes[worker_id] is process:
+        if self._processes.get(worker_id) is process:
             executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
 
     def _end(self, instance_id: InstanceId) -> None:
@@ -82,26 +91,39 @@ class WorkerProcesses:
         return [process.send_signal for w, process in self._processes.items() if w[0] == instance_id]
 
     def _restart(self, instance_id: InstanceId) -> None:
-        """Start an instance again once its processes have ended."""
+        """Start an instance, once processes that it had have ended."""
         executor = self._executor
-        assert executor is not None, "it was started before"
+        assert executor is not None, "others were started before"
         delay = self.restarts.failures.fail(instance_id, executor.now)
-        self._run(self._start_again(instance_id, executor, delay), executor)
+        self._coming[instance_id] = self._run(self._start_later(instance_id, executor, delay), executor)
 
-    async def _start_again(self, instance_id: InstanceId, executor: WorkersExecutor, delay: float) -> None:
-        workers = {w: process for w, process in self._processes.items() if w[0] == instance_id}
-        for process in workers.values():
+    def _retire(self, instance_id: InstanceId) -> None:
+        """Watch an instance no more. Wait until its processes end, which were asked to, or kill them."""
+        assert self._executor is not None, "it was started before"
+        if (coming := self._coming.pop(instance_id, None)) is not None:
+            coming.cancel()
+        self.restarts.failures.forget(instance_id)
+        for worker_id in [w for w in self._processes if w[0] == instance_id]:
+            process = self._processes.pop(worker_id)
+            self._retired[instance_id].append(process)
+            self._run(stop(process), self._executor)
+
+    async def _start_later(self, instance_id: InstanceId, executor: WorkersExecutor, delay: float) -> None:
+        before = [process for w, process in self._processes.items() if w[0] == instance_id]
+        for process in (*before, *self._retired[instance_id]):
             await process.wait()
+        self._retired[instance_id].clear()
         await asyncio.sleep(delay)
         await self._starter.wait_for_host(instance_id)
         self._num_starts[instance_id] += 1
-        num_starts = self._num_starts[instance_id]
+        num_starts, workers = self._num_starts[instance_id], self._settings.workers_of(instance_id)
         endpoints = {w: self._settings.commands_endpoint(w, num_starts) for w in workers}
         executor.members.expect(endpoints)
         for worker_id, where in endpoints.items():
             self._start(worker_id, where, executor, is_restarted=True)
 
-    def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> None:
+    def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> asyncio.Task[None]:
         task = guarded(work, executor.fail)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -87,6 +87,8 @@ def check_groups_are_idle(case: Case) -> None:
                 raise InvalidPlanError(f"a batch names instance {instance_id}, which does not exist")
             if instance.kind is InstanceKind.HOST:
                 raise InvalidPlanError(f"instance {instance_id} is a host tier and runs no batch")
+            if instance.is_draining:
+                raise InvalidPlanError(f"instance {instance_id} is draining and takes no batch")
             if not instance.is_idle:
                 raise InvalidPlanError(f"instance {instance_id} is running batch {instance.batch_id}")
             if instance_id in taken:
@@ -340,7 +342,10 @@ def check_room(case: Case) -> None:
     for preemption in case.plan.preemptions:
         freed.update(case.view(preemption.request_id).own_tokens_by_instance())
     for instance_id, num_tokens in arriving.items():
-        free = case.snapshot.instance[instance_id].kv_free + freed[instance_id]
+        instance = case.snapshot.instance[instance_id]
+        if instance.is_draining and num_tokens > 0:
+            raise InvalidPlanError(f"instance {instance_id} is draining, but is to store {num_tokens} tokens")
+        free = instance.kv_free + freed[instance_id]
         if num_tokens > free:
             raise InvalidPlanError(
                 f"instance {instance_id} is to store {num_tokens} tokens but has room for {free}"

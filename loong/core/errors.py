@@ -3,6 +3,7 @@
 LoongError
 ├── ConfigError            an operator's value: a flag, a file, a model's config  (also ValueError)
 ├── InvalidRequestError    a client's request                                     (also ValueError)
+├── RequestTooLargeError   a live request does not fit the cluster that is asked for
 ├── InvalidPlanError       a policy broke a rule of the cluster: a bug
 ├── InvalidEventError      a worker reported what cannot have happened: a bug
 └── ClusterError           the cluster cannot go on with what it was asked
@@ -25,6 +26,10 @@ class InvalidRequestError(LoongError, ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class RequestTooLargeError(LoongError):
+    """A live request may need more KV than the cluster would have; names both numbers."""
 
 
 class InvalidPlanError(LoongError):

@@ -1,5 +1,6 @@
 """Events of the cluster, in the order in which they are reported. Times are seconds of the executor."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -119,6 +120,22 @@ class InstanceJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceDraining:
+    """An instance is to leave: from now on it takes nothing new, and its KV goes elsewhere."""
+
+    time: float
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLeft:
+    """An instance left after its draining, with an empty pool; or a lost one does not return."""
+
+    time: float
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """There will be no more events."""
 
@@ -133,4 +150,25 @@ Event: TypeAlias = (
     | RequestAborted
     | InstanceLost
     | InstanceJoined
+    | InstanceDraining
+    | InstanceLeft
 )
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """Merge consecutive `TokensProduced` of the same step into one event, at the time of the last.
+
+    Applying an event costs as much as some of its tokens.
+    """
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if (
+            isinstance(event, TokensProduced)
+            and isinstance(last, TokensProduced)
+            and (event.batch_id, event.step) == (last.batch_id, last.step)
+        ):
+            found[-1] = TokensProduced(event.time, event.batch_id, event.step, last.tokens + event.tokens)
+        else:
+            found.append(event)
+    return found

@@ -22,7 +22,8 @@ class ElasticInstance:
 
     `kv_used` counts tokens, reserved ones included: at most `kv_capacity`. `batch_id` is the running
     batch of whose group it is a member, None when idle. An instance that `serves` attends queries of other
-    groups' batches over its KV, also while it runs a batch of its own.
+    groups' batches over its KV, also while it runs a batch of its own. One that `is_draining` is to leave: it
+    takes no new batch and no new KV.
     """
 
     instance_id: InstanceId
@@ -32,28 +33,48 @@ class ElasticInstance:
     kv_used: int = 0
     batch_id: int | None = None
     serves: bool = True
+    is_draining: bool = False
 
     @property
     def kv_free(self) -> int:
-        """Return the tokens that it still has room for."""
-        return self.kv_capacity - self.kv_used
+        """Return the tokens that it still takes."""
+        return 0 if self.is_draining else self.kv_capacity - self.kv_used
 
     def using(self, kv_used: int) -> "ElasticInstance":
         """Return the same instance with `kv_used` tokens in its pool."""
         return ElasticInstance(
-            self.instance_id, self.tp_size, self.kind, self.kv_capacity, kv_used, self.batch_id, self.serves
+            self.instance_id,
+            self.tp_size,
+            self.kind,
+            self.kv_capacity,
+            kv_used,
+            self.batch_id,
+            self.serves,
+            self.is_draining,
         )
 
     def running(self, batch_id: int | None) -> "ElasticInstance":
         """Return the same instance with this batch, or none."""
         return ElasticInstance(
-            self.instance_id, self.tp_size, self.kind, self.kv_capacity, self.kv_used, batch_id, self.serves
+            self.instance_id,
+            self.tp_size,
+            self.kind,
+            self.kv_capacity,
+            self.kv_used,
+            batch_id,
+            self.serves,
+            self.is_draining,
         )
 
     @property
     def is_idle(self) -> bool:
         """Return whether it can be a member of a batch now, however many batches it serves."""
-        return self.batch_id is None and self.kind is not InstanceKind.HOST
+        return self.batch_id is None and self.takes_batches
+
+    @property
+    def takes_batches(self) -> bool:
+        """Return whether it can be a member of a batch, now or when its batch has ended."""
+        return self.kind is not InstanceKind.HOST and not self.is_draining
 
 
 def host_tier_id(instance_id: InstanceId, num_instances: int) -> InstanceId:

@@ -77,9 +77,9 @@ class ClusterStats:
 
     A scale-up is a batch on more instances than any of its requests had in the batch before. A scale-down is
     one on fewer than one of them had. Retained tokens are those kept by another instance than the one that
-    computed them. Computed tokens are those whose KV was made, of prompts and outputs. Losses and joins
-    are of instances; those at the start are no joins. Recomputed tokens, some of the computed ones, are those
-    whose KV had been lost with an instance.
+    computed them. Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and
+    leaves are of instances; those at the start are no joins. Recomputed tokens, some of the computed ones,
+    are those whose KV had been lost with an instance.
     """
 
     num_arrived: int = 0
@@ -95,6 +95,7 @@ class ClusterStats:
     num_preemptions: int = 0
     num_losses: int = 0
     num_joins: int = 0
+    num_leaves: int = 0
     num_batches_by_dop: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -110,7 +111,8 @@ class Snapshot:
     them, except that the KV they free (`leaving`) is not yet available. That KV belongs to requests that end
     with these batches and have no view. Batches planned for their instances begin after them.
 
-    `returning` are the slots of instances that were lost and are being started again.
+    `returning` are the slots of instances that were lost and are being started again. Instances that are
+    draining have no part in `pools` and `free`.
     """
 
     now: float
@@ -139,12 +141,12 @@ class Snapshot:
     @cached_property
     def pools(self) -> dict[InstanceId, int]:
         """Return the slots of the full instances by id, free or not."""
-        return {i.instance_id: i.kv_capacity for i in self.instances if i.kind is InstanceKind.FULL}
+        return {i.instance_id: i.kv_capacity for i in self.instances if _is_full(i)}
 
     @cached_property
     def free(self) -> dict[InstanceId, int]:
         """Return the free slots of the full instances by id."""
-        return {i.instance_id: i.kv_free for i in self.instances if i.kind is InstanceKind.FULL}
+        return {i.instance_id: i.kv_free for i in self.instances if _is_full(i)}
 
     @cached_property
     def most_tokens(self) -> int:
@@ -178,6 +180,21 @@ class Snapshot:
         return frozenset(request_id for batch in self.ending for request_id in batch.plan.request_ids)
 
     @property
+    def draining_ids(self) -> frozenset[InstanceId]:
+        """Return the instances that are to leave."""
+        return frozenset(i.instance_id for i in self.instances if i.is_draining)
+
+    @property
+    def drained_ids(self) -> frozenset[InstanceId]:
+        """Return those of them that hold nothing and have no part in anything in flight."""
+        empty = frozenset(i.instance_id for i in self.instances if i.is_draining and not i.kv_used)
+        if not empty:
+            return empty
+        in_flight = {i for batch in (*self.batches, *self.ending) for i in batch.participant_ids}
+        moving = ((m.segment.instance_id, m.destination_id) for m in self.migrations)
+        return empty.difference(in_flight, *moving)
+
+    @property
     def kv_capacity(self) -> int:
         """Return the tokens of KV that all instances hold; host tiers do not count."""
         return sum(i.kv_capacity for i in self.instances if i.kind is not InstanceKind.HOST)
@@ -186,3 +203,7 @@ class Snapshot:
     def kv_used(self) -> int:
         """Return the tokens of it that are in use or reserved."""
         return sum(i.kv_used for i in self.instances if i.kind is not InstanceKind.HOST)
+
+
+def _is_full(instance: ElasticInstance) -> bool:
+    return instance.kind is InstanceKind.FULL and not instance.is_draining

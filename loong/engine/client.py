@@ -12,6 +12,7 @@ from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
 from loong.core.snapshot import Snapshot
+from loong.engine.cluster_size import ClusterSize
 from loong.engine.health import Health
 
 PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | ClusterError], None]
@@ -92,6 +93,22 @@ class ClusterView(Protocol):
 
     def snapshot(self) -> Snapshot:
         """Return the present snapshot, with the counts since the start."""
+        ...
+
+    def size(self) -> ClusterSize:
+        """Return the instances, the number that is asked for, and the most that there can be."""
+        ...
+
+    def scale(self, num_instances: int) -> None:
+        """Begin to change the number of instances.
+
+        Raises `InvalidRequestError` if that is impossible, and `RequestTooLargeError` if a live request would
+        never fit.
+        """
+        ...
+
+    async def wait_for_size(self) -> None:
+        """Wait until the instances that are asked for serve. Raises `EngineStoppedError` if none will."""
         ...
 
     @property

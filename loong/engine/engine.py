@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loong.core.cluster_history import ClusterHistory
-from loong.core.errors import ClusterError, EngineStoppedError, LoongError
+from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError, LoongError
 from loong.core.events import (
     BatchFinished,
     Event,
@@ -23,15 +23,18 @@ from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, PutToken
+from loong.engine.cluster_size import ClusterSize, size_of
 from loong.engine.health import Health, dead, health_of
 from loong.engine.held_tokens import HeldTokens
 from loong.engine.loop import Scheduling
+from loong.engine.scaling import Scaling
 from loong.executor.workers import WorkersExecutor
 from loong.observability.timeline import Timeline
 from loong.wire import encode
 
 logger = logging.getLogger(__name__)
 
+FIXED = "the number of instances is fixed on GPUs: their fabrics keep the memory of all peers mapped"
 HEALTHY_STEP_SECONDS = 120.0  # more than the longest chunk or step takes
 
 
@@ -39,9 +42,15 @@ class Engine:
     """The engine of a server, on real workers. Arrivals and aborts pass through the executor's events."""
 
     def __init__(
-        self, scheduling: Scheduling, executor: WorkersExecutor, limits: EngineLimits, timeline: Timeline
+        self,
+        scheduling: Scheduling,
+        executor: WorkersExecutor,
+        limits: EngineLimits,
+        timeline: Timeline,
+        scaling: Scaling | None = None,
     ) -> None:
-        self.limits = limits
+        """Set up. Without `scaling`, the number of instances is fixed."""
+        self._limits, self._scaling = limits, scaling
         self._scheduling, self._executor, self._timeline = scheduling, executor, timeline
         self._waiting: dict[RequestId, PutToken] = {}  # choices that have not ended
         self._scored: dict[RequestId, HeldTokens] = {}  # choices whose prompt logprobs are incomplete
@@ -50,6 +59,39 @@ class Engine:
         self._advanced_at = executor.now  # time of the last progress, or of the first waiting request
         executor.take_prompt_logprobs = self._take_prompt_logprobs
         scheduling.observe(self)
+        if scaling is not None:
+            scheduling.observe(scaling)
+
+    def size(self) -> ClusterSize:
+        """Return the instances, the number that is asked for, and the most that there can be."""
+        snapshot = self.snapshot()
+        if self._scaling is not None:
+            return self._scaling.size(snapshot)
+        num_instances = len(snapshot.pools)
+        return size_of(snapshot, snapshot.pools.keys(), 0, num_instances, num_instances)
+
+    def scale(self, num_instances: int) -> None:
+        """Begin to change the number of instances.
+
+        Raises `InvalidRequestError` if that is impossible, and `RequestTooLargeError` if a live request would
+        never fit.
+        """
+        if self._scaling is None:
+            raise InvalidRequestError(FIXED, param="num_instances")
+        self._scaling.scale(num_instances, self.snapshot())
+
+    async def wait_for_size(self) -> None:
+        """Wait until the instances that are asked for serve. Raises `EngineStoppedError` if none will."""
+        if self._scaling is not None:
+            await self._scaling.wait()
+
+    @property
+    def limits(self) -> EngineLimits:
+        """The bounds of a request, which change with the number of instances."""
+        if self._scaling is None or self._scaling.max_request_kv == self._limits.max_request_kv:
+            return self._limits
+        self._limits = replace(self._limits, max_request_kv=self._scaling.max_request_kv)
+        return self._limits
 
     async def run(self) -> None:
         """Serve until drained.
@@ -63,6 +105,8 @@ class Engine:
             self._failure = _reason(sys.exception())
             for put in (*self._waiting.values(), *(scored.put for scored in self._scored.values())):
                 put(EngineStoppedError())
+            if self._scaling is not None:
+                self._scaling.stop()
 
     def submit(self, request: NewRequest, put: PutToken) -> None:
         """Begin a request, and pass the tokens of all its choices to `put`, or the error that ends them."""

@@ -41,6 +41,11 @@ class Failures:
         """Note that an instance serves from now on."""
         self._joined_at[instance_id] = now
 
+    def forget(self, instance_id: InstanceId) -> None:
+        """Note that an instance is not to serve any more."""
+        self._joined_at.pop(instance_id, None)
+        self._num_in_row.pop(instance_id, None)
+
     def fail(self, instance_id: InstanceId, now: float) -> float:
         """Note a failure, of a start or of a service. Return the time before the next start."""
         backoff, joined_at = self._backoff, self._joined_at.pop(instance_id, None)
@@ -53,15 +58,18 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """The way in which lost instances return: `end` ends all processes of one, and `start` starts new ones.
+    """The way in which instances come and go while the cluster serves.
 
-    They start only when no batch in flight has the lost one as a member: a batch never meets two processes of
-    one worker. `instances` are all that can join again, empty. `processes_of` returns how the present
-    processes of an instance are sent signals. `failures` are noted by `start`.
+    `start` starts the processes of one, after those that it had. They start only when no batch in flight has
+    the instance as a member: a batch never meets two processes of one worker. `end` ends all processes of an
+    instance at once. `retire` waits until those that were asked to end have done so, and starts none again.
+    `instances` are all that can join, empty. `processes_of` returns how the present
+    processes of an instance are sent signals. `failures` are noted by `start`, and forgotten by `retire`.
     """
 
-    end: Callable[[InstanceId], None]
     start: Callable[[InstanceId], None]
+    end: Callable[[InstanceId], None]
+    retire: Callable[[InstanceId], None]
     instances: tuple[ElasticInstance, ...]
     processes_of: Callable[[InstanceId], Sequence[SendSignal]]
     failures: Failures

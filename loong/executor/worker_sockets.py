@@ -11,6 +11,8 @@ from loong.secure_sockets import ConnectionWatch, connect_securely, is_wildcard,
 from loong.stray_frames import StrayFrames
 from loong.wire import MAX_FRAME_BYTES, Command, address, encode
 
+LINGER_MS = 1000  # for queued messages to leave a socket that is closed
+
 
 class WorkerSockets:
     """One socket for each worker's commands, and one for all reports; with other hosts, one for theirs.
@@ -43,7 +45,7 @@ class WorkerSockets:
     def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.PUSH)
         socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.LINGER, 1000)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
         if endpoint.startswith("tcp:"):
             connect_securely(socket, endpoint, self._secret)
         else:
@@ -62,11 +64,11 @@ class WorkerSockets:
             with suppress(zmq.ZMQError):  # no endpoint: another process of this user sent the report
                 self._commands[worker_id] = self._connect(endpoint)
 
-    def drop(self, workers: Iterable[WorkerId]) -> None:
-        """Close the sockets of lost workers, with all that is queued for them."""
+    def drop(self, workers: Iterable[WorkerId], linger_ms: int = 0) -> None:
+        """Close the sockets of workers that are gone. What is queued for them has this time to leave."""
         for worker_id in workers:
             if (socket := self._commands.pop(worker_id, None)) is not None:
-                socket.close(linger=0)
+                socket.close(linger_ms)
 
     def send(self, workers: Iterable[WorkerId], command: Command) -> None:
         """Queue a command for each of these workers; one that has yet to connect has no use for it."""

@@ -13,10 +13,10 @@ from loong.core.events import (
     BatchStarted,
     Drained,
     Event,
-    InstanceJoined,
     InstanceLost,
     MigrationFinished,
     TokensProduced,
+    joined,
 )
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
@@ -71,7 +71,8 @@ class WorkersExecutor:
         restarts: Restarts | None = None,
     ) -> None:
         self._strays = StrayFrames("the engine's socket for reports")
-        self.members, self._restarts = Membership(endpoints, heartbeat, self._strays), restarts
+        self.members = Membership(endpoints, heartbeat, self._strays, self._report_membership, restarts)
+        self._restarts = restarts
         self._sockets, self.calls = self.members.sockets, self.members.calls
         self._events = Stream[Event | Drained | BaseException]()
         self._ending: Drained | BaseException | None = None  # the end after the last event
@@ -109,10 +110,13 @@ class WorkersExecutor:
         """Add an event of this process to the stream."""
         self._events.put(event)
 
+    def _report_membership(self, event_at: Callable[[float], Event]) -> None:
+        self.post(event_at(self.now))
+
     def lose(self, worker_id: WorkerId, reason: str) -> None:
         """Record that a worker is gone. The instance that is then lost is the one that failed first."""
-        if self._restarts is not None and self.members.is_restarting(worker_id[0]):
-            logger.warning("instance %d did not start again: %s", worker_id[0], reason)
+        if self._restarts is not None and self.members.is_starting(worker_id[0]):
+            logger.warning("instance %d did not start, and is started again: %s", worker_id[0], reason)
             self.members.drop(worker_id[0])
             self._restarts.end(worker_id[0])
             self._restarts.start(worker_id[0])
@@ -124,7 +128,8 @@ class WorkersExecutor:
         if self._restarts is None:
             self.post(InstanceLost(self.now, instance_id, reason))
             return
-        logger.error("instance %d was lost: %s; it is started again", instance_id, reason)
+        then = "it is started again" if instance_id in self.members.wanted else "it was to leave"
+        logger.error("instance %d was lost: %s; %s", instance_id, reason, then)
         workers = self.members.drop(instance_id)
         self._recovery.lose(instance_id, reason)
         self._queue.drop(self._recovery.refuses)
@@ -140,10 +145,7 @@ class WorkersExecutor:
         over, losses = self._recovery.settle()
         self._close_void(over)
         for instance_id, reason in losses.items():
-            assert self._restarts is not None, "void batches are those of instances that return"
-            for instance in self._restarts.kept_by(instance_id):
-                self.post(InstanceLost(self.now, instance.instance_id, reason, returns=True))
-            self._restarts.start(instance_id)
+            self.members.lose(instance_id, reason)
 
     def _close_void(self, batch_ids: Sequence[int]) -> None:
         self._queue.drop(self._recovery.refuses)
@@ -163,13 +165,9 @@ class WorkersExecutor:
                     self._end_predictions.begin(begun_id, self.now)
 
     def _join(self, instance_id: InstanceId) -> None:
-        """Post that an instance is there again."""
-        assert self._restarts is not None, "it was started again"
+        """Post that an instance has joined, for the first time or again."""
         self._losses.rejoin(instance_id)
-        self._restarts.failures.join(instance_id, self.now)
-        logger.info("instance %d is there again", instance_id)
-        for instance in self._restarts.kept_by(instance_id):
-            self.post(InstanceJoined(self.now, instance))
+        self.members.join(instance_id, self.now)
 
     def fail(self, error: BaseException) -> None:
         """Raise this error in `next_events`, after the events so far."""
@@ -385,22 +383,3 @@ class WorkersExecutor:
                 self._carry_out(ready)
         for begun_id in released.begun_ids:
             self._end_predictions.begin(begun_id, self.now)
-
-
-def joined(events: Iterable[Event]) -> list[Event]:
-    """Merge consecutive `TokensProduced` of the same step into one event, at the time of the last.
-
-    Applying an event costs as much as some of its tokens.
-    """
-    found: list[Event] = []
-    for event in events:
-        last = found[-1] if found else None
-        if (
-            isinstance(event, TokensProduced)
-            and isinstance(last, TokensProduced)
-            and (event.batch_id, event.step) == (last.batch_id, last.step)
-        ):
-            found[-1] = TokensProduced(event.time, event.batch_id, event.step, last.tokens + event.tokens)
-        else:
-            found.append(event)
-    return found

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from loong.engine.client import ClusterView, Tracing
 from loong.engine.faults import WorkerFaults
-from loong.server import fault_injection, profiling, status
+from loong.server import fault_injection, profiling, scaling, status
 from loong.server.admission import Admission
 from loong.server.api.middleware import answer_errors
 from loong.server.api.sse import EVENT_WRITES, EventWrites
@@ -30,6 +30,8 @@ _ROUTES = (
     web.post("/start_profile", profiling.start_profile),
     web.post("/stop_profile", profiling.stop_profile),
     web.post("/admin/faults", fault_injection.inject_fault),
+    web.get("/admin/instances", scaling.instances),
+    web.post("/admin/scale", scaling.scale),
 )
 
 

@@ -23,6 +23,7 @@ class ServerSettings:
 
     served_model_name: str  # the model's first name, which metrics use
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # empty: no key is needed
+    admin_key: str | None = field(default=None, repr=False, kw_only=True)  # None: nothing can be scaled
     host: str = "127.0.0.1"
     allowed_origins: tuple[str, ...] = ()
     other_model_names: tuple[str, ...] = ()
@@ -60,6 +61,8 @@ class ServerSettings:
             raise ConfigError("--served-model-name must not be empty")
         if not all(self.api_keys):
             raise ConfigError("an API key must not be empty")
+        if self.admin_key == "":
+            raise ConfigError("the admin key must not be empty")
         for origin in self.allowed_origins:
             if origin != ANY_ORIGIN and _ORIGIN.fullmatch(origin) is None:
                 example = "neither an origin such as https://chat.example.com, nor *"

@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
 
@@ -104,8 +104,7 @@ class Accounting:
 
     def join(self, instance: ElasticInstance) -> None:
         """Add a new instance."""
-        if self.returning.pop(instance.instance_id, None) is not None:
-            self.count(num_joins=1)
+        self.returning.pop(instance.instance_id, None)
         self.instances[instance.instance_id] = instance
         if instance.kind is InstanceKind.FULL:
             self.pools[instance.instance_id] = instance.kv_capacity
@@ -115,7 +114,22 @@ class Accounting:
         """Remove an instance; if it `returns`, its slots are expected again."""
         self.count(num_losses=1)
         if returns and self.instances[instance_id].kind is InstanceKind.FULL:
-            self.returning[instance_id] = self.pools[instance_id]
+            self.returning[instance_id] = self.instances[instance_id].kv_capacity
+        self._remove(instance_id)
+
+    def drain(self, instance_id: InstanceId) -> None:
+        """Let an instance take nothing new."""
+        self.instances[instance_id] = replace(self.instances[instance_id], is_draining=True)
+        self.pools.pop(instance_id, None)
+        self.free.pop(instance_id, None)
+
+    def leave(self, instance_id: InstanceId) -> None:
+        """Remove an instance that has nothing, or that was lost and is not to return."""
+        self.count(num_leaves=1)
+        self.returning.pop(instance_id, None)
+        self._remove(instance_id)
+
+    def _remove(self, instance_id: InstanceId) -> None:
         for by_id in (self.instances, self.pools, self.free):
             by_id.pop(instance_id, None)
 

@@ -127,14 +127,15 @@ def _check_room(accounting: Accounting) -> None:
     for shared in _shared_kv(accounting):
         used.subtract(shared.num_saved)
     for instance_id, instance in accounting.instances.items():
-        if instance.kv_used != used.pop(instance_id, 0) or instance.kv_free < 0:
+        if instance.kv_used != used.pop(instance_id, 0) or instance.kv_used > instance.kv_capacity:
             raise InvalidEventError(f"{instance} does not use what its requests have there")
     if used:
         raise InvalidEventError(f"KV is on instances {sorted(used)}, which do not exist")
 
 
 def _check_bounds(accounting: Accounting) -> None:
-    full = [instance for instance in accounting.instances.values() if instance.kind is InstanceKind.FULL]
+    instances = accounting.instances.values()
+    full = [i for i in instances if i.kind is InstanceKind.FULL and not i.is_draining]
     if accounting.free != {i.instance_id: i.kv_free for i in full}:
         raise InvalidEventError(f"the slots {accounting.free} are not those that are free of {full}")
     if accounting.pools != {i.instance_id: i.kv_capacity for i in full}:

@@ -10,14 +10,16 @@ from loong.core.events import (
     BatchFinished,
     BatchStarted,
     Event,
+    InstanceDraining,
     InstanceJoined,
+    InstanceLeft,
     InstanceLost,
     MigrationFinished,
     RequestAborted,
     RequestArrived,
     TokensProduced,
 )
-from loong.core.instance import ElasticInstance
+from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import (
     ExtendLease,
     Instruction,
@@ -27,6 +29,7 @@ from loong.core.instructions import (
     RunScoredBatch,
     StopLease,
 )
+from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, LeaseExtension
 from loong.core.request import Request, RequestId
 from loong.core.snapshot import RunningBatch, Snapshot
@@ -120,6 +123,13 @@ class ClusterState:
                 return Applied(lose_instance(self._accounting, event))
             case InstanceJoined():
                 self._join(event.instance)
+                self._accounting.count(num_joins=int(event.instance.kind is InstanceKind.FULL))
+                return Applied(())
+            case InstanceDraining():
+                self._drain(event.instance_id)
+                return Applied(())
+            case InstanceLeft():
+                self._leave(event)
                 return Applied(())
             case _:
                 assert_never(event)
@@ -234,6 +244,22 @@ class ClusterState:
                 f"{instance.batch_id}; it must come empty"
             )
         self._accounting.join(instance)
+
+    def _drain(self, instance_id: InstanceId) -> None:
+        instance = self._accounting.instances.get(instance_id)
+        if instance is None or instance.is_draining:
+            what = "was not there" if instance is None else "does so already"
+            raise InvalidEventError(f"instance {instance_id} is to drain, but {what}")
+        self._accounting.drain(instance_id)
+
+    def _leave(self, event: InstanceLeft) -> None:
+        instance_id = event.instance_id
+        is_lost = instance_id in self._accounting.returning
+        if not is_lost and instance_id not in self.snapshot(event.time).drained_ids:
+            raise InvalidEventError(
+                f"instance {instance_id} left, but it was not draining, or still has a part in some request"
+            )
+        self._accounting.leave(instance_id)
 
     def _fail(self, request_id: RequestId) -> tuple[Instruction, ...]:
         live = self._accounting.changing(request_id)

@@ -23,9 +23,10 @@ class WorkerConfig:
     `load_format` "dummy" also the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device`
     is cpu, or cuda for the host's GPUs in turn, among which `fabric` (one of FABRICS) moves tensors.
     `attention_tiles` are TileSizes that were measured (None: the usual ones). On a GPU, `graph_limits` say
-    which steps are captured. A worker that `is_restarted` joins a cluster that serves, of which other
-    instances may be lost. Instances of several hosts find each other in a `network`, by whose secret the
-    endpoints that begin with `tcp:` are guarded.
+    which steps are captured. A worker that `is_late` waits only for the ranks of its own instance, since
+    other instances may be lost, or be yet to come. `num_instances` is the most that there can be. Instances
+    of several hosts find each other in a `network`, by whose secret the endpoints that begin with `tcp:` are
+    guarded.
     """
 
     instance_id: InstanceId
@@ -50,7 +51,7 @@ class WorkerConfig:
     graph_limits: CudaGraphLimits = NO_GRAPHS
     tokenizer_folder: str | None = None
     log_format: str = "text"
-    is_restarted: bool = False
+    is_late: bool = False
     network: Network | None = None
 
     @property

@@ -131,9 +131,9 @@ class Worker:
     def serve(self) -> None:
         """Take commands until the shutdown command, once all workers are there.
 
-        A worker that was started again waits only for the ranks of its own instance.
+        A late worker waits only for the ranks of its own instance.
         """
-        if self._config.is_restarted:
+        if self._config.is_late:
             self._sockets.wait_for_instance()
         else:
             self._fabric.wait_for_peers()

@@ -21,8 +21,8 @@ ON_BOTH = "instances have changed their roles, and its KV is on some of either k
 class Handoff:
     """The `migrations` of `moved` requests, while `blocked` ones wait for room on decode instances.
 
-    Prompts with KV `on_both` kinds of instances are preempted. `there` are requests that have KV on decode
-    instances, or a migration to them in flight.
+    Prompts with KV `on_both` kinds of instances are preempted, and decodes if nothing else can go on. `there`
+    are requests that have KV on decode instances, or a migration to them in flight.
     """
 
     migrations: tuple[KVMigration, ...]
@@ -104,6 +104,8 @@ def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> H
         moved.append(view)
         migrations += moves
     blocked = tuple(movable.values())[len(moved) :]
+    if not (migrations or snapshot.migrations or snapshot.batches or snapshot.ending):
+        on_both += [view for view in blocked if _is_on(view, decode_ids)]  # they hold the room of the oldest
     return Handoff(tuple(migrations), moved, blocked, on_both, tuple(there.values()))
 
 

@@ -36,7 +36,7 @@ class Allocation:
     grows: ClassVar[bool] = True  # whether prompts may take more instances at chunk boundaries
 
     def __post_init__(self) -> None:
-        self.least_long = LONG_PROMPT_STEPS * self.config.max_step_time
+        self.least_long = LONG_PROMPT_STEPS * self.config.step_time
 
     def allocate(self, order: Sequence[PrefillCandidate]) -> list[Group]:
         """Return a group for every instance set that may be of use, or for several that share a prompt.
@@ -139,7 +139,7 @@ class Allocation:
 
         Several if none can alone.
         """
-        full = self.config.max_step_time
+        full = self.config.step_time
         soonest = GroupQueue(self.groups, self.least_long, full)
         least_refused = float("inf")
         for prefill in shorts:

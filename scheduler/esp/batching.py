@@ -43,9 +43,18 @@ class BatchBuilder:
     def batch(self, group: Group) -> BatchPlan | None:
         """Return the group's next batch; None if it has no room for a step, or nothing to run."""
         decodes = [view for instance_set in group.instance_sets for view in instance_set.decodes]
-        if group.prefills:
-            return self._with_prompts(group.instance_ids, decodes, group.prefills)
-        return self.lease(group.instance_ids, decodes)
+        return self.together(group.instance_ids, decodes, group.prefills)
+
+    def together(
+        self,
+        instance_ids: tuple[InstanceId, ...],
+        decodes: Sequence[RequestView],
+        prefills: Sequence[PrefillCandidate],
+    ) -> BatchPlan | None:
+        """Return the next batch of these instances with both; None if it has no room, or nothing to run."""
+        if prefills:
+            return self.with_prompts(instance_ids, decodes, prefills)
+        return self.lease(instance_ids, decodes)
 
     def lease(
         self,
@@ -97,7 +106,7 @@ class BatchBuilder:
     def _free(self, instance_ids: tuple[InstanceId, ...]) -> dict[InstanceId, int]:
         return {i: self.planning_view.free[i] for i in instance_ids}
 
-    def _with_prompts(
+    def with_prompts(
         self,
         instance_ids: tuple[InstanceId, ...],
         decodes: Sequence[RequestView],
@@ -214,7 +223,7 @@ class BatchBuilder:
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Return the seconds that a step may take."""
-        budget = self.config.max_step_time
+        budget = self.config.step_time
         for view in decodes:
             tpot = target_tpot(view, self.config)
             seconds = PLANNED_TPOT_SHARE * tpot

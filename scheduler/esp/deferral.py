@@ -22,12 +22,12 @@ def deferred_ids_to_pause(
     time are little work.
     """
     not_on_time = [p for p in admission.prefills if p.is_deferred or p.missed_deadline]
-    least_long = LONG_PROMPT_STEPS * config.max_step_time
+    least_long = LONG_PROMPT_STEPS * config.step_time
     tying = {p.view.request_id for p in not_on_time if _dop(p) > 1 or p.work > least_long}
     if not tying:
         return frozenset()
     others = sum(p.work for p in admission.prefills if not (p.is_deferred or p.missed_deadline))
-    if others < MIN_ON_TIME_SHARE * planning_view.num_instances * config.max_step_time:
+    if others < MIN_ON_TIME_SHARE * planning_view.num_instances * config.step_time:
         return frozenset()
     oldest = min(not_on_time, key=lambda p: p.view.arrival_time)
     if is_share_due(oldest, max(1, _dop(oldest)), planning_view.snapshot.now, cost_model, config):

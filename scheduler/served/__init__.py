@@ -1,1 +1,1 @@
-"""`esp-served` and `esp-served-N`: decodes on few instances that read KV where it was computed."""
+"""`esp-served`: decodes on few instances that read KV where it was computed, or on all with prompts."""

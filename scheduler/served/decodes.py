@@ -3,7 +3,7 @@
 The other instances serve that KV while they compute prompts, so nothing moves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf
@@ -23,7 +23,6 @@ from loong.scheduler.esp.reasons import reason_to_end_lease
 from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
 
 NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
-FULL = "the instances for decodes have no slot left, and of those that hold KV there it came last"
 JOINED = "decodes have come that are to join it, or need other instances"
 
 
@@ -37,13 +36,18 @@ class ServedDecodes:
     resting: tuple[RequestView, ...]
     in_flight: tuple[RequestView, ...]
     leases: tuple[RunningBatch, ...]
+    lease_steps: int
 
     @classmethod
-    def of(cls, snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> "ServedDecodes":
-        """Return those on full instances."""
-        full = snapshot.pools.keys()
-        resting = [v for v in snapshot.running if v.is_plannable and v.is_decoding]
-        resting = [v for v in resting if full >= set(v.placement.instance_ids)]
+    def of(
+        cls,
+        snapshot: Snapshot,
+        cost_model: CostModel,
+        config: PolicyConfig,
+        resting: Iterable[RequestView],
+        lease_steps: int,
+    ) -> "ServedDecodes":
+        """Return `resting` decodes, and those in flight in leases."""
         leases = tuple(batch for batch in snapshot.batches if _is_decode(batch, snapshot))
         in_flight = [snapshot.request[r] for batch in leases for r in batch.plan.request_ids]
         return cls(
@@ -53,6 +57,7 @@ class ServedDecodes:
             tuple(sorted(resting, key=arrival_order)),
             tuple(view for view in in_flight if not view.has_ended),
             leases,
+            lease_steps,
         )
 
     @property
@@ -72,7 +77,9 @@ class ServedDecodes:
         At least one and at most half of all. Where no number leaves a margin, the fewest that meet them
         without one. Targets that no number meets do not count; if none can be met, the quickest number.
         """
-        able = [number for number in self._numbers if self._has_room(number)] or [self._numbers[-1]]
+        most = len(self.snapshot.pools) - 1
+        roomy = next((number for number in range(1, most + 1) if self._has_room(number)), most)
+        able = [number for number in self._numbers if number >= roomy and self._is_clear(number)] or [roomy]
         targets = [target_tpot(view, self.config) for view in self.all_views]
         number = self._fewest(able, min(targets, default=inf))
         if number is None:
@@ -86,7 +93,7 @@ class ServedDecodes:
         if not free or self.leases:
             return None
         views = self._with_room(sum(free.values()))
-        return plan_lease(free, views, self.cost_model, self.config.lease_steps) if views else None
+        return plan_lease(free, views, self.cost_model, self.lease_steps) if views else None
 
     def lease_ends(self) -> tuple[LeaseEnd, ...]:
         """Return ends of leases that others are to join, or that are to have other instances.
@@ -102,10 +109,8 @@ class ServedDecodes:
             if (step := self._last_step(batch)) < batch.last_step
         )
 
-    def decisions(
-        self, lease: BatchPlan | None, ends: Sequence[LeaseEnd], victim: RequestView | None
-    ) -> Iterator[Decision]:
-        """Return the reasons of a lease, of waits, of ends of leases, and of a preemption."""
+    def decisions(self, lease: BatchPlan | None, ends: Sequence[LeaseEnd]) -> Iterator[Decision]:
+        """Return the reasons of a lease, of waits, and of ends of leases."""
         if lease is not None:
             num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
             near = [k for k in self._numbers if abs(k - chosen) <= 1]
@@ -120,17 +125,19 @@ class ServedDecodes:
                 yield Decision(DecisionKind.WAIT, left_out, NO_SLOTS)
         for end in ends:
             yield reason_to_end_lease(self.snapshot.batch[end.batch_id], JOINED)
-        if victim is not None:
-            yield Decision(DecisionKind.PREEMPT, (victim.request_id,), FULL)
 
-    def victim(self) -> RequestView | None:
-        """Return the request to preempt where nothing is in flight and no decode finds a slot."""
-        held = frozenset(self.instance_ids)
-        plannable = [v for v in self.snapshot.running if v.is_plannable]
-        there = [v for v in plannable if not held.isdisjoint(v.placement.instance_ids)] or plannable
-        others = sorted(there, key=arrival_order)
-        others = [view for view in others if view is not self.resting[0]]
-        return others[-1] if others else None
+    def _is_clear(self, number: int) -> bool:
+        """Return whether these instances hold no KV of unfinished prompts.
+
+        Attention for chunks of those would slow decodes.
+        """
+        return number == 1 or self._prompt_ids.isdisjoint(self._last(number))
+
+    @cached_property
+    def _prompt_ids(self) -> frozenset[InstanceId]:
+        """The instances with KV of prompts that are being computed."""
+        prompts = (v for v in self.snapshot.running if not (v.num_output_tokens or v.has_ended))
+        return frozenset(i for view in prompts for i in view.placement.instance_ids)
 
     @cached_property
     def _numbers(self) -> range:

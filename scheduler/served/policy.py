@@ -1,86 +1,123 @@
-"""Decodes and prompts on instances of their own, with no KV moved: `esp-served` and `esp-served-N`.
+"""Decodes and prompts on instances of their own where that pays, with no KV moved: the policy `esp-served`.
 
-The last instances decode, as few as meet the TPOT target. The others compute prompts, in one group or in
-groups of N, as `esp-fixed-N` does, and serve the KV that they have computed.
+The last instances decode, as few as meet the TPOT target. The others compute prompts in one group. All serve
+the KV that they have computed, so a change of groups moves nothing. Where steps with decodes and prompts on
+all instances leave prompts more of the cluster, they run together.
+
+A plan is made in stages. Each takes a draft, and returns one that says more.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.decision import DecisionKind
-from loong.core.placement import InstanceId
-from loong.core.plan import IterationPlan, Preemption
-from loong.core.request import RequestView
+from loong.core.decision import Decision, DecisionKind
+from loong.core.plan import IterationPlan
+from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
-from loong.scheduler.baselines.esp_fixed import plan_esp_fixed, plan_parts
-from loong.scheduler.common.cluster_parts import groups_of
+from loong.scheduler.common.leases import arrival_order
+from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.admission import PrefillAdmission, by_deadline
+from loong.scheduler.esp.kv_safety import kv_safety
+from loong.scheduler.esp.reasons import (
+    DEFERRED_BY_DEADLINE,
+    reason_to_pause,
+    reason_to_preempt,
+    reasons_to_begin,
+    reasons_to_defer,
+)
+from loong.scheduler.served.batches import batch_builder, build_apart, build_together
 from loong.scheduler.served.decodes import ServedDecodes
+from loong.scheduler.served.draft import PlanDraft
+from loong.scheduler.served.layout import lay_out
+from loong.scheduler.tuning import LONG_LEASE_FACTOR
+
+BUSY = "the instances that are to compute it are in a step, or decode first"
+FULL_STEP = "the step of its instances is full of more urgent prompts"
+
+Stage: TypeAlias = Callable[[PlanDraft], PlanDraft]
 
 
-def plan_esp_served(
-    snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, size: int | None = None
-) -> IterationPlan:
-    """Plan decodes on the last instances, and prompts on the others in groups of `size` (None: in one)."""
-    instance_ids = tuple(sorted(snapshot.pools))
-    if len(instance_ids) < 2:
-        return plan_esp_fixed(snapshot, cost_model, config, 1)
-    decodes = ServedDecodes.of(snapshot, cost_model, config)
-    apart = decodes.busy_ids.union(decodes.instance_ids)
-    parts = prompt_groups(tuple(i for i in instance_ids if i not in apart), size)
-    plan = plan_parts(_without(decodes, snapshot), parts, cost_model, config, len(instance_ids))
-    if decodes.all_views or is_anything_in_flight(snapshot):  # which leave room when they end
-        kept = tuple(decision for decision in plan.decisions if decision.kind is not DecisionKind.PREEMPT)
-        plan = replace(plan, preemptions=(), decisions=kept)
-    lease, ends = decodes.lease(), decodes.lease_ends()
-    batches = plan.batches if lease is None else (*plan.batches, lease)
-    victim = None
-    if decodes.resting and not (batches or plan.preemptions or is_anything_in_flight(snapshot)):
-        victim = decodes.victim()
+def plan_esp_served(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
+    """Plan every instance that can run now."""
+    draft = PlanDraft(make_planning_view(snapshot), cost_model, config)
+    for stage in STAGES:
+        draft = stage(draft)
+    return draft.plan()
+
+
+def admit(draft: PlanDraft) -> PlanDraft:
+    """Order the prompts, defer those that would make others late, and admit those with room."""
+    admission = PrefillAdmission(draft.view, draft.cost_model, draft.config, by_deadline).admit()
+    return replace(draft, prefills=tuple(admission.prefills), refused=admission.refused)
+
+
+def pause_unsafe(draft: PlanDraft) -> PlanDraft:
+    """Pause the requests whose next slots others need to end."""
+    most_steps = draft.config.lease_steps * (LONG_LEASE_FACTOR if draft.view.is_quiet else 1)
+    safe = kv_safety(draft.view, draft.prefills, most_steps)
+    decodes = (view for instance_set in draft.view.occupied for view in instance_set.decodes)
+    decisions = (reason_to_pause(safe.paused_ids),) if safe.paused_ids else ()
     return replace(
-        plan,
-        batches=batches,
-        preemptions=plan.preemptions if victim is None else (Preemption(victim.request_id),),
-        lease_ends=(*plan.lease_ends, *ends),
-        decisions=(*plan.decisions, *decodes.decisions(lease, ends, victim)),
+        draft,
+        prefills=tuple(p for p in draft.prefills if p.view.request_id not in safe.paused_ids),
+        decodes=tuple(view for view in decodes if view.request_id not in safe.paused_ids),
+        lease_steps=safe.lease_steps,
+        decisions=draft.decisions + decisions,
     )
 
 
-def is_anything_in_flight(snapshot: Snapshot) -> bool:
-    """Return whether an event will come even without a plan."""
-    return bool(snapshot.batches or snapshot.ending or snapshot.migrations)
+def build(draft: PlanDraft) -> PlanDraft:
+    """Choose the instances for decodes and for prompts, and make their batches."""
+    decodes = ServedDecodes.of(
+        draft.snapshot, draft.cost_model, draft.config, draft.decodes, draft.lease_steps
+    )
+    draft = replace(draft, layout=lay_out(draft, decodes))
+    return build_together(draft) if draft.layout.is_mixed else build_apart(draft, decodes)
 
 
-def max_tokens_of_halves(pools: Mapping[InstanceId, int], size: int | None) -> int:
-    """Return the most KV that one request may come to: the smaller of a prompt's group and all for decodes.
-
-    These are where decodes have as many instances as they may.
-    """
-    instance_ids = tuple(sorted(pools))
-    num_decode = len(instance_ids) // 2
-    groups = prompt_groups(instance_ids[: len(instance_ids) - num_decode], size)
-    largest = max(sum(pools[i] for i in group) for group in groups)
-    return min(largest, sum(pools[i] for i in instance_ids[-num_decode:])) if num_decode else largest
-
-
-def prompt_groups(
-    instance_ids: tuple[InstanceId, ...], size: int | None
-) -> tuple[tuple[InstanceId, ...], ...]:
-    """Return the groups of instances that compute prompts."""
-    return groups_of(instance_ids, size) if size else ((instance_ids,) if instance_ids else ())
+def relieve(draft: PlanDraft) -> PlanDraft:
+    """Where nothing would run, use the room of all instances together, or preempt the last to come."""
+    if draft.batches or draft.is_anything_in_flight or not draft.view.free:
+        return draft
+    everywhere = tuple(sorted(draft.view.free))
+    batch = batch_builder(draft).together(everywhere, draft.decodes, draft.prefills)
+    if batch is not None:
+        return replace(draft, batches=(batch,))
+    full = draft.view.free.keys()
+    holders = [v for v in draft.snapshot.running if v.is_plannable and full >= set(v.placement.instance_ids)]
+    if len(holders) < 2:
+        return draft  # one alone has room
+    latest = max(holders, key=arrival_order)
+    reason = reason_to_preempt(latest, len(holders), sum(draft.view.free.values()))
+    return replace(draft, preempted=(latest,), decisions=(*draft.decisions, reason))
 
 
-def _without(decodes: ServedDecodes, snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot in which no plan may name the decodes, whose KV stays where it is."""
-    in_flight = {request_id for batch in decodes.leases for request_id in batch.plan.request_ids}
+def explain(draft: PlanDraft) -> PlanDraft:
+    """Add the reasons for which prompts begin, are deferred or wait."""
+    computed = [prefill for prefill in draft.prefills if prefill.view.request_id in draft.batch_of]
+    decisions = (
+        *reasons_to_begin(computed, draft.batch_of, draft.cost_model, draft.view),
+        *reasons_to_defer(computed),
+        *_reasons_to_wait(draft),
+    )
+    return replace(draft, decisions=draft.decisions + decisions)
 
-    def left() -> Iterator[RequestView]:
-        for view in snapshot.running:
-            if view.request_id in in_flight or (view.is_plannable and view.is_decoding):
-                if not view.has_ended:
-                    yield replace(view, batch_id=None, is_migrating=True)
-            else:
-                yield view
 
-    return replace(snapshot, running=tuple(left()))
+STAGES: tuple[Stage, ...] = (admit, pause_unsafe, build, relieve, explain)
+
+
+def _reasons_to_wait(draft: PlanDraft) -> Iterator[Decision]:
+    waiting: dict[str, list[RequestId]] = {}
+    for refusal, refused in draft.refused.items():
+        waiting.setdefault(refusal.value, []).extend(view.request_id for view in refused)
+    is_any_computed = any(prefill.view.request_id in draft.batch_of for prefill in draft.prefills)
+    for prefill in draft.prefills:
+        if prefill.view.request_id not in draft.batch_of:
+            usual = FULL_STEP if is_any_computed else BUSY
+            reason = DEFERRED_BY_DEADLINE if prefill.is_deferred else usual
+            waiting.setdefault(reason, []).append(prefill.view.request_id)
+    for reason, request_ids in waiting.items():
+        yield Decision(DecisionKind.WAIT, tuple(request_ids), reason)

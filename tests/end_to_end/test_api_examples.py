@@ -9,7 +9,7 @@ import httpx
 import pytest
 from served import Served, served
 
-from loong.server.reference.api_examples import ADDRESS, EXAMPLES, Example
+from loong.server.reference.api_examples import ADDRESS, ADMIN_KEY, EXAMPLES, Example
 from loong.server.reference.openapi import OPERATIONS
 
 TRIED = [(method, path, example) for (method, path), examples in EXAMPLES.items() for example in examples]
@@ -19,7 +19,7 @@ TRIED = [(method, path, example) for (method, path), examples in EXAMPLES.items(
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("examples")
     flags = ("--num-instances", "1", "--kv-cache-tokens", "4096", "--trace-dir", "t")
-    with served(directory, *flags, "--allow-fault-injection") as running:
+    with served(directory, *flags, "--allow-fault-injection", "--admin-key", ADMIN_KEY) as running:
         yield running
 
 

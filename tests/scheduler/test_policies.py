@@ -19,7 +19,7 @@ from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
 
 # The published policy admits as if all batches decoded in step, so that it may have to.
 MAY_EVICT = ("esp-paper",)
-APART = ("disaggregated", "esp-disaggregated", "esp-served", "esp-served-1")  # which need two instances
+APART = ("disaggregated", "esp-disaggregated")  # which need two instances
 
 
 @st.composite

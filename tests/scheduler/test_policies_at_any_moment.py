@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from policies import POLICY_NAMES, num_instances_of
 from simulation import instances_with
 
-from loong.core.events import BatchEndPredicted, RequestAborted
+from loong.core.events import BatchEndPredicted, InstanceDraining, RequestAborted
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
-from loong.scheduler.policy import make_policy
+from loong.scheduler.policy import make_policy, policy_kind
 
 POOL = 48  # tokens: any request fits one instance, and two seldom do
 MAX_ROUNDS = 1000
@@ -33,15 +33,23 @@ class PolicyMachine(ClusterMachine):
             return policy(snapshot, cost_model)
 
         super().__init__(make_plan, instances)
+        kind = policy_kind(name)
+        numbers = range(kind.min_instances, len(instances) + 1)
+        self.scales = [number for number in numbers if number % kind.group_size == 0]
+        self.num_wanted = len(instances)
 
     def teardown(self) -> None:
-        """Once all instances are there, the policy alone brings every request to its end."""
+        """Once all wanted instances are there, the policy alone brings every request to its end.
+
+        It also empties all draining instances.
+        """
         random = Random(0)
-        for instance_id, instance in self.instances.items():
+        for instance_id in range(self.num_wanted):
             if instance_id not in self.workers.held:
-                self.join(instance)
+                self.join(self.instances[instance_id])
         for _ in range(MAX_ROUNDS):
-            if not self.view().request:
+            self.end_drained()
+            if not self.view().request and not self.view().draining_ids:
                 break
             for migration_id in self.movable():
                 self.finish_migration(migration_id, is_committed=True)
@@ -49,7 +57,26 @@ class PolicyMachine(ClusterMachine):
                 self.advance(min(self.workers.batches), random)
             self.commit(self.make_plan(random, self.view()))
         assert not self.view().request, "some requests never end"
+        assert not self.view().draining_ids, "some instances never drain"
         super().teardown()
+
+    def scale(self, num_instances: int) -> None:
+        """Let the instances of the highest ids drain, and others come."""
+        self.num_wanted = num_instances
+        for instance_id, instance in self.instances.items():
+            is_there = instance_id in self.workers.held
+            is_draining = instance_id in self.view().draining_ids
+            if instance_id < num_instances and not is_there:
+                self.join(instance)
+            elif instance_id >= num_instances and is_there and not is_draining:
+                self.apply(InstanceDraining(self.now(), instance_id))
+
+    def end_drained(self) -> None:
+        """Let instances leave that have drained, and come again if they are wanted."""
+        for instance_id in sorted(self.view().drained_ids):
+            self.leave(instance_id)
+            if instance_id < self.num_wanted:
+                self.join(self.instances[instance_id])
 
     def movable(self) -> list[int]:
         """Return the migrations that can finish: KV moves only when the batch that computes it has ended."""
@@ -58,7 +85,7 @@ class PolicyMachine(ClusterMachine):
 
     def happen(self, random: Random) -> None:
         """Let one thing happen, or nothing."""
-        match random.choices(("arrive", "abort", "end soon", "advance", "migrate", "lose"), WEIGHTS)[0]:
+        match random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))[0]:
             case "arrive" if len(self.view().request) < MAX_LIVE:
                 num_prompt, max_tokens = random.randint(1, POOL - 10), random.randint(1, 9)
                 num_choices = random.choice((1, 1, 1, 2)) if num_prompt < POOL // 3 else 1
@@ -75,17 +102,20 @@ class PolicyMachine(ClusterMachine):
             case "migrate" if movable := self.movable():
                 self.finish_migration(random.choice(movable), is_committed=random.random() < 0.7)
             case "lose" if random.random() < 0.1:
-                self.lose_or_join(random.randint(0, 9))
+                self.lose_or_join(random.randint(0, self.num_wanted - 1))
+            case "scale" if random.random() < 0.2:
+                self.scale(random.choice(self.scales))
 
     def moment(self, random: Random) -> None:
         """Let some things happen at once, and plan."""
+        self.end_drained()
         for _ in range(random.randint(1, 4)):
             self.happen(random)
         self.commit(self.make_plan(random, self.view()))
 
 
 CONFIG = PolicyConfig(lease_steps=3, max_num_batched_tokens=16, chunk_tokens=8)
-WEIGHTS = (3, 1, 3, 6, 2, 1)
+WEIGHTS = {"arrive": 3, "abort": 1, "end soon": 3, "advance": 6, "migrate": 2, "lose": 1, "scale": 1}
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

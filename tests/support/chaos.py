@@ -78,7 +78,8 @@ class _Draw:
             if has_kv and choice < 0.04 and view.request_id not in self.snapshot.ending_ids:
                 preemptions.append(Preemption(view.request_id))
                 for instance_id, num_tokens in view.own_tokens_by_instance().items():
-                    self.free[instance_id] += num_tokens
+                    if not self.snapshot.instance[instance_id].is_draining:
+                        self.free[instance_id] += num_tokens
             elif has_kv and (choice < 0.2 or not self.host_ids.isdisjoint(view.placement.instance_ids)):
                 migrations += self._migrations(view)
             else:

@@ -25,6 +25,7 @@ from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.loop import Scheduling
+from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
@@ -86,6 +87,7 @@ class Cluster:
         self,
         executor: WorkersExecutor,
         instances: tuple[ElasticInstance, ...],
+        max_instances: int,
         hosts: SimulatedHosts | None = None,
     ) -> None:
         self.full_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
@@ -103,7 +105,12 @@ class Cluster:
         log = DecisionLog(None, listeners=[lambda line, _: self.lines.append(line)])
         scheduling = Scheduling(self._state, self._plan, WorkCostModel(), self._recorder, (timeline, log))
         capacity = sum(instance.kv_capacity for instance in instances)
-        self._engine = Engine(scheduling, executor, EngineLimits(capacity, capacity, 1 << 30), timeline)
+        kv_capacity, num_instances = instances[0].kv_capacity, len(self.full_ids)
+        scaling = Scaling(
+            executor.members, num_instances, max_instances, kv_capacity, lambda number: number * kv_capacity
+        )
+        limits = EngineLimits(capacity, capacity, 1 << 30)
+        self._engine = Engine(scheduling, executor, limits, timeline, scaling)
         self.serving = asyncio.create_task(self._engine.run())
         self.serving.add_done_callback(lambda _: self._planned.set())
 
@@ -159,6 +166,10 @@ class Cluster:
                 self._planned.clear()
                 await self._planned.wait()
                 self._raise_failure()
+
+    def scale(self, num_instances: int) -> None:
+        """Begin to change the number of instances, from any thread."""
+        self._loop.call_soon_threadsafe(self._engine.scale, num_instances)
 
     def abort(self, request_id: RequestId) -> None:
         """Let the client of a request go now; for policies, which run in the engine's thread."""
@@ -307,10 +318,10 @@ async def _run(
         if config.num_hosts > 1:
             with simulated_hosts(config) as hosts:
                 async with workers_of(config, hosts, lookahead, backoff=backoff) as executor:
-                    await _serve(Cluster(executor, instances, hosts), started)
+                    await _serve(Cluster(executor, instances, config.world_size, hosts), started)
         else:
             async with local_workers(config, lookahead, fork_server, backoff=backoff) as executor:
-                await _serve(Cluster(executor, instances), started)
+                await _serve(Cluster(executor, instances, config.world_size), started)
     except BaseException as error:
         if started.done():
             raise

@@ -17,7 +17,9 @@ from loong.core.events import (
     BatchFinished,
     BatchStarted,
     Event,
+    InstanceDraining,
     InstanceJoined,
+    InstanceLeft,
     InstanceLost,
     MigrationFinished,
     ProducedToken,
@@ -290,6 +292,19 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.lost[request_id] |= had.get(request_id, set()).intersection(chain(*view.missing))
         else:
             self.join(self.instances[instance_id])
+
+    @rule(index=indexes)
+    def drain_or_leave(self, index: int) -> None:
+        """Let an instance that has drained leave; if there is none, let another begin to drain."""
+        snapshot = self.view()
+        if snapshot.drained_ids:
+            self.leave(min(snapshot.drained_ids))
+        elif staying := sorted(self.workers.held.keys() - snapshot.draining_ids):
+            self.apply(InstanceDraining(self.now(), staying[index % len(staying)]))
+
+    def leave(self, instance_id: InstanceId) -> None:
+        assert not any(self.workers.held.pop(instance_id).values()), "it still has slots"
+        self.apply(InstanceLeft(self.now(), instance_id))
 
     def lose(self, instance_id: InstanceId) -> Mapping[RequestId, set[int]]:
         """Lose an instance. Return the positions that surely had KV there."""

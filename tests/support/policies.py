@@ -2,7 +2,7 @@
 
 from loong.scheduler.policy import POLICIES, policy_kind
 
-POLICY_NAMES = sorted((*POLICIES, "esp-fixed-1", "esp-fixed-2", "esp-served-1"))
+POLICY_NAMES = sorted((*POLICIES, "esp-fixed-1", "esp-fixed-2"))
 
 
 def num_instances_of(name: str, most: int) -> int:

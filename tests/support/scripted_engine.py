@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from loong.core.cluster_history import ClusterHistory
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, InvalidRequestError, RequestTooLargeError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import MAX_LOGPROBS, FinishReason, NewRequest, TokenId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, PutToken
+from loong.engine.cluster_size import ClusterSize, size_of
 from loong.engine.health import Health
 
 SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
@@ -68,6 +69,8 @@ class ScriptedEngine:
     condition: Health = Health()  # noqa: RUF009  it is frozen
     cluster: Snapshot = AT_REST
     num_stray_frames: int = 0
+    max_instances: int = 4
+    asked: list[int] = field(default_factory=list)  # by `scale`
     past: ClusterHistory = ClusterHistory()  # noqa: RUF009  it is frozen
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     paused: asyncio.Event = field(default_factory=asyncio.Event)
@@ -135,6 +138,23 @@ class ScriptedEngine:
 
     def snapshot(self) -> Snapshot:
         return self.cluster
+
+    def size(self) -> ClusterSize:
+        num_instances = self.asked[-1] if self.asked else len(self.cluster.pools)
+        pools = self.cluster.pools
+        wanted = frozenset(range(num_instances))
+        return size_of(self.cluster, wanted | pools.keys(), 4096, num_instances, self.max_instances)
+
+    def scale(self, num_instances: int) -> None:
+        if num_instances > self.max_instances:
+            raise InvalidRequestError(f"at most {self.max_instances}", param="num_instances")
+        if num_instances == 1:
+            raise RequestTooLargeError("request long may need KV for 5000 tokens, but can have that of 4096")
+        self.asked.append(num_instances)
+
+    async def wait_for_size(self) -> None:
+        self.paused.set()
+        await self.resume.wait()
 
     def history(self) -> ClusterHistory:
         return self.past

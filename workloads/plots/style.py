@@ -59,7 +59,7 @@ POLICY_STYLES = {
     "esp-no-retention": LineStyle(ORANGE, "--", "o"),
     "esp-no-split": LineStyle(PINK, "--", "D"),
 }
-SIZED_GROUPS = re.compile(r"esp-(fixed|served)-(\d+)")
+FIXED_GROUPS = re.compile(r"esp-fixed-(\d+)")
 FIXED_GROUP_MARKERS = "o^sDvP"  # of groups of 1, 2, 4, 8, 16, 32 instances, and so on
 # Names that are not above, such as other engines, take these in alphabetical order.
 OTHER_STYLES = tuple(
@@ -86,12 +86,12 @@ def _known_style(name: str) -> LineStyle | None:
 
 
 def _fixed_group_style(policy: str) -> LineStyle | None:
-    found = SIZED_GROUPS.fullmatch(policy)
+    found = FIXED_GROUPS.fullmatch(policy)
     if found is None:
         return None
-    place = int(found[2]).bit_length() - 1
+    place = int(found[1]).bit_length() - 1
     return LineStyle(
-        BROWN if found[1] == "fixed" else VERMILION,
+        BROWN,
         "--",
         FIXED_GROUP_MARKERS[place % len(FIXED_GROUP_MARKERS)],
     )

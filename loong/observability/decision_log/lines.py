@@ -21,6 +21,8 @@ EventName: TypeAlias = Literal[
     "migration_finished",
     "instance_lost",
     "instance_joined",
+    "instance_draining",
+    "instance_left",
 ]
 InstanceKindName: TypeAlias = Literal["full", "attention", "host"]
 TokensByInstance: TypeAlias = dict[int, int]
@@ -35,13 +37,17 @@ class _Line(_Part, frozen=True, tag_field="line"):
 
 
 class InstanceState(_Part, frozen=True):
-    """An instance before a plan: used slots in its pool (including reserved ones), and its running batch."""
+    """An instance before a plan: used slots in its pool (including reserved ones), and its running batch.
+
+    One that `is_draining` is to leave.
+    """
 
     instance_id: int
     kv_used: int
     kv_capacity: int
     kind: InstanceKindName = "full"
     batch_id: int | None = None
+    is_draining: bool = False
 
 
 class Cause(_Part, frozen=True):
@@ -250,6 +256,20 @@ class InstanceJoinedLine(_Line, frozen=True, tag="instance_joined"):
     kv_capacity: int
 
 
+class InstanceDrainingLine(_Line, frozen=True, tag="instance_draining"):
+    """An instance is to leave: it takes nothing new, and its KV moves or is dropped."""
+
+    time: float
+    instance_id: int
+
+
+class InstanceLeftLine(_Line, frozen=True, tag="instance_left"):
+    """An instance left, or a lost one does not return."""
+
+    time: float
+    instance_id: int
+
+
 Line: TypeAlias = (
     StartedLine
     | ArrivedLine
@@ -261,4 +281,6 @@ Line: TypeAlias = (
     | EndedLine
     | InstanceLostLine
     | InstanceJoinedLine
+    | InstanceDrainingLine
+    | InstanceLeftLine
 )

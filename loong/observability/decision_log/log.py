@@ -14,7 +14,9 @@ from loong.core.events import (
     BatchFinished,
     BatchStarted,
     Event,
+    InstanceDraining,
     InstanceJoined,
+    InstanceLeft,
     InstanceLost,
     MigrationFinished,
     RequestAborted,
@@ -98,6 +100,10 @@ class DecisionLog:
                         event.time, instance.instance_id, kv_capacity=instance.kv_capacity
                     )
                 )
+            case InstanceDraining():
+                self._write(lines.InstanceDrainingLine(event.time, event.instance_id))
+            case InstanceLeft():
+                self._write(lines.InstanceLeftLine(event.time, event.instance_id))
             case RequestArrived():
                 for choice_id in event.request.choice_ids:
                     self._arrive(event.request, choice_id)

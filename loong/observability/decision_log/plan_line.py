@@ -9,7 +9,9 @@ from loong.core.events import (
     BatchFinished,
     BatchStarted,
     Event,
+    InstanceDraining,
     InstanceJoined,
+    InstanceLeft,
     InstanceLost,
     MigrationFinished,
     RequestAborted,
@@ -60,7 +62,8 @@ def planned_line(
 def instance_states(instances: Iterable[ElasticInstance]) -> tuple[InstanceState, ...]:
     """Return instances in the form of a line."""
     return tuple(
-        InstanceState(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value, i.batch_id) for i in instances
+        InstanceState(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value, i.batch_id, i.is_draining)
+        for i in instances
     )
 
 
@@ -85,6 +88,10 @@ def _cause(event: Event) -> Cause:
             return Cause("instance_lost", instance_id=event.instance_id)
         case InstanceJoined():
             return Cause("instance_joined", instance_id=event.instance.instance_id)
+        case InstanceDraining():
+            return Cause("instance_draining", instance_id=event.instance_id)
+        case InstanceLeft():
+            return Cause("instance_left", instance_id=event.instance_id)
         case _:
             assert_never(event)
 

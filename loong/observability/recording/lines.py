@@ -16,7 +16,9 @@ from loong.core.events import (
     BatchFinished,
     BatchStarted,
     Event,
+    InstanceDraining,
     InstanceJoined,
+    InstanceLeft,
     InstanceLost,
     MigrationFinished,
     RequestAborted,
@@ -114,6 +116,18 @@ class InstanceJoinRecord(_Line, frozen=True, tag="instance_joined"):
     event: InstanceJoined
 
 
+class InstanceDrainRecord(_Line, frozen=True, tag="instance_draining"):
+    """An instance is to leave."""
+
+    event: InstanceDraining
+
+
+class InstanceLeaveRecord(_Line, frozen=True, tag="instance_left"):
+    """An instance left."""
+
+    event: InstanceLeft
+
+
 class PlanRecord(_Line, frozen=True, tag="planned"):
     """A plan on the events before it, without reasons and predictions, which have no effect."""
 
@@ -139,6 +153,8 @@ EventLine: TypeAlias = (
     | AbortRecord
     | InstanceLossRecord
     | InstanceJoinRecord
+    | InstanceDrainRecord
+    | InstanceLeaveRecord
 )
 Line: TypeAlias = Setting | EventLine | PlanRecord | RefusedPlanRecord
 
@@ -180,6 +196,10 @@ def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
             return InstanceLossRecord(event)
         case InstanceJoined():
             return InstanceJoinRecord(event)
+        case InstanceDraining():
+            return InstanceDrainRecord(event)
+        case InstanceLeft():
+            return InstanceLeaveRecord(event)
         case _:
             assert_never(event)
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError
+from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError, RequestTooLargeError
 from loong.server.api.request_ids import logged_name
 
 logger = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case InvalidRequestError():
             return bad_request(str(error), error.param)
+        case RequestTooLargeError():
+            return ApiError(409, str(error), "request_too_large")
         case EngineStoppedError():
             return ApiError(503, str(error), "engine_stopped")
         case LoongError():

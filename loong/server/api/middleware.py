@@ -10,6 +10,7 @@ from loong.server.api.json_bodies import json_response
 from loong.server.context import SERVER
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/", "/dashboard"})
+ADMIN_PATHS = frozenset({"/admin/instances", "/admin/scale"})  # for the admin key alone
 OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and has no data without it
 
 
@@ -32,15 +33,30 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def check_api_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let a request pass if no key is set, if it carries a key, or if its path is open to all."""
+    """Let a request pass if no key is set, if it carries a key, or if its path is open to all.
+
+    Paths of operators need the admin key in any case.
+    """
     keys = request.app[SERVER].settings.api_keys
-    if keys and request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
+    if request.path in ADMIN_PATHS:
+        _check_admin_key(request)
+    elif keys and request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
         number = key_number(request.headers.get("Authorization", ""), keys)
         if number is None:
             message = "this server needs an API key: send the header `Authorization: Bearer KEY`"
             raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         request[KEY_NUMBER] = number
     return await handler(request)
+
+
+def _check_admin_key(request: web.Request) -> None:
+    admin_key = request.app[SERVER].settings.admin_key
+    if admin_key is None:
+        message = "the server was started without --admin-key, so it takes no commands of operators"
+        raise ApiError(403, message, "admin_is_off")
+    if key_number(request.headers.get("Authorization", ""), (admin_key,)) is None:
+        message = f"{request.path} needs the admin key: send the header `Authorization: Bearer KEY`"
+        raise ApiError(401, message, "invalid_admin_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def _explained(request: web.Request, error: web.HTTPException) -> str:

@@ -1,5 +1,6 @@
 """Metrics of a cluster, computed when Prometheus reads them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import (
@@ -14,6 +15,7 @@ from loong.core.instance import ElasticInstance
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.engine.client import ClusterView
+from loong.engine.cluster_size import InstanceState
 from loong.logs import num_dropped_records
 
 _DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
@@ -66,7 +68,11 @@ class ClusterCollector(Collector):
             "loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", stats.num_retained_tokens
         )
         yield self._counter("loong:instance_losses", "Instances that were lost.", stats.num_losses)
-        yield self._counter("loong:instance_joins", "Lost instances that joined again.", stats.num_joins)
+        yield self._counter(
+            "loong:instance_joins", "Instances that joined, for the first time or again.", stats.num_joins
+        )
+        yield self._counter("loong:instance_leaves", "Instances that left.", stats.num_leaves)
+        yield self._by_state()
         yield self._counter(
             "loong:log_records_dropped",
             "Log records dropped because nobody read the log.",
@@ -99,6 +105,13 @@ class ClusterCollector(Collector):
         )
         family.add_metric((self._model_name, "capacity"), len(waiting) - num_deferred)
         family.add_metric((self._model_name, "deferred"), num_deferred)
+        return family
+
+    def _by_state(self) -> GaugeMetricFamily:
+        counts = Counter(instance.state for instance in self._engine.size().instances)
+        family = GaugeMetricFamily("loong:instances", "Instances by state.", labels=("model_name", "state"))
+        for state in InstanceState:
+            family.add_metric((self._model_name, state.value), counts[state])
         return family
 
     def _group_sizes(self, num_batches_by_dop: Mapping[int, int]) -> HistogramMetricFamily:

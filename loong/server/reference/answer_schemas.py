@@ -283,6 +283,28 @@ class TraceFile(Answer):
     trace: str
 
 
+class Instance(Answer):
+    """An instance, and the tokens of KV that it holds and can hold."""
+
+    id: int
+    state: Literal["serving", "draining", "starting", "lost"]
+    """draining: takes nothing new, and leaves once it is empty. lost: is started again."""
+    kv_used: int
+    kv_capacity: int
+
+
+class Instances(Answer):
+    """The instances of a server."""
+
+    num_instances: int
+    """The number that is asked for: that of `loong serve`, or of the last change."""
+    max_instances: int
+    """The most that there can be."""
+    is_done: bool
+    """Whether exactly these serve."""
+    instances: list[Instance]
+
+
 class InjectedFault(Answer):
     """The fault, and the instance that has it."""
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 ADDRESS = "localhost:8000"
 MODEL = "loong-tiny"
 JSON_HEADER = "-H 'Content-Type: application/json'"
+ADMIN_KEY = "operators-key"
+ADMIN_HEADER = f"-H 'Authorization: Bearer {ADMIN_KEY}'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +17,13 @@ class Example:
     purpose: str = ""
     body: str = ""
     answer: str = ""
+    is_of_operator: bool = False  # sent with the admin key
 
     def command(self, method: str, path: str) -> str:
         """Return the curl command that sends the request and shows events as they arrive."""
         url = f"{ADDRESS}{path.format(model=MODEL)}"
+        if self.is_of_operator:
+            url += f" {ADMIN_HEADER}"
         if self.body:
             return f"curl -N {url} {JSON_HEADER} \\\n    -d '{self.body}'"
         return f"curl -X POST {url}" if method == "post" else f"curl {url}"
@@ -235,6 +240,26 @@ data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "coun
             "For a server with `--allow-fault-injection`.",
             '{"fault": "pause", "seconds": 0.1}',
             '{"fault": "pause", "instance": 0}',
+        ),
+    ),
+    ("get", "/admin/instances"): (
+        Example(
+            "For a server with `--admin-key operators-key`.",
+            answer="""\
+{"num_instances": 1, "max_instances": 1, "is_done": true,
+ "instances": [{"id": 0, "state": "serving", "kv_used": 0, "kv_capacity": 4096}]}""",
+            is_of_operator=True,
+        ),
+    ),
+    ("post", "/admin/scale"): (
+        Example(
+            "It answers at once, or with `?wait=true` when the change is done. A client that leaves does not "
+            "end the change. A later change replaces it.",
+            '{"num_instances": 1}',
+            """\
+{"num_instances": 1, "max_instances": 1, "is_done": true,
+ "instances": [{"id": 0, "state": "serving", "kv_used": 0, "kv_capacity": 4096}]}""",
+            is_of_operator=True,
         ),
     ),
     ("post", "/stop_profile"): (Example(answer='{"trace": "traces/trace-20261122-060539-1.json"}'),),

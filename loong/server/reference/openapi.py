@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import loong
-from loong.server.api.middleware import OPEN_PATHS
+from loong.server.api.middleware import ADMIN_PATHS, OPEN_PATHS
 from loong.server.api.parsing import HARMLESS, NEUTRAL
 from loong.server.api.schema_base import Schema
 from loong.server.api.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
@@ -22,6 +22,7 @@ from loong.server.openai import schemas
 from loong.server.reference import answer_schemas as answers
 from loong.server.responses.answer_schemas import Response, ResponseEvent
 from loong.server.responses.fields import ResponseFields
+from loong.server.scaling import ScaleFields
 from loong.server.structured.free_json import VALUE_NAME, VALUE_SCHEMA
 
 Json: TypeAlias = dict[str, Any]
@@ -31,10 +32,11 @@ _REF = "#/components/schemas/{model}"
 _WHY = {
     400: "What was sent cannot be served; `param` names the field at fault.",
     401: "The server has API keys, and none of them was sent.",
-    403: "A browser page of a foreign origin sends it, or its Host is none of a server on loopback.",
+    403: "A browser page of a foreign origin sends it, or its Host is none of a server on loopback. Or an "
+    "operator sends it, and the server has no admin key.",
     404: "There is no such thing here, or no such model.",
     408: "The body did not arrive in time.",
-    409: "The instance is not live, or none is.",
+    409: "The instance is not live, or none is; or a live request may need more KV than would be left.",
     413: "The body is too long.",
     415: "The body is compressed, or its Content-Type is not JSON.",
     429: "This API key has as many requests in flight as it may have; `Retry-After` says when to come back.",
@@ -56,6 +58,7 @@ class Operation:
     request: type[Schema] | None = None
     event: type[BaseModel] | None = None  # of a stream, if the endpoint can stream
     stream_format: StreamFormat = OPENAI_STREAM
+    query: Sequence[Json] = ()  # parameters
 
 
 OPERATIONS = (
@@ -153,6 +156,23 @@ OPERATIONS = (
         (*_OF_BODIES, 409, 500),
         FaultFields,
     ),
+    Operation("get", "/admin/instances", "The instances and their states.", answers.Instances),
+    Operation(
+        "post",
+        "/admin/scale",
+        "Change the number of instances of a server on CPUs, while requests go on.",
+        answers.Instances,
+        (*_OF_BODIES, 409),
+        ScaleFields,
+        query=(
+            {
+                "name": "wait",
+                "in": "query",
+                "description": "Answer when the change is done.",
+                "schema": {"type": "boolean", "default": False},
+            },
+        ),
+    ),
 )
 
 
@@ -181,7 +201,7 @@ def document() -> Json:
         "paths": paths,
         "components": {
             "schemas": _component_schemas(),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {name: {"type": "http", "scheme": "bearer"} for name in ("key", "admin_key")},
         },
     }
 
@@ -196,15 +216,23 @@ def _described(operation: Operation) -> Json:
             "200": {"description": operation.summary, "content": dict(_contents(operation))},
             **{str(status): _error(status) for status in statuses},
         },
-        "security": [{}] if is_open else [{"key": []}, {}],
+        "security": _security(operation.path),
     }
     if operation.request is not None:
         content = {"application/json": {"schema": _reference(operation.request)}}
         described["requestBody"] = {"required": True, "content": content}
+    if operation.query:
+        described["parameters"] = list(operation.query)
     if "{model}" in operation.path:
         name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         described["parameters"] = [name]
     return described
+
+
+def _security(path: str) -> list[Json]:
+    if path in ADMIN_PATHS:
+        return [{"admin_key": []}]
+    return [{}] if path in OPEN_PATHS else [{"key": []}, {}]
 
 
 def _contents(operation: Operation) -> Iterator[tuple[str, Json]]:

@@ -34,7 +34,7 @@ from loong.wire import encode
 
 
 class RemoteEngineClient:
-    """An `EngineClient` over a channel to an `ApiConnection`."""
+    """An `EngineClient` over a channel to an `ApiConnection`, whose pings report changed limits."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
@@ -115,6 +115,7 @@ class RemoteEngineClient:
                 error = EngineStoppedError() if reason is None else ClusterError(reason)
                 self._fail(notice.request_ids, error)
             case Ping():
+                self.limits = notice.limits
                 self._call(Pong())
             case StopListening():
                 self.stop_listening.set()

@@ -69,7 +69,7 @@ class ApiConnection:
                 self._channel.abort()
                 return
             self._num_unanswered += 1  # counts pings, not seconds, because this process may be blocked itself
-            self._report(Ping())
+            self._report(Ping(self._engine.limits))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.has_ended.wait(), ASK_SECONDS)
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
-from loong.engine.client import RequestLoad
+from loong.engine.client import EngineLimits, RequestLoad
 from loong.wire import MessageDecoder
 
 
@@ -107,7 +107,9 @@ class StopListening:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Asks the API process for an answer."""
+    """Asks the API process for an answer, and reports the present bounds of a request."""
+
+    limits: EngineLimits
 
 
 Call: TypeAlias = Listening | Pong | Admit | Leave | Submit | Abort | NoteParent

@@ -118,7 +118,7 @@ def test_short_prompts_wait_a_step_where_a_long_one_took_all_before_they_came() 
     shorts = [timed_request(n, 512, 8, n * 0.1) for n in range(1, 60)]
     long = timed_request(0, 200_000, 8)
     run = simulate("esp", [H200_CAPACITY] * 8, [long, *shorts], cost_model=H200)
-    assert max(run.ttft(short) for short in shorts) < 2 * PolicyConfig().max_step_time
+    assert max(run.ttft(short) for short in shorts) < 2 * PolicyConfig().step_time
     alone = simulate("esp", [H200_CAPACITY] * 8, [long], cost_model=H200)
     assert run.ttft(long) <= 1.5 * alone.ttft(long)
 

@@ -18,9 +18,12 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy
-from loong.scheduler.served.decodes import FULL, JOINED, NO_SLOTS
+from loong.scheduler.served.batches import PROMPTS_JOIN
+from loong.scheduler.served.decodes import JOINED, NO_SLOTS
+from loong.scheduler.served.policy import BUSY
 
 FOUR = [H200_CAPACITY] * 4
+TIGHT = PolicyConfig(target_tpot=0.015)
 
 
 def mixed(num_output: int = 60) -> list[Request]:
@@ -28,8 +31,10 @@ def mixed(num_output: int = 60) -> list[Request]:
     return [timed_request(n, (300, 6000, 60_000)[n % 3] + 37 * n, num_output, n * 0.05) for n in range(12)]
 
 
-def planned(snapshot: Snapshot, name: str = "esp-served", cost_model: WorkCostModel = CPU) -> IterationPlan:
-    plan = make_policy(name, PolicyConfig())(snapshot, cost_model)
+def planned(
+    snapshot: Snapshot, cost_model: WorkCostModel = CPU, config: PolicyConfig | None = None
+) -> IterationPlan:
+    plan = make_policy("esp-served", config or PolicyConfig())(snapshot, cost_model)
     check_plan(snapshot, plan)
     return plan
 
@@ -49,18 +54,24 @@ def group_of_decodes(*views: RequestView, capacities: tuple[int, ...] = (90_000,
     return batch.group.instance_ids
 
 
-@pytest.mark.parametrize(("name", "groups"), [("esp-served", {(0, 1, 2)}), ("esp-served-2", {(0, 1), (2,)})])
-def test_decodes_run_on_the_last_instance_and_prompts_on_the_others(
-    name: str, groups: set[tuple[int, ...]]
-) -> None:
-    run = simulate(name, FOUR, mixed(), cost_model=H200)
+def test_with_tight_targets_decodes_run_on_the_last_instance_and_prompts_on_the_others() -> None:
+    run = simulate("esp-served", FOUR, mixed(), cost_model=H200, config=TIGHT)
     assert {batch.group.instance_ids for batch in batches_of(run) if is_decode(batch)} == {(3,)}
-    assert {batch.group.instance_ids for batch in batches_of(run) if not is_decode(batch)} == groups
+    prompts = [batch for batch in batches_of(run) if not is_decode(batch)]
+    assert {i for batch in prompts for i in batch.group.instance_ids} == {0, 1, 2}
+    assert {len(block.positions) > 1 for batch in prompts for block in batch.queries} == {True}
+    assert (run.stats.num_migrated_tokens, run.stats.num_preemptions) == (0, 0)
+
+
+def test_with_loose_targets_few_instances_run_decodes_and_prompts_together() -> None:
+    run = simulate("esp-served", FOUR[:2], mixed(), cost_model=H200)
+    sizes = [{len(block.positions) > 1 for block in batch.queries} for batch in batches_of(run)]
+    assert {True, False} in sizes
     assert (run.stats.num_migrated_tokens, run.stats.num_preemptions) == (0, 0)
 
 
 def test_prompts_are_computed_while_decodes_read_their_kv() -> None:
-    run = simulate("esp-served", FOUR, mixed(), cost_model=H200)
+    run = simulate("esp-served", FOUR, mixed(), cost_model=H200, config=TIGHT)
     serving = [
         batch
         for snapshot, _ in run.plans
@@ -107,19 +118,37 @@ def test_those_that_find_no_room_wait_for_the_oldest() -> None:
 
 
 def test_a_prompt_goes_on_though_an_instance_that_has_some_of_it_decodes_now() -> None:
-    views = [begun("p", 900, 300, (0, 1, 2)), *(decoding(f"d{n}", 10, (0,), max_tokens=80) for n in range(4))]
-    plan = planned(snapshot_of([2000, 2000, 2000, 200], views))
-    prompt, decodes = plan.batches
-    assert decodes.group.instance_ids == (2, 3)
-    assert prompt.group.instance_ids == (0, 1)
+    views = [begun("p", 9000, 3000, (0, 1, 2, 3)), decoding("d", 10, (3,), max_tokens=80)]
+    plan = planned(snapshot_of([20_000] * 4, views), H200, TIGHT)
+    decodes, prompt = plan.batches
+    assert decodes.group.instance_ids == (3,)
+    assert prompt.group.instance_ids == (0, 1, 2)
     assert {block.transfer for block in prompt.queries} == {Transfer.QUERY}
 
 
-@pytest.mark.parametrize("name", ["esp-served", "esp-served-1"])
-def test_a_prompt_goes_on_though_all_of_it_is_where_decodes_are_now(name: str) -> None:
-    plan = planned(snapshot_of([900] * 2, [begun("p", 600, 200, (1,))]), name)
-    (batch,) = plan.batches
-    assert batch.group.instance_ids == (0,)
+def test_decodes_spread_to_no_instance_that_has_kv_of_an_unfinished_prompt() -> None:
+    views = [decoding(f"d{n}", 200, (n % 4,)) for n in range(256)]
+    views = [replace(view, slo=SLO(tpot=9.6e-3)) for view in views]
+    apart = planned(snapshot_of((90_000,) * 8, views), H200)
+    assert len(apart.batches[0].group.instance_ids) > 1
+    beside = planned(snapshot_of((90_000,) * 8, [*views, begun("p", 60_000, 9000, tuple(range(7)))]), H200)
+    assert beside.batches[0].group.instance_ids == (7,)
+
+
+def test_all_instances_together_compute_what_only_they_have_room_for() -> None:
+    plan = planned(snapshot_of([900] * 4, [waiting("w", 3000)]), H200, TIGHT)
+    assert {segment.instance_id for batch in plan.batches for segment in batch.writes} == {0, 1, 2, 3}
+
+
+def test_to_go_on_together_leases_end_and_idle_instances_decode_meanwhile() -> None:
+    old, new, late = decoding("old", 10, (1,)), decoding("new", 10, (0,)), waiting("late", 3000)
+    lease = replace(decode([old], (1,), {"old": 1}, num_steps=50), predicted_time=0.01)
+    plan = planned(snapshot_of([9000] * 2, [old, new, late], [running(7, lease)], now=0.001), H200)
+    assert [end.batch_id for end in plan.lease_ends] == [7]
+    assert any(d.kind is DecisionKind.END_LEASE and d.chosen == PROMPTS_JOIN for d in plan.decisions)
+    assert [decision.request_ids for decision in plan.decisions if decision.chosen == BUSY] == [("late",)]
+    (meanwhile,) = plan.batches
+    assert (meanwhile.request_ids, meanwhile.group.instance_ids) == (("new",), (0,))
 
 
 def test_a_lease_ends_for_a_decode_that_comes_but_not_before_it_was_worth_its_start() -> None:
@@ -145,13 +174,9 @@ def test_an_instance_that_is_left_alone_does_both() -> None:
     assert batch.request_ids == ("d", "w")
 
 
-def test_one_request_may_come_to_what_either_half_holds() -> None:
-    instances = instances_with([100, 40, 30, 70, 10])
-    names = ("esp-served", "esp-served-1", "esp-served-2")
-    assert [admissible_tokens(name, instances) for name in names] == [80, 80, 80]
-    assert [admissible_tokens(name, instances_with([50] * 8)) for name in names] == [200, 50, 100]
-    with pytest.raises(ConfigError, match="esp-served runs at least 2 instances"):
-        admissible_tokens("esp-served", instances_with([100]))
+def test_one_request_may_come_to_what_all_hold() -> None:
+    assert admissible_tokens("esp-served", instances_with([100, 40, 30])) == 170
+    assert admissible_tokens("esp-served", instances_with([100])) == 100
 
 
 def test_where_no_decode_finds_a_slot_and_nothing_runs_the_last_to_come_is_preempted() -> None:
@@ -159,11 +184,15 @@ def test_where_no_decode_finds_a_slot_and_nothing_runs_the_last_to_come_is_preem
     views += [begun(f"p{n}", 60, 45, (1,), max_tokens=9) for n in range(2)]
     plan = planned(snapshot_of([100, 90], views))
     assert [preemption.request_id for preemption in plan.preemptions] == ["p1"]
-    assert [d.request_ids for d in plan.decisions if d.chosen == FULL] == [("p1",)]
+    assert [d.request_ids for d in plan.decisions if d.kind is DecisionKind.PREEMPT] == [("p1",)]
     assert not plan.batches
+
+
+def test_one_alone_is_never_preempted() -> None:
+    assert not planned(snapshot_of([100], [decoding("full", 100, (0,), 99)])).preemptions
 
 
 def test_instances_that_attend_for_no_others_cannot_run_it() -> None:
     instances = tuple(replace(instance, serves=False) for instance in instances_with([100] * 2))
-    with pytest.raises(ConfigError, match="esp-served-1 needs instances that attend for the batches"):
-        admissible_tokens("esp-served-1", instances)
+    with pytest.raises(ConfigError, match="esp-served needs instances that attend for the batches"):
+        admissible_tokens("esp-served", instances)

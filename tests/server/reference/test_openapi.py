@@ -38,7 +38,7 @@ def address(tokenizer: Tokenizer) -> Iterator[str]:
         thread.start()
 
         async def start() -> Any:
-            app = create_app(ScriptedEngine(), tokenizer, ServerSettings("tiny"))
+            app = create_app(ScriptedEngine(), tokenizer, ServerSettings("tiny", admin_key="operators-key"))
             return await serve(app, listener, shutdown_timeout=1.0)
 
         runner = asyncio.run_coroutine_threadsafe(start(), loop).result()

@@ -16,7 +16,7 @@ from loong.core.errors import ClusterError, EngineStoppedError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import SLO, FinishReason, NewRequest, SamplingParams
-from loong.engine.client import PutToken, RequestLoad
+from loong.engine.client import EngineLimits, PutToken, RequestLoad
 from loong.server.admission import Admission
 from loong.server.api.errors import ApiError
 from loong.server.local_engine import LocalEngineClient
@@ -73,7 +73,7 @@ NOTICES = (
     Scored("a", PromptLogprobs("a", range(1, 3), [-0.5, -1.0], [1, 9], [[5, 6]], [[-0.5, -0.25]])),
     Failed(("a", "a-1"), "instance 1 was lost"),
     StopListening(),
-    Ping(),
+    Ping(EngineLimits(100, 200, 300)),
 )
 
 

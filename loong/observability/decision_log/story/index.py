@@ -16,7 +16,9 @@ from loong.observability.decision_log.lines import (
     Decode,
     EndedLine,
     FirstTokenLine,
+    InstanceDrainingLine,
     InstanceJoinedLine,
+    InstanceLeftLine,
     InstanceLostLine,
     Line,
     LoggedBatch,
@@ -153,7 +155,7 @@ def _add(index: LogIndex, number: int, line: Line) -> None:
             index.ended_at[line.request_id] = number
         case InstanceLostLine():
             _add_loss(index, line)
-        case InstanceJoinedLine():
+        case InstanceJoinedLine() | InstanceDrainingLine() | InstanceLeftLine():
             pass
         case _:
             assert_never(line)

@@ -110,6 +110,10 @@ def _cause_words(cause: Cause) -> str:
             return f"instance {cause.instance_id} is lost"
         case "instance_joined":
             return f"instance {cause.instance_id} joins"
+        case "instance_draining":
+            return f"instance {cause.instance_id} is to leave"
+        case "instance_left":
+            return f"instance {cause.instance_id} leaves"
 
 
 def difference(measured: float, predicted: float) -> str:

@@ -1,0 +1,133 @@
+"""The number of instances that an operator asks for, and the change towards it while requests are served."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from loong.core.errors import ConfigError, EngineStoppedError, InvalidRequestError, RequestTooLargeError
+from loong.core.events import Event
+from loong.core.instructions import Instruction
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.engine.cluster_size import ClusterSize, size_of
+from loong.executor.membership import Membership
+
+logger = logging.getLogger(__name__)
+
+
+class Scaling:
+    """Adds and removes instances of a running cluster. It observes the loop.
+
+    Instances 0 to `num_instances` - 1 are wanted. Others drain: the policy empties them, and then they leave.
+    One that is wanted again meanwhile still leaves first. `kv_capacity` is that of each instance, and
+    `limit_of` returns the most KV of one request on a number of instances, or raises `ConfigError`.
+    `max_request_kv` is that limit now: while instances come, it stays that of those before.
+    """
+
+    def __init__(
+        self,
+        members: Membership,
+        num_instances: int,
+        max_instances: int,
+        kv_capacity: int,
+        limit_of: Callable[[int], int],
+    ) -> None:
+        self._members, self._limit_of, self._kv_capacity = members, limit_of, kv_capacity
+        self._num_instances, self._max_instances = num_instances, max_instances
+        self.max_request_kv = limit_of(num_instances)
+        self._waiters: list[asyncio.Future[None]] = []
+        self._is_settled = True
+
+    def size(self, snapshot: Snapshot) -> ClusterSize:
+        """Return the instances, in the order of their ids."""
+        size = size_of(
+            snapshot, self._members.wanted, self._kv_capacity, self._num_instances, self._max_instances
+        )
+        return replace(size, is_changing=not self._is_settled)
+
+    def scale(self, num_instances: int, snapshot: Snapshot) -> None:
+        """Begin the change to a number of instances.
+
+        Raises:
+            InvalidRequestError: there is no room for that number, or the policy does not run it.
+            RequestTooLargeError: a live request would never fit.
+        """
+        if not 1 <= num_instances <= self._max_instances:
+            raise InvalidRequestError(
+                f"num_instances must be from 1 to {self._max_instances}, which is --max-instances of "
+                f"`loong serve`, but is {num_instances}",
+                param="num_instances",
+            )
+        try:
+            limit = self._limit_of(num_instances)
+        except ConfigError as error:
+            raise InvalidRequestError(str(error), param="num_instances") from error
+        _check_live_requests(snapshot, num_instances, limit)
+        logger.info("instances: %d are wanted instead of %d", num_instances, self._num_instances)
+        self._num_instances, self._is_settled = num_instances, False
+        self.max_request_kv = min(self.max_request_kv, limit)
+        self._advance(snapshot)
+
+    async def wait(self) -> None:
+        """Wait until the instances that are asked for serve, and no others are left.
+
+        Raises `EngineStoppedError` if the engine stops before.
+        """
+        if not self._is_settled:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def stop(self) -> None:
+        """Let all that wait for a change fail, because the engine has stopped."""
+        self._answer(EngineStoppedError())
+
+    def on_event(self, event: Event, /) -> None:
+        """Ignore events: a plan follows each that matters."""
+
+    def on_plan(
+        self,
+        _events: Sequence[Event],
+        snapshot: Snapshot,
+        _plan: IterationPlan,
+        _instructions: Sequence[Instruction],
+        /,
+    ) -> None:
+        """Continue a change. An instance that was empty before a plan is so after it."""
+        if not self._is_settled:
+            self._advance(snapshot)
+
+    def _advance(self, snapshot: Snapshot) -> None:
+        members, wanted = self._members, set(range(self._num_instances))
+        for instance_id in sorted(members.wanted - wanted, reverse=True):
+            members.drain(instance_id)
+        members.end_drained(snapshot.drained_ids)
+        for instance_id in sorted(wanted - members.wanted - members.joined):
+            members.add(instance_id)
+        self._is_settled = members.joined == members.wanted == wanted  # which the snapshot may show later
+        self._is_settled = self.size(snapshot).is_done
+        if self._is_settled:
+            self.max_request_kv = self._limit_of(self._num_instances)
+            logger.info("instances: %d serve, as wanted", self._num_instances)
+            self._answer(None)
+
+    def _answer(self, error: EngineStoppedError | None) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.done():
+                continue  # its client has left
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+
+
+def _check_live_requests(snapshot: Snapshot, num_instances: int, limit: int) -> None:
+    live = (view for view in (*snapshot.waiting, *snapshot.running) if not view.has_ended)
+    largest = max(live, key=lambda view: view.num_final_tokens, default=None)
+    if largest is not None and largest.num_final_tokens > limit:
+        raise RequestTooLargeError(
+            f"request {largest.request_id} may need KV for {largest.num_final_tokens} tokens, but on "
+            f"{num_instances} instances a request can have that of {limit}; wait until it ends, or abort it"
+        )

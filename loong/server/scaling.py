@@ -1,0 +1,67 @@
+"""`/admin/instances` and `/admin/scale`: the instances of the cluster, and a new number of them."""
+
+from aiohttp import web
+from pydantic import Field
+
+from loong.engine.cluster_size import ClusterSize
+from loong.server.api.body import Bodies
+from loong.server.api.errors import ApiError, bad_request
+from loong.server.api.json_bodies import json_response
+from loong.server.api.parsing import check, read_json
+from loong.server.api.schema_base import Schema
+from loong.server.cluster import CLUSTER
+
+MAX_INSTANCES = 65_536
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class ScaleFields(Schema):
+    """The number of instances that are to serve."""
+
+    num_instances: int = Field(ge=1, le=MAX_INSTANCES)
+    """Instances, from 1 to `--max-instances`. Those of the highest ids leave, once they are empty."""
+
+
+async def instances(http: web.Request) -> web.Response:
+    """Return the instances and their states."""
+    return json_response(_answer(http.app[CLUSTER].engine.size()))
+
+
+async def scale(http: web.Request) -> web.Response:
+    """Begin to change the number of instances, and with `wait=true` wait until it has changed.
+
+    A client that leaves does not end the change.
+    """
+    cluster = http.app[CLUSTER]
+    is_waiting = _is_waiting(http.query.get("wait", "false"))
+    async with Bodies(cluster.settings).receive(http) as body:
+        num_instances = check(read_json(body), ScaleFields).num_instances
+    cluster.engine.scale(num_instances)
+    if is_waiting:
+        await cluster.engine.wait_for_size()
+        if (asked := cluster.engine.size().num_instances) != num_instances:
+            raise ApiError(409, f"meanwhile, {asked} instances were asked for", "scaled_again")
+    return json_response(_answer(cluster.engine.size()))
+
+
+def _is_waiting(given: str) -> bool:
+    if given not in _TRUTHS:
+        raise bad_request("wait must be true or false", "wait")
+    return _TRUTHS[given]
+
+
+def _answer(size: ClusterSize) -> dict[str, object]:
+    return {
+        "num_instances": size.num_instances,
+        "max_instances": size.max_instances,
+        "is_done": size.is_done,
+        "instances": [
+            {
+                "id": i.instance_id,
+                "state": i.state.value,
+                "kv_used": i.kv_used,
+                "kv_capacity": i.kv_capacity,
+            }
+            for i in size.instances
+        ],
+    }

@@ -1,0 +1,218 @@
+"""The removal of instances under any policy: their KV goes elsewhere, and the policy does not see them.
+
+Batches on a draining instance end at their next boundary. Then the KV of their requests there moves to an
+instance with room, or is dropped and computed again.
+"""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from loong.core.decision import Decision, DecisionKind
+from loong.core.instance import ElasticInstance, ESPGroup
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
+from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import RunningBatch, Snapshot
+from loong.scheduler.common.leases import arrival_order, lease_ends
+
+MOVED = "its KV moves from instance {}, which is to leave"
+DROPPED = "instance {} is to leave, and no other has room for its KV"
+ENDED = "instance {} is to leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The draining instances of a snapshot, and the requests and batches that have a part in them."""
+
+    snapshot: Snapshot
+    draining_ids: frozenset[InstanceId]
+    batch_ids: frozenset[int]
+    request_ids: frozenset[RequestId]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> "Draining | None":
+        """Return what drains, or None if nothing does."""
+        draining_ids = snapshot.draining_ids
+        if not draining_ids:
+            return None
+        batches = [b for b in _in_flight(snapshot) if not draining_ids.isdisjoint(b.participant_ids)]
+        request_ids = {request_id for batch in batches for request_id in batch.plan.request_ids}
+        request_ids.update(v.request_id for v in snapshot.running if _holders(v, draining_ids))
+        request_ids.update(
+            m.segment.owner_id for m in snapshot.migrations if m.destination_id in draining_ids
+        )
+        return cls(snapshot, draining_ids, frozenset(b.batch_id for b in batches), frozenset(request_ids))
+
+    def plan(self) -> IterationPlan:
+        """Return the ends of leases, moves and preemptions that empty these instances."""
+        ends = tuple(lease_ends(b for b in self.snapshot.batches if b.batch_id in self.batch_ids))
+        resting = sorted(self._resting(), key=arrival_order)
+        rooms = _Rooms.left_by_others(self.snapshot, resting)
+        moved, dropped = list[KVMigration](), list[RequestView]()
+        for view in resting:
+            moves = rooms.moves(view, self.draining_ids)
+            moved += moves
+            if not moves:
+                dropped.append(view)
+        return IterationPlan(
+            migrations=tuple(moved),
+            preemptions=tuple(Preemption(view.request_id) for view in dropped),
+            lease_ends=ends,
+            decisions=tuple(self._decisions(ends, moved, dropped)),
+        )
+
+    def hidden(self, plan: IterationPlan) -> Snapshot:
+        """Return the snapshot for the policy, without these instances and their requests.
+
+        Slots of such requests on other instances, with those that they may still need after `plan`, are not
+        there either. A batch that other instances run with these keeps them busy, but has no requests.
+        """
+        snapshot = self.snapshot
+        instances = {i.instance_id: i for i in self._without_hidden_kv(plan)}
+        return replace(
+            snapshot,
+            instances=tuple(instances.values()),
+            waiting=tuple(v for v in snapshot.waiting if v.request_id not in self.request_ids),
+            running=tuple(v for v in snapshot.running if v.request_id not in self.request_ids),
+            batches=tuple(self._shown(snapshot.batches)),
+            ending=tuple(self._shown(snapshot.ending)),
+            migrations=tuple(m for m in snapshot.migrations if self._is_apart(m)),
+            leaving={i: n for i, n in snapshot.leaving.items() if i in instances},
+        )
+
+    def _without_hidden_kv(self, plan: IterationPlan) -> Iterator[ElasticInstance]:
+        """Yield the other instances without the slots of hidden requests: used, arriving, or yet to come.
+
+        KV that choices share counts for each. It only makes the policy more careful for a moment.
+        """
+        used, needed = Counter[InstanceId](), Counter[InstanceId]()
+        moves = (*self.snapshot.migrations, *plan.migrations)
+        homes = _homes(self.snapshot, moves, self.snapshot.pools)
+        dropped = {preemption.request_id for preemption in plan.preemptions}
+        for view in (v for v in self.snapshot.running if v.request_id in self.request_ids):
+            used.update(view.placement.tokens_by_instance())
+            if view.request_id in homes and view.request_id not in dropped:
+                needed[homes[view.request_id]] += _num_to_come(view)
+        for batch in self.snapshot.batches:
+            if batch.batch_id in self.batch_ids:
+                used.update(batch.plan.num_reserved_tokens)
+        arriving = Counter[InstanceId]()
+        for migration in plan.migrations:
+            arriving[migration.destination_id] += len(migration.segment.positions)
+        for migration in self.snapshot.migrations:
+            if not self._is_apart(migration):
+                used[migration.destination_id] += len(migration.segment.positions)
+        for instance in self.snapshot.instances:
+            if not instance.is_draining:
+                i = instance.instance_id
+                num_used = min(used[i], instance.kv_used)
+                num_gone = arriving[i] + min(needed[i], instance.kv_free - arriving[i])
+                yield replace(
+                    instance,
+                    kv_capacity=instance.kv_capacity - num_used - num_gone,
+                    kv_used=instance.kv_used - num_used,
+                )
+
+    def _resting(self) -> Iterator[RequestView]:
+        """Yield the requests with KV on these instances that nothing in flight touches."""
+        ending_ids = self.snapshot.ending_ids
+        for view in self.snapshot.running:
+            if view.is_plannable and view.request_id not in ending_ids and _holders(view, self.draining_ids):
+                yield view
+
+    def _shown(self, batches: Iterable[RunningBatch]) -> Iterator[RunningBatch]:
+        for batch in batches:
+            if batch.batch_id not in self.batch_ids:
+                yield batch
+            elif left := tuple(i for i in batch.plan.group.instance_ids if i not in self.draining_ids):
+                plan = BatchPlan(ESPGroup(left), (), (), predicted_time=batch.plan.predicted_time)
+                last_step = batch.num_steps_taken + 1
+                yield replace(batch, plan=plan, last_step=last_step, holder_ids=())
+
+    def _is_apart(self, migration: KVMigration) -> bool:
+        return migration.segment.owner_id not in self.request_ids
+
+    def _decisions(
+        self, ends: Iterable[LeaseEnd], moved: Iterable[KVMigration], dropped: Iterable[RequestView]
+    ) -> Iterator[Decision]:
+        for end in ends:
+            batch = self.snapshot.batch[end.batch_id]
+            named = _named(self.draining_ids.intersection(batch.participant_ids))
+            yield Decision(DecisionKind.END_LEASE, batch.plan.request_ids, ENDED.format(named))
+        for migration in moved:
+            segment = migration.segment
+            yield Decision(DecisionKind.MIGRATE, (segment.owner_id,), MOVED.format(segment.instance_id))
+        for view in dropped:
+            named = _named(_holders(view, self.draining_ids))
+            yield Decision(DecisionKind.PREEMPT, (view.request_id,), DROPPED.format(named))
+
+
+@dataclass(slots=True)
+class _Rooms:
+    """The free slots of the instances that stay, less those that requests there may still need.
+
+    KV of a request grows where its newest KV is.
+    """
+
+    spare: dict[InstanceId, int]
+
+    @classmethod
+    def left_by_others(cls, snapshot: Snapshot, moving: Iterable[RequestView]) -> "_Rooms":
+        """Return the slots that all requests but those that are to move leave."""
+        spare = snapshot.free.copy()
+        moving_ids = {view.request_id for view in moving}
+        for request_id, home in _homes(snapshot, snapshot.migrations, spare).items():
+            if request_id not in moving_ids:
+                spare[home] -= _num_to_come(snapshot.request[request_id])
+        return cls(spare)
+
+    def moves(self, view: RequestView, draining_ids: frozenset[InstanceId]) -> list[KVMigration]:
+        """Return the moves of all KV of a request on draining instances to one other, or none.
+
+        There must be room until the request's declared end. An instance with some of its KV is preferred.
+        """
+        segments = [s for s in view.placement.segments if s.instance_id in draining_ids]
+        num_final = sum(len(segment.positions) for segment in segments) + _num_to_come(view)
+        held = view.placement.tokens_by_instance()
+        fitting = [i for i, num_spare in self.spare.items() if num_spare >= num_final]
+        if not fitting:
+            return []
+        best = max(fitting, key=lambda i: (held.get(i, 0), self.spare[i], -i))
+        self.spare[best] -= num_final
+        return [KVMigration(segment, best) for segment in segments]
+
+
+def _in_flight(snapshot: Snapshot) -> tuple[RunningBatch, ...]:
+    return (*snapshot.batches, *snapshot.ending)
+
+
+def _holders(view: RequestView, draining_ids: frozenset[InstanceId]) -> frozenset[InstanceId]:
+    return draining_ids.intersection(view.placement.instance_ids)
+
+
+def _named(instance_ids: Iterable[InstanceId]) -> str:
+    return " and ".join(map(str, sorted(instance_ids)))
+
+
+def _num_to_come(view: RequestView) -> int:
+    return 0 if view.has_ended else view.num_final_tokens - view.num_computed_tokens
+
+
+def _homes(
+    snapshot: Snapshot, moves: Iterable[KVMigration], instance_ids: Container[InstanceId]
+) -> dict[RequestId, InstanceId]:
+    """Return where KV of running requests is to grow, among some instances.
+
+    That is where it moves, where its newest part is, or where its batch makes some.
+    """
+    destinations = {m.segment.owner_id: m.destination_id for m in moves}
+    homes = {}
+    for view in snapshot.running:
+        batch = None if view.batch_id is None else snapshot.batch[view.batch_id]
+        made = () if batch is None else batch.plan.writes_of(view.request_id)
+        holder_ids = [segment.instance_id for segment in (*made, *view.placement.segments)]
+        holder_ids.append(destinations.get(view.request_id, holder_ids[-1]))
+        if there := [i for i in holder_ids if i in instance_ids]:
+            homes[view.request_id] = there[-1]
+    return homes

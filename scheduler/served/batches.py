@@ -1,0 +1,137 @@
+"""The batches of a draft: apart, a lease of decodes and a step of prompts; together, a step of both."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from math import ceil, inf
+from typing import ClassVar
+
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, LeaseEnd
+from loong.core.snapshot import RunningBatch
+from loong.scheduler.common.leases import lease_start_time
+from loong.scheduler.esp.ablations import InPlaceStep
+from loong.scheduler.esp.batching import BatchBuilder
+from loong.scheduler.esp.reasons import reason_to_end_lease
+from loong.scheduler.esp.step_builder import StepBuilder
+from loong.scheduler.served.decodes import ServedDecodes
+from loong.scheduler.served.draft import PlanDraft
+from loong.scheduler.served.layout import step_seconds
+from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE, MIN_ALIGNED_SHARE
+
+PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instances"
+
+
+class InPlaceBatches(BatchBuilder):
+    """Steps whose KV stays where it is computed.
+
+    A decode reads KV that is spread over many instances faster than KV that one of them keeps.
+    """
+
+    step: ClassVar[type[StepBuilder]] = InPlaceStep
+
+
+def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
+    """Make a lease of the decodes, and a step of the prompts on those of their instances that are idle."""
+    lease, ends = decodes.lease(), decodes.lease_ends()
+    step = _prompt_step(draft) if draft.prefills else None
+    return replace(
+        draft,
+        batches=tuple(batch for batch in (lease, step) if batch is not None),
+        lease_ends=ends,
+        decisions=(*draft.decisions, *decodes.decisions(lease, ends)),
+    )
+
+
+def _prompt_step(draft: PlanDraft) -> BatchPlan | None:
+    """Return a step of prompts; None if too little time is left before the busy instances become idle.
+
+    While some are busy, the step ends with theirs, so that all can begin the next one. It has only prompts
+    without KV on the busy ones.
+    """
+    prompt_ids, seconds = draft.layout.prompt_ids, step_seconds(draft)
+    idle = tuple(i for i in prompt_ids if i in draft.idle_ids)
+    prefills = draft.prefills
+    if len(idle) < len(prompt_ids):
+        seconds, usual = _seconds_until_all_idle(draft), seconds
+        if seconds < MIN_ALIGNED_SHARE * usual:
+            return None
+        prefills = tuple(p for p in prefills if set(p.view.placement.instance_ids) <= set(idle))
+    if not idle or not prefills:
+        return None
+    return batch_builder(draft, seconds).with_prompts(idle, (), prefills)
+
+
+def build_together(draft: PlanDraft) -> PlanDraft:
+    """Make a step of both on all instances. While some are busy, the others decode."""
+    builder, instance_ids = batch_builder(draft), draft.layout.prompt_ids
+    if draft.idle_ids.issuperset(instance_ids):
+        batch = lease_before_prompts(draft, builder)
+        batch = batch or builder.together(instance_ids, draft.decodes, draft.prefills)
+        return replace(draft, batches=() if batch is None else (batch,))
+    ends = tuple(_lease_ends(draft, draft.snapshot.batches)) if draft.prefills else ()
+    idle, meanwhile = tuple(sorted(draft.idle_ids)), None
+    if idle and draft.decodes:
+        meanwhile = builder.lease(idle, draft.decodes, _seconds_until_all_idle(draft))
+    return replace(
+        draft,
+        batches=() if meanwhile is None else (meanwhile,),
+        lease_ends=ends,
+        decisions=(
+            *draft.decisions,
+            *(reason_to_end_lease(draft.snapshot.batch[end.batch_id], PROMPTS_JOIN) for end in ends),
+        ),
+    )
+
+
+def batch_builder(draft: PlanDraft, seconds: float | None = None) -> BatchBuilder:
+    """Return the builder of the draft's batches, whose steps without decodes take up to `seconds`."""
+    seconds = step_seconds(draft) if seconds is None else seconds
+    lease_steps = min(draft.lease_steps, draft.config.lease_steps)
+    config = replace(draft.config, max_step_time=seconds, lease_steps=lease_steps)
+    return InPlaceBatches(draft.view, draft.cost_model, config, draft.lease_steps)
+
+
+def lease_before_prompts(draft: PlanDraft, builder: BatchBuilder) -> BatchPlan | None:
+    """Return a lease during which new prompts are collected, where planning for each costs too much."""
+    if not draft.prefills or any(prefill.is_begun for prefill in draft.prefills):
+        return None
+    first = min(prefill.view.arrival_time for prefill in draft.prefills)
+    instance_ids = draft.layout.prompt_ids
+    seconds = first + _least_lease_seconds(draft, instance_ids, len(draft.decodes)) - draft.snapshot.now
+    return builder.lease(instance_ids, draft.decodes, seconds) if seconds > 0 else None
+
+
+def _seconds_until_all_idle(draft: PlanDraft) -> float:
+    """Return the seconds until all instances that are to compute prompts are idle."""
+    prompt_ids = set(draft.layout.prompt_ids)
+    ends = (
+        b.step_ends_at for b in draft.snapshot.batches if not prompt_ids.isdisjoint(b.plan.group.instance_ids)
+    )
+    return max(0.0, max(ends, default=0.0) - draft.snapshot.now)
+
+
+def _least_lease_seconds(draft: PlanDraft, instance_ids: tuple[InstanceId, ...], num_decodes: int) -> float:
+    """Return the least seconds of a lease once a prompt waits for its end, while prompts are few.
+
+    Otherwise chats that come one by one would have a step each. Most of its time would go to sending all
+    decodes, and most of the engine's time to planning.
+    """
+    seconds = draft.cost_model.host.plan_request * num_decodes / MAX_PLANNING_SHARE
+    start_time = lease_start_time(instance_ids, num_decodes, draft.cost_model)
+    seconds = max(seconds, start_time / LEASE_START_SHARE - sum(p.work for p in draft.prefills))
+    shortest = min(draft.config.target_ttft, *(prefill.ttft for prefill in draft.prefills))
+    return min(seconds, MAX_BATCHING_WAIT * shortest)
+
+
+def _lease_ends(draft: PlanDraft, busy: Iterable[RunningBatch]) -> Iterator[LeaseEnd]:
+    """Yield ends of the leases that prompts wait for."""
+    first = min(prefill.view.arrival_time for prefill in draft.prefills)
+    due = min((prefill.deadline - prefill.work for prefill in draft.prefills), default=inf)
+    for batch in busy:
+        if batch.can_end_early:
+            plan = batch.plan
+            least = _least_lease_seconds(draft, plan.group.instance_ids, len(plan.request_ids))
+            left = min(max(first, batch.started_at) + least, due) - batch.stepped_at
+            step = batch.num_steps_taken + max(1, ceil(left / (plan.predicted_time or 1.0)))
+            if step < batch.last_step:
+                yield LeaseEnd(batch.batch_id, step)

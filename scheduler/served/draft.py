@@ -1,0 +1,79 @@
+"""A plan in the making, which goes through the stages of `policy.py`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.decision import Decision
+from loong.core.placement import InstanceId
+from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption
+from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.common.planning_view import PlanningView
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.admission import PrefillCandidate, Refusal
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The instances that decode, and those that compute prompts: the same ones, or none in common."""
+
+    decode_ids: tuple[InstanceId, ...]
+    prompt_ids: tuple[InstanceId, ...]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether steps have decodes and prompts together."""
+        return self.decode_ids == self.prompt_ids
+
+
+@dataclass(frozen=True)
+class PlanDraft:
+    """A plan in the making. Each stage returns a draft that says more.
+
+    Admission gives `prefills`, most urgent first, and the `refused` prompts. `decodes` are those not in
+    flight that may take steps, in leases of up to `lease_steps` steps. `layout` says who runs them.
+    """
+
+    view: PlanningView
+    cost_model: CostModel
+    config: PolicyConfig
+    prefills: tuple[PrefillCandidate, ...] = ()
+    refused: Mapping[Refusal, Sequence[RequestView]] = field(default_factory=dict)
+    decodes: tuple[RequestView, ...] = ()
+    lease_steps: int = 0
+    layout: Layout = field(default_factory=lambda: Layout((), ()))
+    batches: tuple[BatchPlan, ...] = ()
+    lease_ends: tuple[LeaseEnd, ...] = ()
+    preempted: tuple[RequestView, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Return the snapshot that it plans for."""
+        return self.view.snapshot
+
+    @cached_property
+    def idle_ids(self) -> frozenset[InstanceId]:
+        """The full instances that run nothing."""
+        return frozenset(i for i in self.view.free if self.snapshot.instance[i].batch_id is None)
+
+    @cached_property
+    def batch_of(self) -> Mapping[RequestId, BatchPlan]:
+        """The planned batches by each of their requests."""
+        return {request_id: batch for batch in self.batches for request_id in batch.request_ids}
+
+    @property
+    def is_anything_in_flight(self) -> bool:
+        """Return whether an event will come even without a plan."""
+        return bool(self.snapshot.batches or self.snapshot.ending or self.snapshot.migrations)
+
+    def plan(self) -> IterationPlan:
+        """Return the plan."""
+        return IterationPlan(
+            batches=self.batches,
+            preemptions=tuple(Preemption(view.request_id) for view in self.preempted),
+            lease_ends=self.lease_ends,
+            decisions=self.decisions,
+        )

@@ -1,0 +1,91 @@
+"""Decodes and prompts apart, or together on all instances: by what leaves prompts more of the cluster.
+
+Apart, the instances for decodes compute no prompts, and chunks are long. Together, no instance is spared, but
+a step ends in time for its decodes' next tokens, and its overhead leaves less of it to prompts.
+"""
+
+from collections.abc import Sequence
+from math import inf
+
+from loong.core.cost.work import WorkCount
+from loong.core.instance import ESPGroup
+from loong.core.request import RequestView
+from loong.scheduler.common.slo_targets import FirstTokenTargets, target_tpot
+from loong.scheduler.esp.admission import PrefillCandidate, prefill_work
+from loong.scheduler.served.decodes import ServedDecodes
+from loong.scheduler.served.draft import Layout, PlanDraft
+from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
+
+
+def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
+    """Choose the instances for decodes and those for prompts."""
+    everywhere = tuple(sorted(draft.view.free))
+    together = Layout(everywhere, everywhere)
+    if len(everywhere) < 2:
+        return together
+    decode_ids = decodes.instance_ids
+    prompt_ids = tuple(i for i in everywhere if i not in decodes.busy_ids.union(decode_ids))
+    apart = Layout(decode_ids, prompt_ids)
+    if not draft.prefills:
+        return apart
+    first = draft.prefills[0]
+    if sum(draft.view.free[i] for i in prompt_ids) < first.num_tokens:
+        return together  # only all instances have room for it
+    is_apart_faster = apart_speed(draft, first, len(prompt_ids)) >= together_speed(
+        draft, first, decodes.all_views
+    )
+    return apart if is_apart_faster else together
+
+
+def step_seconds(draft: PlanDraft) -> float:
+    """Return the seconds that a step without decodes may take.
+
+    Long steps are more efficient, which counts while long prompts wait for each other.
+    """
+    least_long = draft.config.step_time * draft.view.num_instances
+    num_long = sum(prefill.work > least_long for prefill in draft.prefills)
+    return longest_step(draft) if num_long > 1 else max(draft.config.step_time, longest_step(draft) / 2)
+
+
+def longest_step(draft: PlanDraft) -> float:
+    """Return the most seconds of a step without decodes.
+
+    A prompt may come when the step has just begun, and then needs a step of its own before its target.
+    """
+    config = draft.config
+    if config.max_step_time is not None:
+        return config.max_step_time
+    targets = FirstTokenTargets(draft.cost_model.prefill_terms(draft.view.cluster_size), config)
+    live = (view for view in draft.snapshot.request.values() if not view.has_ended)
+    least = min(map(targets.of, live), default=inf)
+    return min(MAX_STEP_SECONDS, MAX_STEP_SHARE * min(least, config.target_ttft))
+
+
+def apart_speed(draft: PlanDraft, first: PrefillCandidate, dop: int) -> float:
+    """Return the work on the first prompt in a second of steps on instances without decodes."""
+    return _speed(draft, dop, first, longest_step(draft)) if dop else 0.0
+
+
+def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[RequestView]) -> float:
+    """Return the work on the first prompt in a second of steps on all instances, with these decodes."""
+    everywhere = tuple(sorted(draft.view.free))
+    live = (view for view in draft.snapshot.request.values() if not view.has_ended)
+    seconds = PLANNED_TPOT_SHARE * min(target_tpot(view, draft.config) for view in live)
+    seconds = min(seconds, longest_step(draft))
+    if not decodes:
+        return _speed(draft, len(everywhere), first, seconds)
+    count = WorkCount(everywhere)
+    for place, view in enumerate(decodes):
+        count.add_decode(everywhere[place % len(everywhere)], view.placement)
+    lone = draft.cost_model.step_time(count.step(ESPGroup(everywhere)))
+    least = draft.cost_model.prefill_terms(len(everywhere)).least
+    return _speed(draft, len(everywhere), first, seconds, max(0.0, lone - least))
+
+
+def _speed(draft: PlanDraft, dop: int, first: PrefillCandidate, seconds: float, taken: float = 0.0) -> float:
+    """Return the work in a second of steps of `seconds`, of which decodes take some.
+
+    The unit of work is a second of one instance.
+    """
+    num_tokens = draft.cost_model.prefill_terms(dop).max_tokens(seconds - taken, first.num_cached)
+    return prefill_work(num_tokens, first.num_cached, draft.cost_model.prefill_terms(1)) / seconds

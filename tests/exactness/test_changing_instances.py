@@ -1,0 +1,85 @@
+"""Requests go on while instances join and leave: their tokens are those of an undisturbed run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import After, Cluster, running_cluster
+from requests_for_tests import assert_exact, greedy_request, random_prompt
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.instructions import RunBatch
+from loong.core.plan import IterationPlan
+from loong.core.request import RequestId
+from loong.core.snapshot import Snapshot
+from loong.executor.lookahead import LookaheadMargin
+from loong.executor.recovery import Backoff
+from loong.launcher.serve.local import ClusterConfig
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.cost_model import DEFAULT_HOST
+from loong.scheduler.policy import Policy, make_policy
+
+FIRST, MOST = 2, 4
+NUM_OUTPUT_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def changing(folder: Path) -> Iterator[Cluster]:
+    config = ClusterConfig(str(folder), num_instances=FIRST, max_instances=MOST, kv_capacity=256)
+    with running_cluster(config, lookahead=LookaheadMargin.on(DEFAULT_HOST), backoff=Backoff()) as cluster:
+        yield cluster
+
+
+def scaling(cluster: Cluster, policy: Policy, least: int, late_ids: frozenset[RequestId]) -> Policy:
+    """Return the policy, under which the cluster grows to `MOST` instances and then shrinks to `least`.
+
+    Requests wait until all are there. A late request, which may run on a new one, begins before some leave.
+    """
+    ahead = [MOST, least]
+
+    def scales(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        has_begun = any(view.num_output_tokens >= 3 for view in snapshot.running)
+        with_output = {view.request_id for view in snapshot.running if view.num_output_tokens}
+        if len(ahead) == 2 and has_begun:
+            cluster.scale(ahead.pop(0))
+        if len(ahead) == 1 and len(snapshot.pools) < MOST:
+            return IterationPlan()
+        if len(ahead) == 1 and not late_ids.isdisjoint(with_output):
+            cluster.scale(ahead.pop())
+        return policy(snapshot, cost_model)
+
+    return scales
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("esp", 1),
+        ("replicas", 1),
+        ("static-sp", 1),
+        ("esp-served", 2),
+        ("esp-disaggregated", 2),
+        ("esp-fixed-2", 2),
+    ],
+)
+def test_no_token_is_lost_or_changed_when_instances_join_and_leave(
+    changing: Cluster, folder: Path, name: str, least: int
+) -> None:
+    policy = make_policy(name, PolicyConfig(max_num_batched_tokens=32, chunk_tokens=16, lease_steps=4))
+    before = changing.snapshot.stats
+    requests = [greedy_request(random_prompt(30 + i, seed=i), NUM_OUTPUT_TOKENS) for i in range(8)]
+    late = {request.request_id: After(requests[0].request_id, 5) for request in requests[6:]}
+    scaled = scaling(changing, policy, least, frozenset(late))
+    outputs = changing.run(requests, scaled, arrivals=late, timeout=60)
+    assert_exact(folder, requests, outputs)
+    used = {i for one in changing.log if isinstance(one, RunBatch) for i in one.plan.group.instance_ids}
+    assert max(used) >= FIRST, "the new instances had no work"
+    changing.wait_until(lambda snapshot: len(snapshot.instances) == least)
+    stats = changing.snapshot.stats
+    assert (stats.num_joins, stats.num_leaves) == (
+        before.num_joins + MOST - FIRST,
+        before.num_leaves + MOST - least,
+    )
+    assert stats.num_losses == before.num_losses == 0
+    changing.scale(FIRST)
+    changing.wait_until(lambda snapshot: len(snapshot.pools) == FIRST)
