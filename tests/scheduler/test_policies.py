@@ -11,7 +11,7 @@ from simulation import instances_with, simulate, timed_request
 from snapshots import begun, snapshot_of, waiting
 
 from loong.core.decision import DecisionKind
-from loong.core.events import InstanceJoined, InstanceLost, RequestAborted
+from loong.core.events import Event, InstanceJoined, InstanceLost, RequestAborted
 from loong.core.request import FinishReason, Request
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
@@ -175,7 +175,7 @@ def test_every_request_ends_whatever_is_lost_for_a_time(name: str, data: st.Data
     requests = data.draw(workloads(min(200, admissible_tokens(name, instances))))
     lost_at, seconds = data.draw(st.floats(0, 0.2)), data.draw(st.floats(1e-3, 0.3))
     lost = data.draw(st.sampled_from(instances))
-    incidents = [
+    incidents: list[Event] = [
         InstanceLost(lost_at, lost.instance_id, returns=True),
         InstanceJoined(lost_at + seconds, lost),
     ]
