@@ -1,6 +1,6 @@
 """The health of an engine, by its progress and by the instances that do not serve."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -23,10 +23,12 @@ class Trouble(Enum):
 
     RESTARTING = "restarting"
     SILENT = "silent"
+    QUARANTINED = "quarantined"
 
 
 _WORDS = {
     Trouble.RESTARTING: "was lost and is being started again",
+    Trouble.QUARANTINED: "has failed again and again, and is not started again",
     Trouble.SILENT: f"has been silent for more than {HEALTHY_SILENCE_SECONDS:g} s",
 }
 
@@ -50,12 +52,15 @@ def dead(reason: str) -> Health:
     return Health(HealthState.DEAD, reason)
 
 
-def health_of(snapshot: Snapshot, silences: Mapping[InstanceId, float]) -> Health:
+def health_of(
+    snapshot: Snapshot, silences: Mapping[InstanceId, float], quarantined: Set[InstanceId] = frozenset()
+) -> Health:
     """Return the health by the instances: it is dead if none serves.
 
-    `silences` are the seconds since an instance was last heard from.
+    `silences` are the seconds since an instance was last heard from. Those in `quarantined` do not return.
     """
-    troubles = dict.fromkeys(snapshot.returning, Trouble.RESTARTING)
+    troubles = dict.fromkeys(quarantined, Trouble.QUARANTINED)
+    troubles |= dict.fromkeys(snapshot.returning, Trouble.RESTARTING)
     silent = {i for i, seconds in silences.items() if seconds > HEALTHY_SILENCE_SECONDS}
     troubles |= dict.fromkeys(silent, Trouble.SILENT)
     message = "; ".join(f"instance {i} {_WORDS[troubles[i]]}" for i in sorted(troubles))
