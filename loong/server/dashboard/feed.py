@@ -220,7 +220,7 @@ def _ended(batch: BatchSlice) -> FeedBatch:
 
 def _running(batch: RunningBatch, snapshot: Snapshot) -> FeedBatch:
     plan = batch.plan
-    prefilled = {block.request_id for block in plan.queries if len(block.positions) > 1}
+    prefilled = {r for r in plan.request_ids if sum(len(b.positions) for b in plan.blocks_of(r)) > 1}
     phase = "decode" if not prefilled else "mixed" if len(prefilled) < len(plan.request_ids) else "prefill"
     prompts = (snapshot.request[i].num_prompt_tokens for i in prefilled if i in snapshot.request)
     return FeedBatch(
