@@ -32,7 +32,7 @@ from loong.worker.config import ENVIRONMENT
 
 NUM_INSTANCES, NUM_LAYERS = 3, 3
 POISON = 96  # a token whose embedding is not finite, and which is never the likeliest
-AT_ONCE = Backoff(first=0.0, longest=0.0)
+AT_ONCE = Backoff(first=0.0, longest=0.0, max_failures=1000)
 ESP = make_policy("esp", PolicyConfig(max_num_batched_tokens=24, lease_steps=2))
 When = Callable[[IterationPlan], bool]
 
