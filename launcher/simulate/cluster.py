@@ -65,7 +65,7 @@ class Hardware:
         capacity = self._fitting_tokens(tp_size) if num_tokens is None else num_tokens
         instances = tuple(
             ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, host_id=host_id)
-            for i, host_id in enumerate(spread_over_hosts(num_instances, min(self.num_hosts, num_instances)))
+            for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
         )
         max_tokens = admissible_tokens(policy, instances, config)
         return SimulatedCluster(instances, self._cost_model(tp_size), max_tokens)
@@ -87,6 +87,10 @@ class Hardware:
         return self.num_instances * self.tp_size
 
     def _check_one(self, policy: str, tp_size: int) -> None:
+        if self.num_hosts > 1:
+            raise ConfigError(
+                f"--policy {policy} makes one instance of all, which cannot span --num-hosts {self.num_hosts}"
+            )
         try:
             self.shape.check_cut(tp_size)
         except ConfigError as error:
@@ -95,7 +99,7 @@ class Hardware:
             ) from error
 
     def _cost_model(self, tp_size: int) -> WorkCostModel:
-        host_ids = spread_over_hosts(self.num_instances, self.num_hosts) if tp_size == self.tp_size else ()
+        host_ids = spread_over_hosts(self.num_instances, self.num_hosts)
         if not self.measured:
             return roofline(self.shape, DEVICES[self.device], tp_size, host_ids)
         for file in self.measured:
