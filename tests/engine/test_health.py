@@ -1,5 +1,7 @@
 """An engine is ok with all its instances, degraded without some, and dead without any."""
 
+from dataclasses import replace
+
 import pytest
 
 from loong.core.instance import ElasticInstance, InstanceKind
@@ -33,6 +35,16 @@ def test_a_cluster_without_some_is_degraded_and_names_them(
     assert (health.state, health.troubles) == (HealthState.DEGRADED, troubles)
     assert all(f"instance {i} " in health.message for i in troubles)
     assert health.is_alive
+
+
+def test_an_instance_that_is_to_leave_does_no_harm_and_is_named() -> None:
+    draining = replace(
+        cluster(0, 1), instances=(*cluster(0).instances, replace(*cluster(1).instances, is_draining=True))
+    )
+    health = health_of(draining, {0: 0.0})
+    assert (health.state, health.troubles) == (HealthState.OK, {1: Trouble.DRAINING})
+    assert "instance 1 takes nothing new" in health.message
+    assert health_of(draining, {0: SILENT}).state is HealthState.DEAD
 
 
 @pytest.mark.parametrize(

@@ -252,9 +252,9 @@ class HealthStatus(Answer):
     status: Literal["ok", "degraded"]
     """degraded: some instances do not serve."""
     message: str = ""
-    """The reason why it is degraded."""
-    instances: dict[str, Literal["restarting", "silent", "quarantined"]] = {}
-    """The instances that do not serve, and why."""
+    """The instances that do not serve, in words."""
+    instances: dict[str, Literal["restarting", "silent", "quarantined", "draining"]] = {}
+    """The instances that do not serve, and why. draining: an operator removes it."""
 
 
 class Version(Answer):

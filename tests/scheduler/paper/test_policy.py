@@ -59,6 +59,13 @@ def test_short_prompts_are_batched_by_the_program_an_instance_each_while_there_a
     assert batch.request_ids == ("r3", "r2", "r1", "r0")
 
 
+def test_the_program_takes_instances_in_the_order_of_hosts_then_of_free_slots() -> None:
+    snapshot = snapshot_of([500, 700, 500, 700], [waiting(f"r{n}", 130 + n, 1) for n in range(2)])
+    assert sorted(groups(planned(snapshot))) == [(0, 2), (1, 3)]
+    spread = tuple(replace(i, host_id=i.instance_id // 2) for i in snapshot.instances)
+    assert sorted(groups(planned(replace(snapshot, instances=spread)))) == [(0, 1), (2, 3)]
+
+
 def test_prompts_are_taken_in_order_until_computing_binds_them() -> None:
     (batch,) = planned(snapshot_of([9000], [waiting(f"r{n}", 90) for n in range(9)])).batches
     assert batch.request_ids == ("r0", "r1", "r2")  # a step takes 4 ms, and 1.8 ms more for each

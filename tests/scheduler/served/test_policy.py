@@ -196,3 +196,24 @@ def test_instances_that_attend_for_no_others_cannot_run_it() -> None:
     instances = tuple(replace(instance, serves=False) for instance in instances_with([100] * 2))
     with pytest.raises(ConfigError, match="esp-served needs instances that attend for the batches"):
         admissible_tokens("esp-served", instances)
+
+
+def on_two_hosts(snapshot: Snapshot) -> Snapshot:
+    """Put the first half of the instances on one host, and the second on another."""
+    half = len(snapshot.instances) // 2
+    instances = tuple(replace(i, host_id=int(i.instance_id >= half)) for i in snapshot.instances)
+    return replace(snapshot, instances=instances)
+
+
+def test_decodes_run_on_hosts_in_turn_each_where_its_kv_is() -> None:
+    tight = SLO(ttft=1.0, tpot=8e-3)
+    views = [replace(decoding(f"r{i}", 40_000, (4 * (i % 2),), 100), slo=tight) for i in range(16)]
+    near = snapshot_of((400_000,) * 8, views)
+    (batch,) = planned(near, cost_model=H200).batches
+    assert batch.group.instance_ids == tuple(range(8 - batch.group.dop, 8))
+    assert batch.group.dop >= 2
+    (batch,) = planned(on_two_hosts(near), cost_model=H200).batches
+    hosts = [i // 4 for i in batch.group.instance_ids]
+    assert abs(hosts.count(0) - hosts.count(1)) <= 1
+    for block in batch.queries:
+        assert block.master_id // 4 == int(block.request_id[1:]) % 2
