@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.launcher.chaos.config import ChaosConfig, duration, interval
+from loong.launcher.cluster_flags import ADMIN_KEY_VARIABLE
 from loong.launcher.flags import positive, ratio, token_count
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         "--base-url", default=_DEFAULT_URL, metavar="URL", help="address of the server (%(default)s)"
     )
     parser.add_argument("--model", metavar="NAME", help="one of the server's models (the first)")
+    parser.add_argument(
+        "--admin-key",
+        metavar="KEY",
+        help="key of `loong serve --admin-key`, if the server has one ($LOONG_ADMIN_API_KEY)",
+    )
     _add_fault_flags(parser.add_argument_group("faults"))
     _add_load_flags(parser.add_argument_group("load"))
     parser.add_argument(
@@ -136,6 +142,7 @@ def _config(args: argparse.Namespace) -> ChaosConfig:
         base_url=args.base_url.rstrip("/").removesuffix("/v1"),
         model=args.model,
         api_key=os.environ.get("OPENAI_API_KEY"),
+        admin_key=args.admin_key or os.environ.get(ADMIN_KEY_VARIABLE),
         intervals=intervals,
         pause_time=args.pause_time,
         duration=args.duration,

@@ -20,6 +20,7 @@ class ChaosConfig:
     base_url: str
     model: str | None
     api_key: str | None
+    admin_key: str | None
     intervals: Mapping[FaultKind, float]
     pause_time: float
     duration: float

@@ -45,7 +45,7 @@ async def run_chaos(config: ChaosConfig) -> Report:
     started = perf_counter()
     client = StreamClient(pool, model.id, config.request_timeout, lambda: perf_counter() - started)
     try:
-        async with FaultyServer(config.base_url, config.api_key) as server:
+        async with FaultyServer(config.base_url, config.admin_key or config.api_key) as server:
             await server.check_faults()
             _say(f"recording {len(prompts)} undisturbed outputs of {model.id} at {config.base_url}")
             first = await server.totals()

@@ -48,10 +48,10 @@ class _Health(msgspec.Struct):
 
 
 class FaultyServer:
-    """A server with `--allow-fault-injection`, for an `async with`."""
+    """A server with `--allow-fault-injection`, for an `async with`. `key` is its admin key if it has one."""
 
-    def __init__(self, base_url: str, api_key: str | None) -> None:
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    def __init__(self, base_url: str, key: str | None) -> None:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         self._base_url = base_url
         self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)

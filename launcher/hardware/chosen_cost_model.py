@@ -22,6 +22,7 @@ def chosen_cost_model(
     *,
     num_instances: int,
     tp_size: int,
+    host_ids: tuple[int, ...] = (),
     greatest: Mapping[str, float],
 ) -> WorkCostModel:
     """Return the model in a file, or (None) the roofline of `device`.
@@ -31,13 +32,14 @@ def chosen_cost_model(
     """
     if path is None:
         logger.info("the cost model is the roofline of %s; `loong profile` measures a better one", device)
-        return replace(roofline(shape, DEVICES[device], tp_size), first_host_tier_id=num_instances)
+        model = roofline(shape, DEVICES[device], tp_size, host_ids)
+        return replace(model, first_host_tier_id=num_instances)
     file = read_cost_model(path)
     file.check_fits(shape, tp_size, device)
     logger.info("the cost model is %s, of %s", path, file.date)
     for extrapolation in file.extrapolations(greatest):
         logger.warning("%s extrapolates: %s", path, extrapolation)
-    return file.cost_model(num_instances)
+    return file.cost_model(num_instances, host_ids)
 
 
 def chosen_tiles(path: Path | None) -> tuple[int, ...] | None:

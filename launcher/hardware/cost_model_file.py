@@ -11,12 +11,15 @@ import msgspec
 from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
+from loong.launcher.hardware.devices import DEVICES
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
+from loong.scheduler.cost.network import LinkRates, Links, Network
 from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 
-FORMAT = 7
+FORMAT = 8
+WITHOUT_LINKS = 7  # the former format, whose links are the device's
 
-T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane)
+T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -54,10 +57,11 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     `undetermined` coefficients are a roofline's, since no sample determines them. `graph_limits` (the fields
     of `CudaGraphLimits`, for any shape), `host` (of `HostTimes`) and `lane` (of `ServiceLane`) are the
-    device's, not measured. `ranges` is the least and the greatest measured of each count of work; beyond it
-    the model extrapolates. `repeat_spread` says how quiet the machine was: how much longer, relative, the
-    median of a plan's times was than the fastest. `attention_tiles` were in use, and are to be, where the
-    device has any.
+    device's, not measured. `links` are those within a host and between hosts, measured where there were
+    several hosts, and otherwise the device's. `ranges` is the least and the greatest measured of each count
+    of work; beyond it the model extrapolates. `repeat_spread` says how quiet the machine was: how much
+    longer, relative, the median of a plan's times was than the fastest. `attention_tiles` were in use, and
+    are to be, where the device has any.
     """
 
     format: int
@@ -78,6 +82,7 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ranges: dict[str, tuple[float, float]]
     repeat_spread: float
     errors: dict[str, Errors]
+    links: dict[str, dict[str, float]] = {}
     attention_tiles: AttentionTiles | None = None
 
     def check_fits(self, shape: ModelShape, tp_size: int, device: str) -> None:
@@ -91,8 +96,12 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                     f"but is to be used with {name} {value}; measure it by `loong profile`"
                 )
 
-    def cost_model(self, num_instances: int) -> WorkCostModel:
-        """Return the cost model of a cluster, whose host tiers are numbered from `num_instances` on."""
+    def cost_model(self, num_instances: int, host_ids: tuple[int, ...] = ()) -> WorkCostModel:
+        """Return the cost model of a cluster, whose host tiers are numbered from `num_instances` on.
+
+        `host_ids` has the host of each instance, and is empty for one host.
+        """
+        links = Links(**{name: LinkRates(**rates) for name, rates in self.links.items()})
         limits = cuda_graph_limits(ModelShape(**self.shape), CudaGraphLimits(**self.graph_limits))
         return WorkCostModel(
             Coefficients(**self.coefficients),
@@ -101,6 +110,7 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             num_instances,
             ServiceLane(**self.lane),
             HostTimes(**self.host),
+            Network.of(host_ids, links, self.shape["num_layers"]),
         )
 
     def extrapolations(self, greatest: Mapping[str, float]) -> list[str]:
@@ -126,12 +136,15 @@ def read_cost_model(path: Path) -> CostModelFile:
     """Read a file. Raises `ConfigError`, which says what is wrong with it."""
     try:
         content = path.read_bytes()
-        if (found := msgspec.json.decode(content, type=_Format).format) != FORMAT:
+        found = msgspec.json.decode(content, type=_Format).format
+        if found not in (FORMAT, WITHOUT_LINKS):
             raise ConfigError(
                 f"{path} has format {found}, but this version reads format {FORMAT}; "
                 "measure it again by `loong profile`"
             )
         file = msgspec.json.decode(content, type=CostModelFile)
+        if found == WITHOUT_LINKS and file.device in DEVICES:
+            file = msgspec.structs.replace(file, format=FORMAT, links=asdict(DEVICES[file.device].links))
     except OSError as error:
         raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -141,7 +154,16 @@ def read_cost_model(path: Path) -> CostModelFile:
     _check_names(path, "graph_limits", file.graph_limits, CudaGraphLimits)
     _check_names(path, "host", file.host, HostTimes)
     _check_names(path, "lane", file.lane, ServiceLane)
-    numbers = {**file.coefficients, **file.graph_limits, **file.host, **file.lane, "overlap": file.overlap}
+    _check_names(path, "links", file.links, Links)
+    for name, rates in file.links.items():
+        _check_names(path, f"links.{name}", rates, LinkRates)
+        if rates["bandwidth"] <= 0:
+            raise ConfigError(
+                f"{path}: bandwidth of {name} must be above 0; measure again by `loong profile`"
+            )
+    latencies = {f"latency of {name}": rates["latency"] for name, rates in file.links.items()}
+    numbers = {**file.coefficients, **file.graph_limits, **file.host, **file.lane, **latencies}
+    numbers["overlap"] = file.overlap
     for name, value in numbers.items():
         if not (isfinite(value) and value >= 0):
             raise ConfigError(f"{path}: {name} must be at least 0, but is {value}")

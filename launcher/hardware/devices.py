@@ -9,6 +9,7 @@ from dataclasses import replace
 from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.scheduler.cost.cost_model import ServiceLane
+from loong.scheduler.cost.network import LinkRates
 from loong.scheduler.cost.roofline import DeviceRates
 
 _HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead_request=130e-6)
@@ -25,6 +26,7 @@ _H200 = DeviceRates(
     memory_bytes=143e9,
     link_bandwidth=383e9,
     host_bandwidth=54e9,
+    network=LinkRates(bandwidth=45e9, latency=3e-5),  # 400 Gb/s a GPU
     all_reduce_delay=13e-6,
     exchange_delay=38e-6,
     hop_delay=11e-6,
@@ -80,6 +82,7 @@ _A100 = replace(
     memory_bytes=80e9,
     link_bandwidth=250e9,
     host_bandwidth=25e9,
+    network=LinkRates(bandwidth=22e9, latency=3.5e-5),  # 200 Gb/s a GPU
     all_reduce_delay=15e-6,
     exchange_delay=54e-6,
     hop_delay=15e-6,
@@ -95,6 +98,7 @@ _CPU = DeviceRates(
     memory_bytes=4e9,
     link_bandwidth=0.7e9,
     host_bandwidth=4e9,
+    network=LinkRates(bandwidth=0.7e9, latency=4.5e-4),
     all_reduce_delay=2e-4,
     exchange_delay=5e-4,
     hop_delay=4e-4,

@@ -12,18 +12,21 @@ from loong.worker.config import WorkerConfig
 
 
 class HostActor:
-    """The workers of one host, numbered by the engine's process. Its log has all that they log."""
+    """The workers of one host, numbered by the engine's process. Its log has all that they log.
 
-    def __init__(self) -> None:
+    They meet in `directory`, that of the engine's process on the head, and None on other hosts.
+    """
+
+    def __init__(self, directory: str | None) -> None:
         self._stack = ExitStack()
-        self._directory = self._stack.enter_context(run_directory())
+        self._directory = directory or str(self._stack.enter_context(run_directory()))
         self._fork_server = worker_fork_server()
         self._stack.callback(self._fork_server.close)
         self._processes: dict[int, ChildProcess] = {}
 
     async def place(self) -> tuple[str, str]:
         """Return the folder for sockets of its workers, and its node's IP address."""
-        return str(self._directory), ray.util.get_node_ip_address()
+        return self._directory, ray.util.get_node_ip_address()
 
     async def run(self, number: int, config: bytes) -> tuple[int | None, int]:
         """Run a worker by a line of `loong.child.config_line`. Return its process id and exit code."""

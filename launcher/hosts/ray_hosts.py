@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -27,10 +27,8 @@ from loong.launcher.hosts.ray_cluster import bundles_of, ray_cluster, reserve
 from loong.launcher.hosts.starter import Host
 from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import HOST_LOST, ChildProcess
+from loong.launcher.serve.local import ClusterConfig, run_directory
 from loong.worker.config import WorkerConfig
-
-if TYPE_CHECKING:
-    from loong.launcher.serve.local import ClusterConfig
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +40,10 @@ _MAX_CALLS = 1000  # that an actor carries out at once: one for each worker, and
 class RayHost:
     """A host of a placement group: one actor at a time, on a node that Ray chooses."""
 
-    def __init__(self, host_id: int, group: PlacementGroup, num_workers: int) -> None:
+    def __init__(self, host_id: int, group: PlacementGroup, num_workers: int, directory: Path) -> None:
+        """`directory` is this process's, for the workers of the head."""
         self.host_id = host_id
+        self._directory = None if host_id else str(directory)
         self._group, self._num_workers = group, num_workers
         self._actor: Any = None  # of Ray, which wraps the methods of HostActor
         self._opening = asyncio.Lock()
@@ -73,7 +73,7 @@ class RayHost:
             "max_concurrency": _MAX_CALLS,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, self.host_id),
         }
-        return ray.remote(HostActor).options(**options).remote()
+        return ray.remote(HostActor).options(**options).remote(self._directory)
 
     def _end_actor(self) -> None:
         """End the last actor, so that a node that was unreachable for a while has no workers left."""
@@ -137,14 +137,14 @@ class RayHosts:
 
 @asynccontextmanager
 async def ray_workers(
-    config: "ClusterConfig", lookahead: LookaheadMargin | None = None, *, backoff: Backoff | None = None
+    config: ClusterConfig, lookahead: LookaheadMargin | None = None, *, backoff: Backoff | None = None
 ) -> AsyncIterator[WorkersExecutor]:
     """Start every worker on the nodes of a Ray cluster, as `workers_of` does; this node is the head."""
     num_workers = [config.host_ids.count(host) * config.tp_size for host in range(config.num_hosts)]
-    with ray_cluster() as address:
+    with run_directory() as directory, ray_cluster() as address:
         bundles = bundles_of(num_workers, address)
         group = await asyncio.to_thread(reserve, bundles, config.start_timeout)
-        hosts = [RayHost(host_id, group, number) for host_id, number in enumerate(num_workers)]
+        hosts = [RayHost(host_id, group, n, directory) for host_id, n in enumerate(num_workers)]
         try:
             await _open_all(hosts, config.start_timeout)
             starter = RayHosts(hosts, config.host_ids)

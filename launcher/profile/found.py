@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from statistics import median
 
@@ -14,6 +14,7 @@ from loong.core.cost.work import InstanceWork
 from loong.launcher.hardware.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
 from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.machine import machine_facts
+from loong.launcher.profile.links import measured_links
 from loong.launcher.profile.measure import Measured
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.fit import (
@@ -26,6 +27,7 @@ from loong.scheduler.cost.fit import (
     fit,
     relative_errors,
 )
+from loong.scheduler.cost.network import Network
 from loong.scheduler.cost.roofline import ModelShape
 
 NUM_DIGITS = 6
@@ -41,6 +43,7 @@ class Instances:
     tp_size: int
     device: str
     num_instances: int
+    host_ids: tuple[int, ...] = ()
 
 
 def found(
@@ -50,6 +53,10 @@ def found(
     tiles: AttentionTiles | None = None,
 ) -> CostModelFile:
     """Fit the samples, and return the result with its errors."""
+    moves = [m.sample for m in measured if isinstance(m.sample, MigrationSample)]
+    shape, usual = instances.shape, DEVICES[instances.device].links
+    links = measured_links(moves, instances.host_ids, shape.kv_bytes / instances.tp_size, usual)
+    prior = replace(prior, network=Network.of(instances.host_ids, links, shape.num_layers))
     result = fit(prior, [m.sample for m in measured if not m.is_held_out])
     held_out = [m.sample for m in measured if m.is_held_out]
     return CostModelFile(
@@ -75,6 +82,7 @@ def found(
         ranges=ranges(m.sample for m in measured),
         repeat_spread=round(median(m.spread for m in measured), 4),
         errors=error_table(result, held_out),
+        links={name: {n: _rounded(v) for n, v in rates.items()} for name, rates in asdict(links).items()},
         attention_tiles=tiles,
     )
 

@@ -36,14 +36,16 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
             f"an instance holds {chosen.cluster.kv_capacity} tokens; a profile needs {LEAST_ROOM}"
         )
     shape, tp_size = shape_of(chosen.model), chosen.cluster.tp_size
-    prior = roofline(shape, DEVICES[chosen.device], tp_size)
+    prior = roofline(shape, DEVICES[chosen.device], tp_size, chosen.cluster.host_ids)
     tiles = _attention_tiles(chosen)
     cluster = replace(chosen.cluster, graph_limits=prior.graph_limits)
     if tiles is not None:
         cluster = replace(cluster, attention_tiles=msgspec.structs.astuple(tiles))
     print(_heading(chosen, duration), flush=True)
     measured = asyncio.run(_measure(replace(chosen, cluster=cluster), limits, prior, duration))
-    instances = Instances(chosen.name, shape, tp_size, chosen.device, chosen.cluster.num_instances)
+    instances = Instances(
+        chosen.name, shape, tp_size, chosen.device, chosen.cluster.num_instances, chosen.cluster.host_ids
+    )
     file = found(instances, prior, measured, tiles)
     write_cost_model(file, output)
     _print(file, output)

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory, gettempdir
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id
+from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id, spread_over_hosts
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
@@ -78,8 +78,6 @@ class ClusterConfig:
             raise ConfigError(
                 "--max-instances needs --device cpu: fabrics of GPUs keep the memory of their peers mapped"
             )
-        if self.world_size > self.num_instances and self.num_hosts > 1:
-            raise ConfigError(f"--max-instances needs one host, but there are {self.num_hosts}")
 
     @property
     def world_size(self) -> int:
@@ -88,8 +86,10 @@ class ClusterConfig:
 
     @property
     def host_ids(self) -> tuple[int, ...]:
-        """Return the host of each instance."""
-        return tuple(i * self.num_hosts // self.num_instances for i in range(self.num_instances))
+        """Return the host of each instance that there can be. Added ones take the hosts in turn."""
+        num_more = self.world_size - self.num_instances
+        added = tuple(i % self.num_hosts for i in range(num_more))
+        return spread_over_hosts(self.num_instances, self.num_hosts) + added
 
     @property
     def instances(self) -> tuple[ElasticInstance, ...]:
@@ -99,16 +99,27 @@ class ClusterConfig:
     def first(self, num_instances: int) -> tuple[ElasticInstance, ...]:
         """Return the instances of the lowest ids, and their host tiers if there are any, all empty."""
         full = [
-            ElasticInstance(i, self.tp_size, InstanceKind.FULL, self.kv_capacity, serves=self.device == "cpu")
-            for i in range(num_instances)
-        ]
-        hosts = [
             ElasticInstance(
-                host_tier_id(i, self.world_size), self.tp_size, InstanceKind.HOST, self.host_kv_capacity
+                i,
+                self.tp_size,
+                InstanceKind.FULL,
+                self.kv_capacity,
+                serves=self.device == "cpu",
+                host_id=host_id,
             )
-            for i in range(num_instances)
+            for i, host_id in enumerate(self.host_ids[:num_instances])
         ]
-        return (*full, *(hosts if self.host_kv_capacity else ()))
+        tiers = [
+            ElasticInstance(
+                host_tier_id(i, self.world_size),
+                self.tp_size,
+                InstanceKind.HOST,
+                self.host_kv_capacity,
+                host_id=host_id,
+            )
+            for i, host_id in enumerate(self.host_ids[:num_instances])
+        ]
+        return (*full, *(tiers if self.host_kv_capacity else ()))
 
 
 @asynccontextmanager

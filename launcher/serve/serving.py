@@ -303,6 +303,7 @@ def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostMode
         config.device,
         num_instances=cluster.world_size,
         tp_size=cluster.tp_size,
+        host_ids=cluster.host_ids,
         greatest={
             "dop": cluster.world_size,
             "num_tokens": config.policy.max_num_batched_tokens,

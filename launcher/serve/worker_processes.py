@@ -39,7 +39,7 @@ class WorkerProcesses:
         self._num_starts: Counter[InstanceId] = Counter()
         self._executor: WorkersExecutor | None = None
         self.restarts = Restarts(
-            self._restart, self._end, self._retire, instances, self._signals_of, Failures(backoff)
+            self._start_again, self._end, self._retire, instances, self._signals_of, Failures(backoff)
         )
 
     def start(self, executor: WorkersExecutor) -> None:
@@ -90,12 +90,11 @@ class WorkerProcesses:
     def _signals_of(self, instance_id: InstanceId) -> Sequence[SendSignal]:
         return [process.send_signal for w, process in self._processes.items() if w[0] == instance_id]
 
-    def _restart(self, instance_id: InstanceId) -> None:
-        """Start an instance, once processes that it had have ended."""
-        executor = self._executor
-        assert executor is not None, "others were started before"
-        delay = self.restarts.failures.fail(instance_id, executor.now)
-        self._coming[instance_id] = self._run(self._start_later(instance_id, executor, delay), executor)
+    def _start_again(self, instance_id: InstanceId, delay: float) -> None:
+        """Start an instance after a delay in seconds, once processes that it had have ended."""
+        assert self._executor is not None, "others were started before"
+        coming = self._start_later(instance_id, self._executor, delay)
+        self._coming[instance_id] = self._run(coming, self._executor)
 
     def _retire(self, instance_id: InstanceId) -> None:
         """Watch an instance no more. Wait until its processes end, which were asked to, or kill them."""

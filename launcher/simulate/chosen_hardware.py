@@ -34,5 +34,6 @@ def chosen_hardware(args: argparse.Namespace) -> tuple[str, Hardware]:
         args.tensor_parallel_size or tp_size,
         args.kv_cache_tokens,
         measured,
+        args.num_hosts,
     )
     return model, hardware

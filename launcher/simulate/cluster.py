@@ -6,7 +6,7 @@ from functools import cache
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import InstanceWork
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.instance import ElasticInstance, InstanceKind, spread_over_hosts
 from loong.launcher.hardware.cost_model_file import CostModelFile
 from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.policy_flags import named_kind
@@ -33,9 +33,9 @@ class SimulatedCluster:
 class Hardware:
     """Instances of a model on one kind of device.
 
-    `kv_cache_tokens` is an instance's pool; None is what its memory holds next to the weights. Times are
-    those of the `measured` cost model of each number of devices, or of the device's roofline if there is
-    none.
+    The instances are spread over `num_hosts` hosts. `kv_cache_tokens` is an instance's pool; None is what its
+    memory holds next to the weights. Times are those of the `measured` cost model of each number of devices,
+    or of the device's roofline if there is none.
     """
 
     shape: ModelShape
@@ -44,10 +44,13 @@ class Hardware:
     tp_size: int = 1
     kv_cache_tokens: int | None = None
     measured: tuple[CostModelFile, ...] = ()
+    num_hosts: int = 1
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ConfigError(f"--device {self.device!r} is unknown; choose from {', '.join(DEVICES)}")
+        if self.num_hosts > self.num_instances:
+            raise ConfigError(f"--num-hosts is {self.num_hosts}, but --num-instances is {self.num_instances}")
 
     def cluster(self, policy: str, config: PolicyConfig = DEFAULT_CONFIG) -> SimulatedCluster:
         """Return all devices as `policy` runs them: as one instance, if one is all that it runs.
@@ -61,7 +64,8 @@ class Hardware:
             self._check_one(policy, tp_size)
         capacity = self._fitting_tokens(tp_size) if num_tokens is None else num_tokens
         instances = tuple(
-            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity) for i in range(num_instances)
+            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, host_id=host_id)
+            for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
         )
         max_tokens = admissible_tokens(policy, instances, config)
         return SimulatedCluster(instances, self._cost_model(tp_size), max_tokens)
@@ -83,6 +87,10 @@ class Hardware:
         return self.num_instances * self.tp_size
 
     def _check_one(self, policy: str, tp_size: int) -> None:
+        if self.num_hosts > 1:
+            raise ConfigError(
+                f"--policy {policy} makes one instance of all, which cannot span --num-hosts {self.num_hosts}"
+            )
         try:
             self.shape.check_cut(tp_size)
         except ConfigError as error:
@@ -91,12 +99,13 @@ class Hardware:
             ) from error
 
     def _cost_model(self, tp_size: int) -> WorkCostModel:
+        host_ids = spread_over_hosts(self.num_instances, self.num_hosts)
         if not self.measured:
-            return roofline(self.shape, DEVICES[self.device], tp_size)
+            return roofline(self.shape, DEVICES[self.device], tp_size, host_ids)
         for file in self.measured:
             if file.tp_size == tp_size:
                 file.check_fits(self.shape, tp_size, self.device)
-                return file.cost_model(self.num_instances)
+                return file.cost_model(self.num_instances, host_ids)
         raise ConfigError(f"no --cost-model is of --tensor-parallel-size {tp_size}, which is to be simulated")
 
     def _fitting_tokens(self, tp_size: int) -> int:

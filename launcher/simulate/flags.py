@@ -52,6 +52,13 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         help="number of instances (%(default)s)",
     )
     group.add_argument(
+        "--num-hosts",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of hosts, over which instances are spread evenly (%(default)s)",
+    )
+    group.add_argument(
         "--tensor-parallel-size",
         "-tp",
         type=positive,

@@ -20,9 +20,10 @@ def heading(config: SimulateConfig) -> str:
     origin = "times as measured by loong profile"
     if not hardware.measured:
         origin = "times from its roofline, nothing was measured"
+    spread = f" over {hardware.num_hosts} hosts" if hardware.num_hosts > 1 else ""
     return (
         f"Simulated: {config.model} on {hardware.num_instances} instances of {hardware.tp_size} x "
-        f"{hardware.device}; {origin}\n"
+        f"{hardware.device}{spread}; {origin}\n"
         f"Workload: {load.workload} ({origin_of(load.workload)}, scale {load.length_scale:g}), "
         f"{count}, seed {load.seed}\n" + "".join(f"{line}\n" for line in config.chosen)
     )

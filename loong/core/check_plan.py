@@ -1,392 +1,28 @@
-"""The rules of the cluster, one function a rule. A plan that breaks one is a bug of its policy."""
-
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+"""The check of a plan by the rules of the cluster. A plan that breaks one is a bug of its policy."""
 
 from loong.core.errors import InvalidPlanError
-from loong.core.instance import InstanceKind
-from loong.core.placement import InstanceId, KVSegment
-from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
-from loong.core.positions import first_of, first_overlap, intersection, is_partition, is_within
-from loong.core.request import RequestId, RequestView
+from loong.core.plan import IterationPlan
+from loong.core.rules.batch_rules import (
+    check_groups_are_idle,
+    check_holders,
+    check_leases,
+    check_queries,
+    check_ranges,
+    check_requests_are_at_rest,
+    check_tp_sizes,
+    check_writes,
+)
+from loong.core.rules.case import Case
+from loong.core.rules.change_rules import (
+    check_lease_ends,
+    check_lease_extensions,
+    check_migrations,
+    check_preemptions,
+    check_room,
+)
 from loong.core.snapshot import Snapshot
-from loong.core.value import value
 
-
-def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
-    """Raise `InvalidPlanError`, naming the thing and both numbers, at the first rule that `plan` breaks."""
-    case = Case(snapshot, plan)
-    for rule in _RULES:
-        try:
-            rule(case)
-        except LookupError as error:
-            raise InvalidPlanError(f"the plan names what does not exist: {error!r}") from error
-
-
-@value
-class Part:
-    """A batch's part for one request: the first of its missing positions, in these blocks."""
-
-    view: RequestView
-    blocks: tuple[QueryBlock, ...]
-    writes: tuple[KVSegment, ...]
-    positions: tuple[range, ...]
-    num_tokens: int
-
-
-@dataclass(frozen=True)
-class Case:
-    """A plan, and the snapshot that it is for."""
-
-    snapshot: Snapshot
-    plan: IterationPlan
-
-    def view(self, request_id: RequestId) -> RequestView:
-        """Return a request that the plan names. Raises `InvalidPlanError` unless it is live."""
-        view = self.snapshot.request.get(request_id)
-        if view is None:
-            raise InvalidPlanError(f"the plan names request {request_id}, which is not live")
-        return view
-
-    @cached_property
-    def parts(self) -> tuple[tuple[BatchPlan, tuple[Part, ...]], ...]:
-        """Return every batch, with its part for each of its requests."""
-        return tuple((batch, tuple(self._parts_of(batch))) for batch in self.plan.batches)
-
-    def _parts_of(self, batch: BatchPlan) -> Iterator[Part]:
-        for request_id in batch.request_ids:
-            view, blocks = self.view(request_id), batch.blocks_of(request_id)
-            num_tokens = len(blocks[0].positions)
-            if len(blocks) > 1:
-                num_tokens = sum([len(block.positions) for block in blocks])
-            positions = first_of(view.missing, num_tokens)
-            yield Part(view, blocks, batch.writes_of(request_id), positions, num_tokens)
-
-
-def check_ranges(case: Case) -> None:
-    """Check that each range of positions is not empty, not below 0, and in ascending order."""
-    named_ranges: list[QueryBlock | KVSegment] = []
-    for batch in case.plan.batches:
-        named_ranges += (*batch.queries, *batch.writes)
-    named_ranges += (migration.segment for migration in case.plan.migrations)
-    for named in named_ranges:
-        positions = named.positions
-        if not positions or positions.step < 1 or positions.start < 0:
-            raise InvalidPlanError(f"{named} has positions {positions}: none, descending or below 0")
-
-
-def check_groups_are_idle(case: Case) -> None:
-    """Check that an instance is a member of at most one batch, and host tiers of none."""
-    taken: set[InstanceId] = set()
-    for batch in case.plan.batches:
-        for instance_id in batch.group.instance_ids:
-            instance = case.snapshot.instance.get(instance_id)
-            if instance is None:
-                raise InvalidPlanError(f"a batch names instance {instance_id}, which does not exist")
-            if instance.kind is InstanceKind.HOST:
-                raise InvalidPlanError(f"instance {instance_id} is a host tier and runs no batch")
-            if instance.is_draining:
-                raise InvalidPlanError(f"instance {instance_id} is draining and takes no batch")
-            if not instance.is_idle:
-                raise InvalidPlanError(f"instance {instance_id} is running batch {instance.batch_id}")
-            if instance_id in taken:
-                raise InvalidPlanError(f"instance {instance_id} is given two batches")
-            taken.add(instance_id)
-
-
-def check_tp_sizes(case: Case) -> None:
-    """Check that KV meets and moves only between instances of equal `tp_size`, over which it is cut.
-
-    A host tier takes KV of any cut.
-    """
-    together = [batch.group.instance_ids for batch in case.plan.batches]
-    together += [(m.segment.instance_id, m.destination_id) for m in case.plan.migrations]
-    for instance_ids in together:
-        instances = [case.snapshot.instance[i] for i in instance_ids if i in case.snapshot.instance]
-        sizes = {i.tp_size for i in instances if i.kind is not InstanceKind.HOST}
-        if len(sizes) > 1:
-            raise InvalidPlanError(
-                f"instances {instance_ids} have tp sizes {sorted(sizes)}; they must be equal"
-            )
-
-
-def check_requests_are_at_rest(case: Case) -> None:
-    """Check that a request has at most one of these: a batch, migrations, a preemption, or a failure.
-
-    KV that was computed before a running batch began may be copied meanwhile. It is at its destination from
-    the next boundary of the request on.
-    """
-    other_ids = [*{migration.segment.owner_id for migration in case.plan.migrations}]
-    other_ids += [preemption.request_id for preemption in case.plan.preemptions]
-    other_ids += [failure.request_id for failure in case.plan.failures]
-    views = [part.view for _, parts in case.parts for part in parts]
-    views += map(case.view, other_ids)
-    copied_ids = {m.segment.owner_id for m in case.plan.migrations} - case.snapshot.ending_ids
-    for view in views:
-        if not (view.is_plannable or (view.request_id in copied_ids and view.is_copyable)):
-            raise InvalidPlanError(
-                f"request {view.request_id} is in batch {view.batch_id}, migrating or over"
-            )
-    planned_ids = [view.request_id for view in views]
-    if len(set(planned_ids)) < len(planned_ids):
-        request_id, count = Counter(planned_ids).most_common(1)[0]
-        raise InvalidPlanError(f"request {request_id} is planned {count} times at once")
-
-
-def check_queries(case: Case) -> None:
-    """Check that each request's queries are its first missing positions, each once, at valid masters.
-
-    So no position is computed again, and none before all earlier ones.
-    """
-    for batch, parts in case.parts:
-        if not batch.queries:
-            raise InvalidPlanError(f"the batch of group {batch.group.instance_ids} has no queries")
-        for part in parts:
-            _check_positions(part)
-            if len(part.blocks) > 1:
-                _check_blocks(part)
-        _check_masters(case.snapshot, batch)
-
-
-def _check_positions(part: Part) -> None:
-    view, num_tokens = part.view, part.num_tokens
-    if not 0 < num_tokens <= view.num_uncomputed_tokens:
-        raise InvalidPlanError(
-            f"request {view.request_id} is to compute {num_tokens} tokens, "
-            f"but {view.num_uncomputed_tokens} are uncomputed"
-        )
-    for block in part.blocks if view.has_holes else ():
-        for segment in view.placement.segments:
-            if again := intersection(block.positions, segment.positions):
-                raise InvalidPlanError(
-                    f"request {view.request_id} is to compute positions {_positions_text(again)} again, "
-                    f"which are on instance {segment.instance_id}"
-                )
-    _check_each_once("queries", view, part.blocks, part.positions)
-
-
-def _check_each_once(
-    name: str, view: RequestView, named: Sequence[QueryBlock | KVSegment], whole: tuple[range, ...]
-) -> None:
-    """Raise `InvalidPlanError` unless these have all positions of `whole`, each once, and no others."""
-    if len(named) == len(whole) == 1 and named[0].positions == whole[0]:
-        return  # always so for a decode
-    positions = [one.positions for one in named]
-    if not is_partition(positions, *whole):
-        due = " and ".join(map(_positions_text, whole))
-        raise InvalidPlanError(
-            f"the {name} of request {view.request_id} are not positions {due}, each once: {positions}"
-        )
-
-
-def _positions_text(positions: range) -> str:
-    if len(positions) == 1:
-        return str(positions[0])
-    step = f" in steps of {positions.step}" if positions.step > 1 else ""
-    return f"{positions[0]} to {positions[-1]}{step}"
-
-
-def _check_blocks(part: Part) -> None:
-    if len({block.transfer for block in part.blocks}) > 1:
-        raise InvalidPlanError(f"request {part.view.request_id} moves both KV and queries in one batch")
-    if len({block.master_id for block in part.blocks}) < len(part.blocks) and not part.view.has_holes:
-        raise InvalidPlanError(f"request {part.view.request_id} has two blocks at one master")
-
-
-def _check_masters(snapshot: Snapshot, batch: BatchPlan) -> None:
-    group = frozenset(batch.group.instance_ids)
-    for master_id in {block.master_id for block in batch.queries}:
-        if master_id not in group:
-            raise InvalidPlanError(f"master {master_id} is not in group {batch.group.instance_ids}")
-        if snapshot.instance[master_id].kind is not InstanceKind.FULL:
-            raise InvalidPlanError(f"instance {master_id} has no weights and cannot be a master")
-
-
-def check_leases(case: Case) -> None:
-    """Check that only decode tokens whose queries travel are leased.
-
-    A request that may take fewer steps than the lease leaves it early.
-    """
-    for batch, parts in case.parts:
-        if batch.num_steps < 1:
-            raise InvalidPlanError(f"a batch takes at least 1 step, not {batch.num_steps}")
-        if batch.num_steps == 1:
-            continue
-        for part in parts:
-            view, transfer = part.view, part.blocks[0].transfer
-            if view.has_holes:
-                lacked = " and ".join(map(_positions_text, view.placement.holes))
-                raise InvalidPlanError(
-                    f"request {view.request_id} is to take a lease of {batch.num_steps} steps, "
-                    f"but lacks positions {lacked}"
-                )
-            if not view.is_decoding or transfer is not Transfer.QUERY:
-                raise InvalidPlanError(
-                    f"request {view.request_id} is to take a lease of {batch.num_steps} steps with "
-                    f"{view.num_uncomputed_tokens} uncomputed tokens, moving {transfer.value}; "
-                    "only the newest token, moving query, may"
-                )
-
-
-def check_writes(case: Case) -> None:
-    """Check that every new token is stored once, and at its master unless its KV travels or is pushed.
-
-    KV that one step makes may be pushed outside the group. A lease's KV stays, since its next step reads it.
-    """
-    for batch, parts in case.parts:
-        for part in parts:
-            _check_stored_once(batch, part)
-            if part.blocks[0].transfer is Transfer.QUERY:
-                _check_masters_store(batch, part)
-        group = frozenset(batch.group.instance_ids)
-        for segment in batch.writes:
-            if segment.instance_id not in group and batch.num_steps > 1:
-                raise InvalidPlanError(
-                    f"instance {segment.instance_id} is to store KV of request {segment.owner_id}, "
-                    f"but is not in group {batch.group.instance_ids} of the lease"
-                )
-        unknown = {segment.owner_id for segment in batch.writes} - set(batch.request_ids)
-        if unknown:
-            raise InvalidPlanError(f"the batch stores KV of {sorted(unknown)}, which it does not compute")
-
-
-def _check_stored_once(batch: BatchPlan, part: Part) -> None:
-    stored = part.positions
-    if batch.num_steps > 1:
-        first = stored[0].start
-        stored = (range(first, first + min(batch.num_steps, part.view.num_remaining_tokens)),)
-    _check_each_once("writes", part.view, part.writes, stored)
-
-
-def _check_masters_store(batch: BatchPlan, part: Part) -> None:
-    if len(part.writes) == len(part.blocks) == 1 and part.writes[0].instance_id == part.blocks[0].master_id:
-        return  # as in every decode: each token is made and stored once on the same instance
-    for segment in part.writes:
-        if segment.instance_id not in batch.group.instance_ids:
-            continue  # pushed
-        made = [block.positions for block in part.blocks if block.master_id == segment.instance_id]
-        if batch.num_steps > 1 and made:  # the block's one token, and those of the steps after it
-            made = [range(made[0].start, segment.positions[-1] + 1)]
-        if not is_within(segment.positions, made):
-            raise InvalidPlanError(f"{segment} is stored where it is not made, though its KV does not travel")
-
-
-def check_holders(case: Case) -> None:
-    """Check that KV outside the group is on live instances that can serve it, of equal `tp_size`.
-
-    Stored KV travels only between members, so a request with history outside the group moves its queries.
-    The KV that a batch reads needs no rule of its own: it belongs to requests of the batch, and no plan may
-    move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`).
-    """
-    for batch, parts in case.parts:
-        group = frozenset(batch.group.instance_ids)
-        for part in parts:
-            held_ids = set(part.view.placement.instance_ids) - group
-            if held_ids and part.blocks[0].transfer is not Transfer.QUERY:
-                raise InvalidPlanError(
-                    f"request {part.view.request_id} has KV on instances {sorted(held_ids)}, outside group "
-                    f"{batch.group.instance_ids}, and is to move its KV; only its queries can reach that"
-                )
-        for holder_id in batch.holder_ids([part.view.placement for part in parts]):
-            _check_serves(case.snapshot, batch, holder_id)
-
-
-def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -> None:
-    holder, tp_size = snapshot.instance[holder_id], snapshot.instance[batch.group.leader_id].tp_size
-    where = f"the batch of group {batch.group.instance_ids} has KV on instance {holder_id}, outside it"
-    if holder.kind is InstanceKind.HOST or not holder.serves:
-        raise InvalidPlanError(f"{where}, which does not serve attention")
-    if holder.tp_size != tp_size:
-        raise InvalidPlanError(f"{where}, with tp size {holder.tp_size}; those of the group have {tp_size}")
-
-
-def check_migrations(case: Case) -> None:
-    """Check that a migration moves KV that is there, no position twice, to an instance that exists."""
-    segments = [migration.segment for migration in case.plan.migrations]
-    for migration in case.plan.migrations:
-        segment = migration.segment
-        if migration.destination_id not in case.snapshot.instance:
-            raise InvalidPlanError(f"{segment} is to go to instance {migration.destination_id}: no such")
-        if not case.view(segment.owner_id).placement.holds(segment):
-            raise InvalidPlanError(f"{segment} is to be moved, but is not there")
-    for owner_id in {segment.owner_id for segment in segments}:
-        shared = first_overlap(s.positions for s in segments if s.owner_id == owner_id)
-        if shared is not None:
-            raise InvalidPlanError(f"positions {shared} of {owner_id} are to be moved twice")
-
-
-def check_preemptions(case: Case) -> None:
-    """Check that only requests with KV are preempted, and none while an ending batch makes some of it."""
-    for preemption in case.plan.preemptions:
-        if preemption.request_id in case.snapshot.ending_ids:
-            raise InvalidPlanError(
-                f"request {preemption.request_id} is to be preempted, but its batch is still to end"
-            )
-        if not case.view(preemption.request_id).placement.segments:
-            raise InvalidPlanError(f"request {preemption.request_id} is to be preempted, but has no KV")
-
-
-def check_room(case: Case) -> None:
-    """Check that the KV to store fits the free slots, with those that the plan's preemptions free."""
-    arriving: Counter[InstanceId] = Counter()
-    for batch in case.plan.batches:
-        arriving.update(batch.num_reserved_tokens)
-    for migration in case.plan.migrations:
-        arriving[migration.destination_id] += len(migration.segment.positions)
-    for extension in case.plan.lease_extensions:
-        arriving.update(case.snapshot.extended(extension).num_stored_tokens)
-        arriving.subtract(case.snapshot.batch[extension.batch_id].plan.num_stored_tokens)
-    freed: Counter[InstanceId] = Counter()
-    for preemption in case.plan.preemptions:
-        freed.update(case.view(preemption.request_id).own_tokens_by_instance())
-    for instance_id, num_tokens in arriving.items():
-        instance = case.snapshot.instance[instance_id]
-        if instance.is_draining and num_tokens > 0:
-            raise InvalidPlanError(f"instance {instance_id} is draining, but is to store {num_tokens} tokens")
-        free = instance.kv_free + freed[instance_id]
-        if num_tokens > free:
-            raise InvalidPlanError(
-                f"instance {instance_id} is to store {num_tokens} tokens but has room for {free}"
-            )
-
-
-def check_lease_ends(case: Case) -> None:
-    """Check that only running batches end, once each, and only at a step that is still to come."""
-    seen = set()
-    for end in case.plan.lease_ends:
-        if end.batch_id in seen:
-            raise InvalidPlanError(f"the lease of batch {end.batch_id} is to end twice")
-        seen.add(end.batch_id)
-        batch = case.snapshot.batch.get(end.batch_id)
-        if batch is None:
-            raise InvalidPlanError(f"the lease of batch {end.batch_id} is to end, but it is not running")
-        if not batch.num_steps_taken < end.step <= batch.last_step:
-            raise InvalidPlanError(
-                f"the lease of batch {end.batch_id} is to end before step {end.step}, "
-                f"but has taken {batch.num_steps_taken} of {batch.last_step} steps"
-            )
-
-
-def check_lease_extensions(case: Case) -> None:
-    """Check that only leases without an early end are extended, by additional steps and in time."""
-    ended_ids = {end.batch_id for end in case.plan.lease_ends}
-    extended_ids = [extension.batch_id for extension in case.plan.lease_extensions]
-    for extension in case.plan.lease_extensions:
-        batch_id, batch = extension.batch_id, case.snapshot.batch.get(extension.batch_id)
-        if batch is None or not batch.is_extendable:
-            raise InvalidPlanError(f"batch {batch_id} is to go on, but is no lease that can be extended now")
-        if extension.num_steps <= batch.plan.num_steps:
-            raise InvalidPlanError(
-                f"the lease of batch {batch_id} is to be extended to {extension.num_steps} steps, "
-                f"but has {batch.plan.num_steps}"
-            )
-        if batch_id in ended_ids or extended_ids.count(batch_id) > 1:
-            raise InvalidPlanError(f"the lease of batch {batch_id} is given two ends at once")
-
-
-_RULES = (
+RULES = (
     check_ranges,
     check_groups_are_idle,
     check_tp_sizes,
@@ -401,3 +37,13 @@ _RULES = (
     check_lease_extensions,
     check_room,
 )
+
+
+def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
+    """Raise `InvalidPlanError`, naming the thing and both numbers, at the first rule that `plan` breaks."""
+    case = Case(snapshot, plan)
+    for rule in RULES:
+        try:
+            rule(case)
+        except LookupError as error:
+            raise InvalidPlanError(f"the plan names what does not exist: {error!r}") from error

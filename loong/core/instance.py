@@ -23,7 +23,7 @@ class ElasticInstance:
     `kv_used` counts tokens, reserved ones included: at most `kv_capacity`. `batch_id` is the running
     batch of whose group it is a member, None when idle. An instance that `serves` attends queries of other
     groups' batches over its KV, also while it runs a batch of its own. One that `is_draining` is to leave: it
-    takes no new batch and no new KV.
+    takes no new batch and no new KV. Instances with one `host_id` are on one machine.
     """
 
     instance_id: InstanceId
@@ -34,6 +34,7 @@ class ElasticInstance:
     batch_id: int | None = None
     serves: bool = True
     is_draining: bool = False
+    host_id: int = 0
 
     @property
     def kv_free(self) -> int:
@@ -51,6 +52,7 @@ class ElasticInstance:
             self.batch_id,
             self.serves,
             self.is_draining,
+            self.host_id,
         )
 
     def running(self, batch_id: int | None) -> "ElasticInstance":
@@ -64,6 +66,7 @@ class ElasticInstance:
             batch_id,
             self.serves,
             self.is_draining,
+            self.host_id,
         )
 
     @property
@@ -75,6 +78,11 @@ class ElasticInstance:
     def takes_batches(self) -> bool:
         """Return whether it can be a member of a batch, now or when its batch has ended."""
         return self.kind is not InstanceKind.HOST and not self.is_draining
+
+
+def spread_over_hosts(num_instances: int, num_hosts: int) -> tuple[int, ...]:
+    """Return the host of each instance: neighbors are on the same host, and hosts have equally many."""
+    return tuple(i * num_hosts // num_instances for i in range(num_instances))
 
 
 def host_tier_id(instance_id: InstanceId, num_instances: int) -> InstanceId:

@@ -16,6 +16,7 @@ class InstanceState(Enum):
     DRAINING = "draining"  # takes nothing new, and leaves when it is empty
     STARTING = "starting"  # joins when it is ready
     LOST = "lost"  # is started again
+    QUARANTINED = "quarantined"  # failed too often to be started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def size_of(
     kv_capacity: int,
     num_instances: int,
     max_instances: int,
+    quarantined_ids: Set[InstanceId] = frozenset(),
 ) -> ClusterSize:
     """Return the instances in the order of their ids.
 
@@ -72,4 +74,6 @@ def size_of(
     for instance_id in wanted_ids - found.keys():
         state = InstanceState.LOST if instance_id in snapshot.returning else InstanceState.STARTING
         found[instance_id] = InstanceStatus(instance_id, state, 0, kv_capacity)
+    for instance_id in quarantined_ids:
+        found[instance_id] = InstanceStatus(instance_id, InstanceState.QUARANTINED, 0, kv_capacity)
     return ClusterSize(num_instances, max_instances, tuple(found[i] for i in sorted(found)))

@@ -1,6 +1,6 @@
 """The health of an engine, by its progress and by the instances that do not serve."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -23,10 +23,14 @@ class Trouble(Enum):
 
     RESTARTING = "restarting"
     SILENT = "silent"
+    DRAINING = "draining"  # as an operator asked for
+    QUARANTINED = "quarantined"
 
 
 _WORDS = {
     Trouble.RESTARTING: "was lost and is being started again",
+    Trouble.DRAINING: "takes nothing new, and leaves once it is empty",
+    Trouble.QUARANTINED: "has failed again and again, and is not started again",
     Trouble.SILENT: f"has been silent for more than {HEALTHY_SILENCE_SECONDS:g} s",
 }
 
@@ -50,15 +54,22 @@ def dead(reason: str) -> Health:
     return Health(HealthState.DEAD, reason)
 
 
-def health_of(snapshot: Snapshot, silences: Mapping[InstanceId, float]) -> Health:
-    """Return the health by the instances: it is dead if none serves.
+def health_of(
+    snapshot: Snapshot, silences: Mapping[InstanceId, float], quarantined: Set[InstanceId] = frozenset()
+) -> Health:
+    """Return the health by the instances: it is dead if none serves. Those that are to leave do no harm.
 
-    `silences` are the seconds since an instance was last heard from.
+    `silences` are the seconds since an instance was last heard from. Those in `quarantined` do not return.
     """
-    troubles = dict.fromkeys(snapshot.returning, Trouble.RESTARTING)
+    troubles = dict.fromkeys(snapshot.draining_ids, Trouble.DRAINING)
+    troubles |= dict.fromkeys(quarantined, Trouble.QUARANTINED)
+    troubles |= dict.fromkeys(snapshot.returning, Trouble.RESTARTING)
     silent = {i for i, seconds in silences.items() if seconds > HEALTHY_SILENCE_SECONDS}
     troubles |= dict.fromkeys(silent, Trouble.SILENT)
     message = "; ".join(f"instance {i} {_WORDS[troubles[i]]}" for i in sorted(troubles))
     if snapshot.pools.keys() <= silent:
         return Health(HealthState.DEAD, message or "no instance is left", troubles)
-    return Health(HealthState.DEGRADED, message, troubles) if troubles else Health()
+    if not troubles:
+        return Health()
+    is_ok = set(troubles.values()) == {Trouble.DRAINING}
+    return Health(HealthState.OK if is_ok else HealthState.DEGRADED, message, troubles)

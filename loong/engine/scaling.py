@@ -5,7 +5,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from loong.core.errors import ConfigError, EngineStoppedError, InvalidRequestError, RequestTooLargeError
+from loong.core.errors import (
+    ClusterError,
+    ConfigError,
+    EngineStoppedError,
+    InvalidRequestError,
+    RequestTooLargeError,
+)
 from loong.core.events import Event
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
@@ -41,9 +47,9 @@ class Scaling:
 
     def size(self, snapshot: Snapshot) -> ClusterSize:
         """Return the instances, in the order of their ids."""
-        size = size_of(
-            snapshot, self._members.wanted, self._kv_capacity, self._num_instances, self._max_instances
-        )
+        members = self._members
+        numbers = self._num_instances, self._max_instances
+        size = size_of(snapshot, members.wanted, self._kv_capacity, *numbers, members.quarantined)
         return replace(size, is_changing=not self._is_settled)
 
     def scale(self, num_instances: int, snapshot: Snapshot) -> None:
@@ -67,12 +73,13 @@ class Scaling:
         logger.info("instances: %d are wanted instead of %d", num_instances, self._num_instances)
         self._num_instances, self._is_settled = num_instances, False
         self.max_request_kv = min(self.max_request_kv, limit)
+        self._members.release(range(num_instances))
         self._advance(snapshot)
 
     async def wait(self) -> None:
         """Wait until the instances that are asked for serve, and no others are left.
 
-        Raises `EngineStoppedError` if the engine stops before.
+        Raises `EngineStoppedError` if the engine stops before, and `ClusterError` if one is quarantined.
         """
         if not self._is_settled:
             waiter = asyncio.get_running_loop().create_future()
@@ -100,6 +107,10 @@ class Scaling:
 
     def _advance(self, snapshot: Snapshot) -> None:
         members, wanted = self._members, set(range(self._num_instances))
+        if failed := sorted(wanted & members.quarantined):
+            self._is_settled = True
+            self._answer(ClusterError(f"instances {failed} have failed again and again, and are quarantined"))
+            return
         for instance_id in sorted(members.wanted - wanted, reverse=True):
             members.drain(instance_id)
         members.end_drained(snapshot.drained_ids)
@@ -112,7 +123,7 @@ class Scaling:
             logger.info("instances: %d serve, as wanted", self._num_instances)
             self._answer(None)
 
-    def _answer(self, error: EngineStoppedError | None) -> None:
+    def _answer(self, error: ClusterError | None) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if waiter.done():

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +26,7 @@ class Membership:
 
     With `restarts`, instances come and go. Each such event, a function of the present time, goes to `report`.
     `wanted` are the instances that are to be there. By the events so far, those in `joined` are there, and
-    those in `lost` are to return. The state knows no others.
+    those in `lost` are to return. The state knows no others. Those in `quarantined` failed too often.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Membership:
         self._starting: dict[InstanceId, set[WorkerId]] = {}  # workers, of later starts, that are not ready
         self.wanted = {instance_id for instance_id, _ in endpoints.commands}
         self.joined, self.lost = self.wanted.copy(), set[InstanceId]()
+        self.quarantined: set[InstanceId] = set()
 
     async def wait_until_ready(self, timeout: float) -> None:
         """Wait for every worker's weights and pools.
@@ -113,12 +114,12 @@ class Membership:
     def add(self, instance_id: InstanceId) -> None:
         """Start an instance that is not there. It joins once it is ready."""
         self.wanted.add(instance_id)
-        self._coming_and_going.start(instance_id)
+        self._coming_and_going.start(instance_id, 0.0)
 
-    def join(self, instance_id: InstanceId, now: float) -> None:
+    def join(self, instance_id: InstanceId) -> None:
         """Report that an instance has joined, for the first time or again."""
-        self._coming_and_going.failures.join(instance_id, now)
         logger.info("instance %d is there%s", instance_id, " again" if instance_id in self.lost else "")
+        self._coming_and_going.failures.join(instance_id)
         self.joined.add(instance_id)
         self.lost.discard(instance_id)
         for instance in self._pools_of(instance_id):
@@ -130,10 +131,23 @@ class Membership:
             self._report(partial(InstanceLost, instance_id=instance.instance_id, reason=reason, returns=True))
         self.joined.discard(instance_id)
         self.lost.add(instance_id)
-        if instance_id in self.wanted:
-            self._coming_and_going.start(instance_id)
-        else:
+        self.start_again(instance_id)
+
+    def start_again(self, instance_id: InstanceId) -> None:
+        """Start an instance that failed, if it is wanted. One that has failed too often leaves instead."""
+        if instance_id not in self.wanted:
             self._leave(instance_id)
+        elif (delay := self._coming_and_going.failures.fail(instance_id)) is not None:
+            self._coming_and_going.start(instance_id, delay)
+        else:
+            logger.error("instance %d has failed again and again, and is quarantined", instance_id)
+            self.wanted.discard(instance_id)
+            self.quarantined.add(instance_id)
+            self._leave(instance_id)
+
+    def release(self, instance_ids: Iterable[InstanceId]) -> None:
+        """Let quarantined instances be added again."""
+        self.quarantined.difference_update(instance_ids)
 
     def drain(self, instance_id: InstanceId) -> None:
         """Begin to remove an instance. One that is not there now leaves at once."""

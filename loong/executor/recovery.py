@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import TypeAlias
 
 from loong.core.events import InstanceLost
@@ -19,55 +20,61 @@ SendSignal: TypeAlias = Callable[[int], None]
 class Backoff:
     """The times before an instance starts again, in seconds: none, then `first`, doubled up to `longest`.
 
-    Failures count in a row: an instance that served for `steady` seconds before a failure begins anew.
+    Failures count in a row: an instance that served for `steady` seconds before a failure begins anew. After
+    `max_failures` in a row it is quarantined: it does not start again.
     """
 
     first: float = 0.5
     longest: float = 60.0
     steady: float = 10.0
+    max_failures: int = 8
 
 
 class Failures:
-    """The failures of all instances, in a row. Times are seconds of one clock."""
+    """The failures of all instances, in a row. `clock` returns seconds."""
 
-    def __init__(self, backoff: Backoff) -> None:
-        self._backoff = backoff
+    def __init__(self, backoff: Backoff, clock: Callable[[], float] = monotonic) -> None:
+        self._backoff, self._clock = backoff, clock
         self._num_in_row: Counter[InstanceId] = Counter()
-        self._joined_at: dict[
-            InstanceId, float
-        ] = {}  # of instances that have joined since their last failure
+        self._joined_at: dict[InstanceId, float] = {}  # since the last failure
 
-    def join(self, instance_id: InstanceId, now: float) -> None:
+    def join(self, instance_id: InstanceId) -> None:
         """Note that an instance serves from now on."""
-        self._joined_at[instance_id] = now
+        self._joined_at[instance_id] = self._clock()
 
     def forget(self, instance_id: InstanceId) -> None:
-        """Note that an instance is not to serve any more."""
+        """Let the next failure of an instance be its first."""
         self._joined_at.pop(instance_id, None)
         self._num_in_row.pop(instance_id, None)
 
-    def fail(self, instance_id: InstanceId, now: float) -> float:
-        """Note a failure, of a start or of a service. Return the time before the next start."""
+    def fail(self, instance_id: InstanceId) -> float | None:
+        """Note a failure of a start or a service. Return the delay of the next start, None: quarantine."""
         backoff, joined_at = self._backoff, self._joined_at.pop(instance_id, None)
-        if joined_at is not None and now - joined_at > backoff.steady:
-            self._num_in_row[instance_id] = 0
-        num_before = self._num_in_row[instance_id]
+        if joined_at is not None and self._clock() - joined_at > backoff.steady:
+            self.forget(instance_id)
         self._num_in_row[instance_id] += 1
-        return min(backoff.longest, backoff.first * 2.0 ** (num_before - 1)) if num_before else 0.0
+        match self._num_in_row[instance_id]:
+            case number if number >= backoff.max_failures:
+                return None
+            case 1:
+                return 0.0
+            case number:
+                return min(backoff.longest, backoff.first * 2.0 ** (number - 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
     """The way in which instances come and go while the cluster serves.
 
-    `start` starts the processes of one, after those that it had. They start only when no batch in flight has
-    the instance as a member: a batch never meets two processes of one worker. `end` ends all processes of an
-    instance at once. `retire` waits until those that were asked to end have done so, and starts none again.
-    `instances` are all that can join, empty. `processes_of` returns how the present
-    processes of an instance are sent signals. `failures` are noted by `start`, and forgotten by `retire`.
+    `start` starts the processes of one, some seconds after those that it had. They start only when no batch
+    in flight has the instance as a member: a batch never meets two processes of one worker. `end` ends all
+    processes of an instance at once. `retire` waits until those that were asked to end have done so, and
+    starts none again. `instances` are all that can join, empty. `processes_of` returns how the present
+    processes of an instance are sent signals. `failures` decide after how long one starts again; `retire`
+    forgets them.
     """
 
-    start: Callable[[InstanceId], None]
+    start: Callable[[InstanceId, float], None]
     end: Callable[[InstanceId], None]
     retire: Callable[[InstanceId], None]
     instances: tuple[ElasticInstance, ...]

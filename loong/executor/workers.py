@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from time import monotonic
 from typing import assert_never
 
+from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchEndPredicted,
     BatchFinished,
@@ -97,6 +98,11 @@ class WorkersExecutor:
         return self.members.heartbeats.silences
 
     @property
+    def quarantined(self) -> Set[InstanceId]:
+        """Return the instances that failed too often to be started again."""
+        return self.members.quarantined
+
+    @property
     def restarts(self) -> Restarts | None:
         """Return how lost instances are started again, None if they are not."""
         return self._restarts
@@ -116,10 +122,11 @@ class WorkersExecutor:
     def lose(self, worker_id: WorkerId, reason: str) -> None:
         """Record that a worker is gone. The instance that is then lost is the one that failed first."""
         if self._restarts is not None and self.members.is_starting(worker_id[0]):
-            logger.warning("instance %d did not start, and is started again: %s", worker_id[0], reason)
+            logger.warning("instance %d did not start: %s", worker_id[0], reason)
             self.members.drop(worker_id[0])
             self._restarts.end(worker_id[0])
-            self._restarts.start(worker_id[0])
+            self.members.start_again(worker_id[0])
+            self._check_members()
         else:
             self._losses.end(worker_id, reason)
 
@@ -128,8 +135,7 @@ class WorkersExecutor:
         if self._restarts is None:
             self.post(InstanceLost(self.now, instance_id, reason))
             return
-        then = "it is started again" if instance_id in self.members.wanted else "it was to leave"
-        logger.error("instance %d was lost: %s; %s", instance_id, reason, then)
+        logger.error("instance %d was lost: %s", instance_id, reason)
         workers = self.members.drop(instance_id)
         self._recovery.lose(instance_id, reason)
         self._queue.drop(self._recovery.refuses)
@@ -146,6 +152,12 @@ class WorkersExecutor:
         self._close_void(over)
         for instance_id, reason in losses.items():
             self.members.lose(instance_id, reason)
+        self._check_members()
+
+    def _check_members(self) -> None:
+        """End the events with an error once all instances are quarantined."""
+        if not self.members.wanted:
+            self.fail(ClusterError("no instance is left: all failed again and again, and are quarantined"))
 
     def _close_void(self, batch_ids: Sequence[int]) -> None:
         self._queue.drop(self._recovery.refuses)
@@ -167,7 +179,7 @@ class WorkersExecutor:
     def _join(self, instance_id: InstanceId) -> None:
         """Post that an instance has joined, for the first time or again."""
         self._losses.rejoin(instance_id)
-        self.members.join(instance_id, self.now)
+        self.members.join(instance_id)
 
     def fail(self, error: BaseException) -> None:
         """Raise this error in `next_events`, after the events so far."""

@@ -17,8 +17,7 @@ from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.leases import arrival_order, lease_ends
 
 MOVED = "its KV moves from instance {}, which is to leave"
-DROPPED = "instance {} is to leave, and no other has room for its KV"
-ENDED = "instance {} is to leave"
+DROPPED = "{}, and no other has room for its KV"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +137,14 @@ class Draining:
     ) -> Iterator[Decision]:
         for end in ends:
             batch = self.snapshot.batch[end.batch_id]
-            named = _named(self.draining_ids.intersection(batch.participant_ids))
-            yield Decision(DecisionKind.END_LEASE, batch.plan.request_ids, ENDED.format(named))
+            why = _leaving(self.draining_ids.intersection(batch.participant_ids))
+            yield Decision(DecisionKind.END_LEASE, batch.plan.request_ids, why)
         for migration in moved:
             segment = migration.segment
             yield Decision(DecisionKind.MIGRATE, (segment.owner_id,), MOVED.format(segment.instance_id))
         for view in dropped:
-            named = _named(_holders(view, self.draining_ids))
-            yield Decision(DecisionKind.PREEMPT, (view.request_id,), DROPPED.format(named))
+            why = DROPPED.format(_leaving(_holders(view, self.draining_ids)))
+            yield Decision(DecisionKind.PREEMPT, (view.request_id,), why)
 
 
 @dataclass(slots=True)
@@ -191,8 +190,10 @@ def _holders(view: RequestView, draining_ids: frozenset[InstanceId]) -> frozense
     return draining_ids.intersection(view.placement.instance_ids)
 
 
-def _named(instance_ids: Iterable[InstanceId]) -> str:
-    return " and ".join(map(str, sorted(instance_ids)))
+def _leaving(instance_ids: frozenset[InstanceId]) -> str:
+    """Return in words that instances are to leave."""
+    named = " and ".join(map(str, sorted(instance_ids)))
+    return f"instances {named} are to leave" if len(instance_ids) > 1 else f"instance {named} is to leave"
 
 
 def _num_to_come(view: RequestView) -> int:

@@ -45,7 +45,7 @@ def choose_masters(
         num_tokens = min(num_steps, view.num_remaining_tokens)
         master_id = view.placement.segments[-1].instance_id
         if num_requests.get(master_id, fair_share) >= fair_share or room[master_id] < num_tokens:
-            preferred = [i for i in preferred_ids(view) if room[i] >= num_tokens]
+            preferred = [i for i in preferred_ids(view) if room.get(i, 0) >= num_tokens]
             able = preferred or [i for i in room if room[i] >= num_tokens]
             if not able:
                 return None

@@ -65,6 +65,7 @@ class PlanningView:
     `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
     ended leave their batches. `occupied` are the instance sets that hold KV of requests not in flight. Most
     plans need only these, so the others are computed on demand: sets `running` a batch, and `idle` instances,
+    host by host and on each
     those with most room first.
 
     A request that needs more KV than all instances have is not in `waiting`, so that it delays no other: it
@@ -130,7 +131,8 @@ class PlanningView:
         """Return the idle instances without KV of requests."""
         idle = [i.instance_id for i in self.snapshot.instances if i.batch_id is None]
         idle = [i for i in idle if i in self.free and i not in self._joined_ids]
-        return tuple(sorted(idle, key=self.free.__getitem__, reverse=True))
+        instances = self.snapshot.instance
+        return tuple(sorted(idle, key=lambda i: (instances[i].host_id, -self.free[i])))
 
     @cached_property
     def _joined_ids(self) -> frozenset[InstanceId]:

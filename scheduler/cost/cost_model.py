@@ -8,6 +8,7 @@ from loong.core.cost.cost_model import HostTimes, PrefillTerms
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.cost.work import InstanceWork, Phase, StepWork
 from loong.core.placement import InstanceId
+from loong.scheduler.cost.network import ONE_HOST, Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class WorkCostModel:
     `overlap` is the part of attention that hides ring transfers, and the part of launches that overlaps with
     computing: 0 on CPUs, 1 with copy engines and streams. Steps within `graph_limits` launch no kernel one by
     one, and all their KV travels before it is attended. Instances from `first_host_tier_id` on are host
-    tiers. `host` has the times of engine and workers.
+    tiers. `host` has the times of engine and workers, and `network` the hosts of instances.
     """
 
     coefficients: Coefficients = Coefficients()
@@ -101,6 +102,7 @@ class WorkCostModel:
     first_host_tier_id: InstanceId | None = None
     lane: ServiceLane = WHOLE_INSTANCE
     host: HostTimes = DEFAULT_HOST
+    network: Network = ONE_HOST
 
     def scaled(self, factor: float) -> "WorkCostModel":
         """Return the model of an instance that takes `factor` times as long for everything."""
@@ -112,6 +114,9 @@ class WorkCostModel:
         seconds = self.coefficients
         is_mixed = seconds.beside > 0 and not work.is_lease and work.phase is Phase.MIXED
         overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
+        if self.network.host_ids:
+            overhead += self.network.seconds(work)
+            work = self.network.slowed(work)
         if not work.holders:
             return overhead + max(map(self.instance_time, work.instances.values()))
         served = max(self._held_time(work, instance_id) for instance_id in work.holders)
@@ -158,12 +163,16 @@ class WorkCostModel:
             ring_launch = seconds.launch + seconds.ring_launch + seconds.hop_launch * (dop - 1)
             launch = max(exchange_launch, 0.0 if graph_limits.most_kv_rows else ring_launch)
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
+        sent_query = seconds.sent_query
+        if self.network.host_ids and dop > self.network.most_on_host:
+            overhead += self.network.delay
+            sent_query *= self.network.query_factor(dop)
         return PrefillTerms(
             overhead=overhead + (seconds.exchange if dop > 1 else 0.0),
             per_prompt=seconds.sent_request + seconds.attend * dop,
             floor=seconds.weights + (1 - self.overlap) * launch,
             launch=self.overlap * launch,
-            per_token=(seconds.token + seconds.sent_query * (dop - 1) + seconds.key) / dop,
+            per_token=(seconds.token + sent_query * (dop - 1) + seconds.key) / dop,
             per_cached_pair=(seconds.pair + (seconds.part_pair if dop > 1 else 0.0)) / dop,
             per_new_pair=(seconds.pair + seconds.part_pair * (dop - 1) / dop) / (2 * dop),
         )
@@ -173,7 +182,12 @@ class WorkCostModel:
         seconds = self.coefficients
         first = self.first_host_tier_id
         is_host = first is not None and max(source_id, destination_id) >= first
-        return seconds.message + (seconds.offloaded_key if is_host else seconds.moved_key) * num_tokens
+        if is_host:
+            return seconds.message + seconds.offloaded_key * num_tokens
+        if self.network.spans((source_id, destination_id)):
+            moved_key = seconds.moved_key * self.network.slowdown
+            return seconds.message + self.network.message + moved_key * num_tokens
+        return seconds.message + seconds.moved_key * num_tokens
 
 
 def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mixed: bool) -> float:

@@ -35,23 +35,27 @@ class StepTable:
 
     steps: NDArray[np.void]
     parts: NDArray[np.void]  # of each step, one of each instance
+    delays: Array  # [steps], of links between hosts
     overlap: float
 
     @classmethod
     def of(cls, model: WorkCostModel, steps: Sequence[StepWork]) -> "StepTable":
         """Lay out the counts of `steps`; captured steps and overlaps are as in `model`."""
+        delays = np.array([model.network.seconds(step) for step in steps])
+        if model.network.host_ids:
+            steps = list(map(model.network.slowed, steps))
         ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
         works = (part for step in steps for part in (*model.served_works(step), *step.instances.values()))
         parts = [(*astuple(part), model.has_captured(part)) for part in works]
-        return cls(_table(rows, _STEP), _table(parts, _PART), model.overlap)
+        return cls(_table(rows, _STEP), _table(parts, _PART), delays, model.overlap)
 
     def seconds(self, coefficients: Array) -> Array:
         """Return the seconds [sets, steps] of each step by each set of `coefficients` [sets, names]."""
         sets = np.ascontiguousarray(coefficients).view(_COEFFICIENTS)[:, 0].view(np.recarray)
         seconds = np.zeros((len(sets), len(self.steps)))
         _predict(sets, self.steps, self.parts, self.overlap, seconds)
-        return seconds
+        return seconds + self.delays
 
 
 def _table(rows: Sequence[tuple[float, ...]], kind: np.dtype[np.void]) -> NDArray[np.void]:

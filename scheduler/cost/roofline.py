@@ -7,6 +7,7 @@ from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.scheduler.cost.cost_model import WHOLE_INSTANCE, Coefficients, ServiceLane, WorkCostModel
+from loong.scheduler.cost.network import LinkRates, Links, Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class DeviceRates:
     memory_bytes: float
     link_bandwidth: float  # to one other device, one way
     host_bandwidth: float
+    network: LinkRates  # between hosts
     all_reduce_delay: float
     exchange_delay: float  # queries out and partials back, a layer
     hop_delay: float  # of a ring, a layer
@@ -72,9 +74,16 @@ class DeviceRates:
     lane: ServiceLane = WHOLE_INSTANCE  # that serves the batches of others
     lane_delay: float | None = None  # a layer, of what is served, at most; None: without bound
 
+    @property
+    def links(self) -> Links:
+        """Return the links within a host and between hosts."""
+        return Links(LinkRates(self.link_bandwidth, self.hop_delay), self.network)
 
-def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCostModel:
-    """Return the cost model of `shape` on instances of `tp_size` devices.
+
+def roofline(
+    shape: ModelShape, device: DeviceRates, tp_size: int = 1, host_ids: tuple[int, ...] = ()
+) -> WorkCostModel:
+    """Return the cost model of `shape` on instances of `tp_size` devices, each on the host of `host_ids`.
 
     Raises `ConfigError` by `check_cut`.
     """
@@ -127,6 +136,7 @@ def roofline(shape: ModelShape, device: DeviceRates, tp_size: int = 1) -> WorkCo
         graph_limits=cuda_graph_limits(shape, device.graph_limits),
         host=device.host,
         lane=lane,
+        network=Network.of(host_ids, device.links, shape.num_layers),
     )
 
 

@@ -80,11 +80,12 @@ def _plan_others(cluster: PaperCluster) -> IterationPlan:
 
 
 def _prefills(allocation: PaperAllocation) -> list[tuple[list[InstanceId], list[RequestView]]]:
-    """Return the instances and prompts of each prefill: the program over E_p by free slots, longest first."""
+    """Return the instances and prompts of each prefill: the program over E_p by host and free slots."""
     cluster, free = allocation.cluster, allocation.free
     if not allocation.prompts:
         return []
-    instance_ids = sorted(free, key=lambda i: (free[i], i))
+    instances = cluster.planning_view.snapshot.instance
+    instance_ids = sorted(free, key=lambda i: (instances[i].host_id, free[i], i))
     prompts = sorted(allocation.prompts, key=lambda view: (-view.num_uncomputed_tokens, view.request_id))
     demands = []
     for view in prompts:

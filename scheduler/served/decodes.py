@@ -6,6 +6,7 @@ The other instances serve that KV while they compute prompts, so nothing moves.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, zip_longest
 from math import ceil, inf
 
 from loong.core.cost.cost_model import CostModel
@@ -72,7 +73,7 @@ class ServedDecodes:
 
     @cached_property
     def instance_ids(self) -> tuple[InstanceId, ...]:
-        """The last instances, as few as meet all TPOT targets and have room for all tokens to come.
+        """The last instances of hosts, as few as meet all TPOT targets and have room for all tokens to come.
 
         At least one and at most half of all. Where no number leaves a margin, the fewest that meet them
         without one. Targets that no number meets do not count; if none can be met, the quickest number.
@@ -93,7 +94,14 @@ class ServedDecodes:
         if not free or self.leases:
             return None
         views = self._with_room(sum(free.values()))
-        return plan_lease(free, views, self.cost_model, self.lease_steps) if views else None
+        if not views:
+            return None
+
+        def on_hosts_of_kv(view: RequestView) -> Iterator[InstanceId]:
+            hosts = {self._host_of(i) for i in view.placement.instance_ids}
+            return (i for i in free if self._host_of(i) in hosts)
+
+        return plan_lease(free, views, self.cost_model, self.lease_steps, on_hosts_of_kv)
 
     def lease_ends(self) -> tuple[LeaseEnd, ...]:
         """Return ends of leases that others are to join, or that are to have other instances.
@@ -153,7 +161,15 @@ class ServedDecodes:
         return next((k for budget in budgets for k in able if self._step_seconds(k) <= budget), None)
 
     def _last(self, number: int) -> tuple[InstanceId, ...]:
-        return tuple(sorted(self.snapshot.pools))[-number:]
+        """Return the last instances of the hosts, taken from each host in turn."""
+        hosts: dict[int, list[InstanceId]] = {}
+        for instance_id in sorted(self.snapshot.pools, reverse=True):
+            hosts.setdefault(self._host_of(instance_id), []).append(instance_id)
+        in_turn = (i for taken in zip_longest(*hosts.values()) for i in taken if i is not None)
+        return tuple(sorted(islice(in_turn, number)))
+
+    def _host_of(self, instance_id: InstanceId) -> int:
+        return self.snapshot.instance[instance_id].host_id
 
     def _has_room(self, number: int) -> bool:
         last = self._last(number)

@@ -64,11 +64,6 @@ class PlanDraft:
         """The planned batches by each of their requests."""
         return {request_id: batch for batch in self.batches for request_id in batch.request_ids}
 
-    @property
-    def is_anything_in_flight(self) -> bool:
-        """Return whether an event will come even without a plan."""
-        return bool(self.snapshot.batches or self.snapshot.ending or self.snapshot.migrations)
-
     def plan(self) -> IterationPlan:
         """Return the plan."""
         return IterationPlan(

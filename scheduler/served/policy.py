@@ -16,8 +16,11 @@ from loong.core.decision import Decision, DecisionKind
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
+from loong.scheduler.baselines.esp_fixed import plan_parts
+from loong.scheduler.common.cluster_parts import groups_of
 from loong.scheduler.common.leases import arrival_order
 from loong.scheduler.common.planning_view import make_planning_view
+from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission, by_deadline
 from loong.scheduler.esp.kv_safety import kv_safety
@@ -32,7 +35,7 @@ from loong.scheduler.served.batches import batch_builder, build_apart, build_tog
 from loong.scheduler.served.decodes import ServedDecodes
 from loong.scheduler.served.draft import PlanDraft
 from loong.scheduler.served.layout import lay_out
-from loong.scheduler.tuning import LONG_LEASE_FACTOR
+from loong.scheduler.tuning import LONG_LEASE_FACTOR, PLANNED_TPOT_SHARE
 
 BUSY = "the instances that are to compute it are in a step, or decode first"
 FULL_STEP = "the step of its instances is full of more urgent prompts"
@@ -42,10 +45,34 @@ Stage: TypeAlias = Callable[[PlanDraft], PlanDraft]
 
 def plan_esp_served(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
     """Plan every instance that can run now."""
+    instance_ids = tuple(sorted(snapshot.pools))
+    if has_only_short_prompts(snapshot, cost_model, config):
+        plan = plan_parts(snapshot, groups_of(instance_ids, 1), cost_model, config, len(instance_ids))
+        if (plan.batches or _is_anything_in_flight(snapshot)) and not plan.preemptions:
+            return plan  # otherwise one has too little room for what it has, and all together may have it
     draft = PlanDraft(make_planning_view(snapshot), cost_model, config)
     for stage in STAGES:
         draft = stage(draft)
     return draft.plan()
+
+
+def _is_anything_in_flight(snapshot: Snapshot) -> bool:
+    """Return whether an event will come even without a plan."""
+    return bool(snapshot.batches or snapshot.ending or snapshot.migrations)
+
+
+def has_only_short_prompts(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
+    """Return whether each instance can run requests by itself.
+
+    That is so if every prompt fits into a step of one instance, and TPOT targets leave most of a step with
+    decodes to prompts.
+    """
+    live = [view for view in snapshot.request.values() if not view.has_ended]
+    target = min((target_tpot(view, config) for view in live), default=config.target_tpot)
+    alone = cost_model.prefill_terms(1)
+    most_tokens = alone.max_tokens(config.step_time, 0)
+    is_loose = alone.least <= PLANNED_TPOT_SHARE * target / 2
+    return is_loose and all(view.is_decoding or view.num_prompt_tokens <= most_tokens for view in live)
 
 
 def admit(draft: PlanDraft) -> PlanDraft:
@@ -80,7 +107,7 @@ def build(draft: PlanDraft) -> PlanDraft:
 
 def relieve(draft: PlanDraft) -> PlanDraft:
     """Where nothing would run, use the room of all instances together, or preempt the last to come."""
-    if draft.batches or draft.is_anything_in_flight or not draft.view.free:
+    if draft.batches or _is_anything_in_flight(draft.snapshot) or not draft.view.free:
         return draft
     everywhere = tuple(sorted(draft.view.free))
     batch = batch_builder(draft).together(everywhere, draft.decodes, draft.prefills)

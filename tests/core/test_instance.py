@@ -1,7 +1,14 @@
 import pytest
 
 from loong.core.errors import InvalidPlanError
-from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind, home_instance_id, host_tier_id
+from loong.core.instance import (
+    ElasticInstance,
+    ESPGroup,
+    InstanceKind,
+    home_instance_id,
+    host_tier_id,
+    spread_over_hosts,
+)
 from loong.core.placement import KVSegment
 from loong.core.plan import KVMigration
 
@@ -54,3 +61,18 @@ def test_an_instance_is_home_to_itself_and_to_its_host_tier() -> None:
         for kept_id in (instance_id, host_tier_id(instance_id, 3)):
             assert home_instance_id(kept_id, 3) == instance_id
     assert [host_tier_id(i, 3) for i in range(3)] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("num_instances", "num_hosts", "host_ids"),
+    [(4, 1, (0, 0, 0, 0)), (4, 2, (0, 0, 1, 1)), (5, 2, (0, 0, 0, 1, 1)), (3, 3, (0, 1, 2))],
+)
+def test_instances_are_spread_evenly_and_neighbors_share_a_host(
+    num_instances: int, num_hosts: int, host_ids: tuple[int, ...]
+) -> None:
+    assert spread_over_hosts(num_instances, num_hosts) == host_ids
+
+
+def test_an_instance_stays_on_its_host() -> None:
+    instance = ElasticInstance(1, 1, InstanceKind.FULL, 10, host_id=3)
+    assert instance.using(5).running(7).host_id == 3

@@ -1,5 +1,7 @@
 """An engine is ok with all its instances, degraded without some, and dead without any."""
 
+from dataclasses import replace
+
 import pytest
 
 from loong.core.instance import ElasticInstance, InstanceKind
@@ -35,6 +37,16 @@ def test_a_cluster_without_some_is_degraded_and_names_them(
     assert health.is_alive
 
 
+def test_an_instance_that_is_to_leave_does_no_harm_and_is_named() -> None:
+    draining = replace(
+        cluster(0, 1), instances=(*cluster(0).instances, replace(*cluster(1).instances, is_draining=True))
+    )
+    health = health_of(draining, {0: 0.0})
+    assert (health.state, health.troubles) == (HealthState.OK, {1: Trouble.DRAINING})
+    assert "instance 1 takes nothing new" in health.message
+    assert health_of(draining, {0: SILENT}).state is HealthState.DEAD
+
+
 @pytest.mark.parametrize(
     ("snapshot", "silences"),
     [
@@ -49,3 +61,10 @@ def test_a_cluster_in_which_none_serves_is_dead(snapshot: Snapshot, silences: di
     assert health.state is HealthState.DEAD
     assert health.message
     assert not health.is_alive
+
+
+def test_quarantined_instances_are_named_beside_those_that_serve_or_make_it_dead() -> None:
+    degraded = health_of(cluster(0), {}, {2})
+    assert (degraded.state, degraded.troubles) == (HealthState.DEGRADED, {2: Trouble.QUARANTINED})
+    assert "instance 2 has failed again and again" in degraded.message
+    assert health_of(cluster(), {}, {0, 1}).state is HealthState.DEAD

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from loong.core.errors import ConfigError, EngineStoppedError, InvalidRequestError, RequestTooLargeError
+from loong.core.errors import (
+    ClusterError,
+    ConfigError,
+    EngineStoppedError,
+    InvalidRequestError,
+    RequestTooLargeError,
+)
 from loong.core.events import Event, InstanceDraining, InstanceJoined, InstanceLeft, InstanceLost
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import Placement
@@ -39,12 +45,12 @@ class Machine:
         self.snapshot = Snapshot(0.0, tuple(map(full, range(FIRST))))
         commands = {(i, 0): f"ipc://{folder}/{i}" for i in range(FIRST)}
         restarts = Restarts(
-            lambda i: self.calls.append(("start", i)),
+            lambda i, _: self.calls.append(("start", i)),
             lambda i: self.calls.append(("end", i)),
             lambda i: self.calls.append(("retire", i)),
             tuple(map(full, range(MOST))),
             lambda _: (),
-            Failures(Backoff()),
+            Failures(Backoff(max_failures=2)),
         )
         self._folder = folder
         endpoints = Endpoints(f"ipc://{folder}/reports", commands, MOST)
@@ -70,7 +76,7 @@ class Machine:
         """Let a started instance be ready."""
         self.expect(instance_id)
         assert self.members.take_ready(WorkerReady(instance_id, 0))
-        self.members.join(instance_id, 0.0)
+        self.members.join(instance_id)
 
     def turn(self) -> list[Event]:
         """Let the engine apply all events and plan; return the events."""
@@ -212,3 +218,24 @@ async def test_those_that_wait_are_answered_when_the_engine_stops(machine: Machi
     machine.scaling.stop()
     with pytest.raises(EngineStoppedError):
         await waiting
+
+
+async def test_a_change_ends_with_an_error_if_an_instance_is_quarantined_and_may_be_asked_for_again(
+    machine: Machine,
+) -> None:
+    machine.scale(4)
+    waiting = asyncio.create_task(machine.scaling.wait())
+    machine.be_ready(3)
+    machine.turn()
+    await asyncio.sleep(0)
+    machine.members.start_again(2)
+    assert machine.calls[-1] == ("start", 2)
+    machine.members.start_again(2)
+    assert machine.calls[-1] == ("retire", 2)
+    machine.turn()
+    with pytest.raises(ClusterError, match=r"instances \[2\] have failed again and again"):
+        await waiting
+    assert machine.states()[2] is InstanceState.QUARANTINED
+    machine.scale(4)
+    assert machine.calls[-1] == ("start", 2)
+    assert machine.states()[2] is InstanceState.STARTING

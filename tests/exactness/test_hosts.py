@@ -1,10 +1,11 @@
 """Instances of several hosts work as one cluster: exact at every DoP, also after the loss of a host."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, running_cluster
 from leak_checks import shared_cluster
 from plans import decode, move, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
@@ -106,3 +107,20 @@ def test_streams_outlive_the_loss_of_a_host_and_a_new_one_joins(losing: Cluster,
     everywhere = make_policy("static-sp", PolicyConfig(chunk_tokens=16))
     again = [greedy_request(random_prompt(60, seed=60), 8)]
     assert_exact(folder, again, losing.run(again, everywhere))
+
+
+def has_instances(number: int, snapshot: Snapshot) -> bool:
+    return len(snapshot.instances) == number
+
+
+def test_instances_join_and_leave_on_all_hosts(folder: Path) -> None:
+    config = ClusterConfig(str(folder), num_instances=2, num_hosts=2, max_instances=4, kv_capacity=256)
+    everywhere = make_policy("static-sp", PolicyConfig(chunk_tokens=16))
+    with running_cluster(config, backoff=Backoff()) as cluster:
+        for num_instances in (2, 4, 2):
+            cluster.scale(num_instances)
+            cluster.wait_until(partial(has_instances, num_instances), timeout=60)
+            hosts = [instance.host_id for instance in cluster.snapshot.instances]
+            assert sorted(hosts) == sorted([0, 1] * (num_instances // 2))
+            requests = [greedy_request(random_prompt(40 + num_instances, seed=num_instances), NUM_TOKENS)]
+            assert_exact(folder, requests, cluster.run(requests, everywhere))

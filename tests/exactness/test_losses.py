@@ -23,7 +23,7 @@ from loong.scheduler.policy import Policy, make_policy
 
 NUM_INSTANCES = 3
 WORKER = "loong.worker.process"
-AT_ONCE = Backoff(first=0.0, longest=0.0)
+AT_ONCE = Backoff(first=0.0, longest=0.0, max_failures=1000)
 
 
 class Victims:

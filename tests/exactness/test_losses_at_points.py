@@ -32,8 +32,10 @@ from loong.worker.config import ENVIRONMENT
 
 NUM_INSTANCES, NUM_LAYERS = 3, 3
 POISON = 96  # a token whose embedding is not finite, and which is never the likeliest
-AT_ONCE = Backoff(first=0.0, longest=0.0)
+AT_ONCE = Backoff(first=0.0, longest=0.0, max_failures=1000)
 ESP = make_policy("esp", PolicyConfig(max_num_batched_tokens=24, lease_steps=2))
+# On a busy machine, the report of a survivor may be known for long before the end of the process is.
+KILLED = ("killed by signal 9", " reported: ")
 When = Callable[[IterationPlan], bool]
 
 
@@ -90,7 +92,7 @@ class Arming:
         return plan
 
 
-def run_and_lose(cluster: Cluster, model: Path, policy: Arming, victim: int, reason: str) -> None:
+def run_and_lose(cluster: Cluster, model: Path, policy: Arming, victim: int, *reasons: str) -> None:
     """Run requests of which some lose an instance, and wait until it has joined again."""
     before, sent = cluster.snapshot.stats, requests()
     outputs = cluster.run(sent, policy, timeout=90)
@@ -98,7 +100,7 @@ def run_and_lose(cluster: Cluster, model: Path, policy: Arming, victim: int, rea
     assert_exact(model, sent, outputs)
     losses = [event for event in cluster.log if isinstance(event, InstanceLost)]
     assert [event.instance_id for event in losses] == [victim]
-    assert reason in losses[0].reason
+    assert any(reason in losses[0].reason for reason in reasons)
     assert len(cluster.snapshot.instances) == NUM_INSTANCES
 
 
@@ -121,7 +123,7 @@ def test_any_member_of_a_ring_dies_in_any_layer(
 ) -> None:
     ring = in_group(0, 1, 2, chunk=12, transfer=Transfer.KV)
     policy = Arming(ring, has_second_chunk, armed, victim, f"layer {layer}")
-    run_and_lose(cluster, model, policy, victim, "killed by signal 9")
+    run_and_lose(cluster, model, policy, victim, *KILLED)
     assert policy.is_armed
 
 
@@ -131,7 +133,7 @@ def test_a_master_and_another_member_die_in_decode_steps_of_several_masters(
 ) -> None:
     masters = in_group(0, 1, 2, masters=(0, 1), num_steps=4)
     policy = Arming(masters, has_decode, armed, victim, "layer 1")
-    run_and_lose(cluster, model, policy, victim, "killed by signal 9")
+    run_and_lose(cluster, model, policy, victim, *KILLED)
 
 
 def moving_once(snapshot: Snapshot, _cost_model: CostModel, /) -> IterationPlan:
@@ -152,7 +154,7 @@ def test_the_sender_and_the_receiver_die_in_a_migration_and_around_its_commit(
     cluster: Cluster, model: Path, armed: Path, victim: int, point: str
 ) -> None:
     policy = Arming(moving_once, has_migration, armed, victim, point)
-    run_and_lose(cluster, model, policy, victim, "killed by signal 9")
+    run_and_lose(cluster, model, policy, victim, *KILLED)
     ends = [item.is_committed for item in cluster.log if isinstance(item, MigrationFinished)]
     assert not ends[0], "it was rolled back"
 
@@ -173,7 +175,7 @@ def test_a_holder_dies_while_it_serves_and_so_does_a_member_that_it_serves(
     cluster: Cluster, model: Path, armed: Path, victim: int
 ) -> None:
     policy = Arming(serving, has_decode, armed, victim, "layer 2")
-    run_and_lose(cluster, model, policy, victim, "killed by signal 9")
+    run_and_lose(cluster, model, policy, victim, *KILLED)
     assert any(isinstance(item, RunBatch) and item.holder_ids == (0,) for item in cluster.log)
 
 

@@ -35,7 +35,7 @@ NUM_INSTANCES = 4
 NUM_PROMPT, NUM_OUTPUT = 96, 12
 CHUNK = 32
 WORKER = "loong.worker.process"
-AT_ONCE = Backoff(first=0.0, longest=0.0)
+AT_ONCE = Backoff(first=0.0, longest=0.0, max_failures=1000)
 Plan = Callable[[RequestView, tuple[InstanceId, ...]], BatchPlan]
 
 

@@ -1,6 +1,7 @@
 """The loss of an instance makes batches void, and becomes an event when all others have left them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from loong.core.events import InstanceLost
 from loong.core.instance import ESPGroup
@@ -105,29 +106,45 @@ def test_a_migration_between_two_lost_instances_is_over() -> None:
     assert not outstanding.has_one_ended_moves
 
 
-BACKOFF = Backoff(first=1.0, longest=5.0, steady=10.0)
+BACKOFF = Backoff(first=1.0, longest=5.0, steady=10.0, max_failures=8)
 
 
-def test_starts_wait_longer_after_each_failure_in_a_row() -> None:
-    failures = Failures(BACKOFF)
-    assert [failures.fail(1, now) for now in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)] == [0, 1, 2, 4, 5, 5]
-    assert failures.fail(2, 0.6) == 0.0, "another instance has failures of its own"
+@dataclass
+class Clock:
+    """A clock that a test moves."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_starts_wait_longer_after_each_failure_in_a_row_and_then_there_is_none() -> None:
+    failures = Failures(BACKOFF, Clock())
+    assert [failures.fail(1) for _ in range(9)] == [0, 1, 2, 4, 5, 5, 5, None, None]
+    assert failures.fail(2) == 0.0, "another instance has failures of its own"
+    failures.forget(1)
+    assert failures.fail(1) == 0.0
 
 
 def test_an_instance_that_has_served_for_long_begins_anew() -> None:
-    failures = Failures(BACKOFF)
+    failures = Failures(BACKOFF, clock := Clock())
     for _ in range(3):
-        failures.fail(1, 0.0)
-    failures.join(1, 100.0)
-    assert failures.fail(1, 111.0) == 0.0
+        failures.fail(1)
+    failures.join(1)
+    clock.now = 11.0
+    assert failures.fail(1) == 0.0
 
 
 def test_the_time_that_a_start_takes_is_no_service() -> None:
     """An instance that loads for a minute and fails soon after has failed in a row."""
-    failures = Failures(BACKOFF)
+    failures = Failures(BACKOFF, clock := Clock())
     delays = []
-    for round_at in range(0, 300, 100):
-        failures.join(1, round_at + 60.0)
-        delays.append(failures.fail(1, round_at + 69.0))
-    assert delays == [0, 1, 2]
-    assert failures.fail(1, 1000.0) == 4.0, "a start that fails is no service either"
+    for _ in range(3):
+        clock.now += 60.0
+        failures.join(1)
+        clock.now += 9.0
+        delays.append(failures.fail(1))
+    clock.now += 1000.0
+    delays.append(failures.fail(1))  # a start that fails is no service either
+    assert delays == [0, 1, 2, 4]

@@ -100,6 +100,23 @@ def test_kubernetes_names_only_what_there_is(resources: dict[str, dict[str, Any]
     assert {port["targetPort"] for port in service["ports"]} <= ports
 
 
+def test_the_ray_cluster_has_two_hosts_with_one_token() -> None:
+    cluster = msgspec.yaml.decode((FOLDER / "ray-cluster.yaml").read_text())
+    provider = cluster["provider"]
+    hosts = [provider["head_ip"], *provider["worker_ips"]]
+    assert len(set(hosts)) == 2
+    assert cluster["min_workers"] == cluster["max_workers"] == len(provider["worker_ips"])
+    starts = [cluster[f"{kind}_start_ray_commands"][-1] for kind in ("head", "worker")]
+    assert all(command.startswith("RAY_AUTH_MODE=token ray start ") for command in starts)
+    assert f"--node-ip-address={provider['head_ip']}" in starts[0]
+    assert "~/.ray/auth_token" in cluster["file_mounts"]
+    page = (FOLDER.parent / "hosts.md").read_text()
+    (submitted,) = re.findall(r"ray job submit .*? -- \\\n\s+loong (serve .*)", page)
+    parser, _ = build_parser(["serve"])
+    flags = parser.parse_args(submitted.split())
+    assert (flags.hosts, flags.num_hosts) == ("ray", len(hosts))
+
+
 @pytest.mark.parametrize("name", ["startupProbe", "readinessProbe", "livenessProbe"])
 def test_probes_need_no_key_and_liveness_bears_lost_instances(
     resources: dict[str, dict[str, Any]], name: str

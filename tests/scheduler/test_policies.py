@@ -11,7 +11,7 @@ from simulation import instances_with, simulate, timed_request
 from snapshots import begun, snapshot_of, waiting
 
 from loong.core.decision import DecisionKind
-from loong.core.events import InstanceJoined, InstanceLost, RequestAborted
+from loong.core.events import Event, InstanceJoined, InstanceLost, RequestAborted
 from loong.core.request import FinishReason, Request
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
@@ -165,6 +165,26 @@ def test_a_request_that_holds_kv_fails_too_once_the_rest_can_never_fit(num_compu
     plan = make_policy("esp", PolicyConfig())(snapshot_of([3000], [view]), WorkCostModel())
     assert [failure.request_id for failure in plan.failures] == ["r"]
     assert [(d.kind, d.request_ids) for d in plan.decisions] == [(DecisionKind.FAIL, ("r",))]
+
+
+@pytest.mark.parametrize("name", [n for n in POLICY_NAMES if policy_kind(n).max_instances is None])
+@settings(max_examples=6)
+@given(data=st.data())
+def test_every_request_ends_whatever_is_lost_for_a_time(name: str, data: st.DataObject) -> None:
+    instances = instances_with([data.draw(st.sampled_from([150, 300, 1000]))] * num_instances_of(name, 4))
+    requests = data.draw(workloads(min(200, admissible_tokens(name, instances))))
+    lost_at, seconds = data.draw(st.floats(0, 0.2)), data.draw(st.floats(1e-3, 0.3))
+    lost = data.draw(st.sampled_from(instances))
+    incidents: list[Event] = [
+        InstanceLost(lost_at, lost.instance_id, returns=True),
+        InstanceJoined(lost_at + seconds, lost),
+    ]
+    capacities = [instance.kv_capacity for instance in instances]
+    run = simulate(name, capacities, requests, incidents=incidents, config=data.draw(configs))
+    assert_all_complete(requests, {r: len(tokens) for r, tokens in run.tokens.items()})
+    num_needed = sum(len(r.prompt_token_ids) + r.sampling_params.max_tokens - 1 for r in requests)
+    if not run.stats.num_preemptions:
+        assert run.stats.num_computed_tokens == num_needed + run.stats.num_recomputed_tokens
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

@@ -2,6 +2,7 @@
 
 import signal
 
+import httpx
 import pytest
 from http_answers import error_of, post
 from scripted_engine import ScriptedEngine, Serving
@@ -60,3 +61,18 @@ async def test_an_instance_that_is_not_live_is_a_conflict(serving: Serving) -> N
         error = await error_of(url, PATH, 409, fault="kill", instance=1)
     assert (error["code"], error["param"]) == ("instance_not_live", "instance")
     assert "live are [0, 2]" in error["message"]
+
+
+async def test_a_server_with_an_admin_key_takes_faults_with_it_alone(serving: Serving) -> None:
+    signals = Signals()
+    body = {"fault": "kill"}
+    async with (
+        serving(ScriptedEngine(), faults=signals.faults, api_keys=("key",), admin_key="admin") as url,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
+        answers = [
+            await client.post(f"{url}{PATH}", json=body, headers={"Authorization": f"Bearer {key}"})
+            for key in ("key", "admin")
+        ]
+    assert [answer.status_code for answer in answers] == [401, 200]
+    assert signals.sent == [(0, signal.SIGKILL)]

@@ -24,6 +24,7 @@ from loong.core.request import Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
+from loong.engine.health import Health
 from loong.engine.loop import Scheduling
 from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
@@ -149,6 +150,11 @@ class Cluster:
         except TimeoutError as error:
             happened = "\n".join(map(str, self.log[-8:]))
             raise AssertionError(f"stuck after\n{happened}\nin {self._engine.snapshot()}") from error
+
+    @property
+    def health(self) -> Health:
+        """The health of the engine now."""
+        return self._engine.health()
 
     @property
     def snapshot(self) -> Snapshot:

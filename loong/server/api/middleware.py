@@ -11,6 +11,7 @@ from loong.server.context import SERVER
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/", "/dashboard"})
 ADMIN_PATHS = frozenset({"/admin/instances", "/admin/scale"})  # for the admin key alone
+FAULTS_PATH = "/admin/faults"  # for the admin key alone if there is one
 OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and has no data without it
 
 
@@ -38,7 +39,8 @@ async def check_api_key(request: web.Request, handler: Handler) -> web.StreamRes
     Paths of operators need the admin key in any case.
     """
     keys = request.app[SERVER].settings.api_keys
-    if request.path in ADMIN_PATHS:
+    has_admin_key = request.app[SERVER].settings.admin_key is not None
+    if request.path in ADMIN_PATHS or (request.path == FAULTS_PATH and has_admin_key):
         _check_admin_key(request)
     elif keys and request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
         number = key_number(request.headers.get("Authorization", ""), keys)

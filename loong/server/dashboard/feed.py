@@ -95,6 +95,7 @@ class Tick(msgspec.Struct, frozen=True):
     now: float
     health: str | None  # why it is degraded or dead; None: ok
     instances: list[tuple[int, int, int, str]]  # id, KV used, KV capacity, kind
+    states: dict[int, str]  # of instances that there are or are to be
     ended: list[FeedBatch]
     running: list[FeedBatch]
     moves: list[FeedMove]
@@ -148,6 +149,7 @@ class Feed:
             now=snapshot.now,
             health=None if health.state is HealthState.OK else health.message,
             instances=[(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value) for i in snapshot.instances],
+            states={i.instance_id: i.state.value for i in engine.size().instances},
             ended=ended,
             running=running,
             moves=[_move(move) for move in moves if move.is_committed],
@@ -218,7 +220,7 @@ def _ended(batch: BatchSlice) -> FeedBatch:
 
 def _running(batch: RunningBatch, snapshot: Snapshot) -> FeedBatch:
     plan = batch.plan
-    prefilled = {block.request_id for block in plan.queries if len(block.positions) > 1}
+    prefilled = {r for r in plan.request_ids if sum(len(b.positions) for b in plan.blocks_of(r)) > 1}
     phase = "decode" if not prefilled else "mixed" if len(prefilled) < len(plan.request_ids) else "prefill"
     prompts = (snapshot.request[i].num_prompt_tokens for i in prefilled if i in snapshot.request)
     return FeedBatch(

@@ -252,9 +252,9 @@ class HealthStatus(Answer):
     status: Literal["ok", "degraded"]
     """degraded: some instances do not serve."""
     message: str = ""
-    """The reason why it is degraded."""
-    instances: dict[str, Literal["restarting", "silent"]] = {}
-    """The instances that do not serve, and why."""
+    """The instances that do not serve, in words."""
+    instances: dict[str, Literal["restarting", "silent", "quarantined", "draining"]] = {}
+    """The instances that do not serve, and why. draining: an operator removes it."""
 
 
 class Version(Answer):
@@ -287,8 +287,8 @@ class Instance(Answer):
     """An instance, and the tokens of KV that it holds and can hold."""
 
     id: int
-    state: Literal["serving", "draining", "starting", "lost"]
-    """draining: takes nothing new, and leaves once it is empty. lost: is started again."""
+    state: Literal["serving", "draining", "starting", "lost", "quarantined"]
+    """draining: takes nothing new, and leaves once empty. lost: is started again. quarantined: is not."""
     kv_used: int
     kv_capacity: int
 

@@ -12,6 +12,7 @@ from loong.core.cost.work import InstanceWork, Phase, StepWork, WorkCount, step_
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
+from loong.core.positions import dealt
 from loong.core.request import RequestId
 
 SEEDS = range(6)
@@ -170,3 +171,29 @@ def test_what_is_added_to_a_copy_is_not_added_to_what_it_is_of() -> None:
     assert other == work
     other.num_tokens += 1
     assert other != work
+
+
+@pytest.mark.parametrize("transfer", list(Transfer))
+@pytest.mark.parametrize("lost_id", [0, 3])
+def test_a_repair_is_counted_without_the_later_keys_that_the_mask_removes(
+    transfer: Transfer, lost_id: int
+) -> None:
+    placement = striped("r", range(80), (0, 1, 2, 3)).without(lost_id)
+    group = ESPGroup(tuple(i for i in range(4) if i != lost_id))
+    stripes = zip(dealt(placement.holes, 3), group.instance_ids, strict=True)
+    blocks = tuple(QueryBlock("r", p, i, transfer) for pieces, i in stripes for p in pieces)
+    batch = BatchPlan(group, blocks, tuple(KVSegment("r", b.positions, b.master_id) for b in blocks))
+    queries = {p for block in blocks for p in block.positions}
+    keys = queries | {p for segment in placement.segments for p in segment.positions}
+    work = total(step_work(batch, {"r": placement}))
+    assert work.num_tokens == len(queries)
+    assert work.num_pairs == pytest.approx(sum(key <= query for query in queries for key in keys))
+
+
+def test_a_single_position_before_later_kv_counts_as_a_chunk() -> None:
+    placement = striped("r", range(8), (0,)).removing(KVSegment("r", range(3, 4), 0))
+    block = QueryBlock("r", range(3, 4), 0, Transfer.QUERY)
+    batch = BatchPlan(ESPGroup((0,)), (block,), (KVSegment("r", range(3, 4), 0),))
+    work = total(step_work(batch, {"r": placement}))
+    assert work.num_decode_keys == 0
+    assert work.num_pairs == pytest.approx(4)

@@ -13,6 +13,7 @@ from loong.core.errors import ConfigError
 from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.hardware.cost_model_file import (
     FORMAT,
+    WITHOUT_LINKS,
     AttentionTiles,
     CostModelFile,
     Errors,
@@ -23,6 +24,7 @@ from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.model_shape import shape_of
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import Coefficients
+from loong.scheduler.cost.network import ONE_HOST, LinkRates, Links
 from loong.scheduler.cost.roofline import roofline
 
 SHAPE = shape_of(CONFIG)
@@ -45,6 +47,7 @@ FILE = CostModelFile(
     ranges={"dop": (1, 2), "num_keys": (0, 1000)},
     repeat_spread=0.1,
     errors={"all": Errors(10, 0.05, 0.1, 0.2)},
+    links=asdict(Links(LinkRates(4e9, 1e-4), LinkRates(1e9, 3e-4))),
 )
 
 
@@ -66,6 +69,22 @@ def test_what_is_written_is_read(path: Path) -> None:
     model = file.cost_model(num_instances=3)
     assert model.coefficients == Coefficients(step=1.5e-3)
     assert model.first_host_tier_id == 3
+
+
+def test_links_between_hosts_are_slower_by_their_ratio_of_bandwidth(path: Path) -> None:
+    file = read_cost_model(path)
+    assert file.cost_model(2).network == file.cost_model(2, (0, 0)).network == ONE_HOST
+    network = file.cost_model(2, (0, 1)).network
+    assert network.slowdown == 4.0
+    assert network.delay == pytest.approx(CONFIG.num_layers * 2e-4)
+
+
+def test_a_file_of_the_format_without_links_has_those_of_the_device(path: Path) -> None:
+    old = json.loads(path.read_text())
+    del old["links"]
+    path.write_text(json.dumps({**old, "format": WITHOUT_LINKS}))
+    file = read_cost_model(path)
+    assert file == msgspec.structs.replace(FILE, links=asdict(DEVICES["cpu"].links))
 
 
 SIZES = (4096, 65536, 256, 128, 512, 4096, 1024, 16384, 65536, 1 << 24)  # of tiles
@@ -107,6 +126,19 @@ def test_a_file_that_is_not_there_or_damaged_is_refused(path: Path, tmp_path: Pa
         ({"color": "red"}, "color"),
         ({"coefficients": {**asdict(Coefficients()), "tea": 1.0}}, r"coefficients\.tea is unknown"),
         ({"coefficients": {"step": 1.0}}, r"coefficients\.attend is missing"),
+        ({"links": {}}, r"links\.between_hosts is missing"),
+        (
+            {"links": {**FILE.links, "within_host": {"bandwidth": 1.0}}},
+            r"links\.within_host\.latency is missing",
+        ),
+        (
+            {"links": {**FILE.links, "within_host": {"bandwidth": 0.0, "latency": 0.0}}},
+            "bandwidth of within_host must be above 0",
+        ),
+        (
+            {"links": {**FILE.links, "within_host": {"bandwidth": 1.0, "latency": -1.0}}},
+            "latency of within_host must be at least 0",
+        ),
         ({"coefficients": asdict(Coefficients(token=-1.0))}, "token must be at least 0"),
         ({"coefficients": asdict(Coefficients(token=0.0))}, "token must be above 0"),
         ({"shape": {}}, r"shape\.element_bytes is missing"),

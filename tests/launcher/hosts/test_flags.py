@@ -42,12 +42,7 @@ def test_more_hosts_than_instances_are_refused() -> None:
         ClusterConfig("some-model", num_instances=2, num_hosts=3)
 
 
-@pytest.mark.parametrize(
-    ("num_instances", "num_hosts", "host_ids"),
-    [(4, 1, (0, 0, 0, 0)), (4, 2, (0, 0, 1, 1)), (5, 2, (0, 0, 0, 1, 1)), (3, 3, (0, 1, 2))],
-)
-def test_instances_are_spread_evenly_and_neighbors_share_a_host(
-    num_instances: int, num_hosts: int, host_ids: tuple[int, ...]
-) -> None:
-    config = ClusterConfig("some-model", num_instances=num_instances, num_hosts=num_hosts)
-    assert config.host_ids == host_ids
+def test_instances_that_are_added_take_hosts_in_turn() -> None:
+    config = ClusterConfig("some-model", num_instances=4, num_hosts=2, max_instances=7)
+    assert config.host_ids == (0, 0, 1, 1, 0, 1, 0)
+    assert [instance.host_id for instance in config.instances] == [0, 0, 1, 1]

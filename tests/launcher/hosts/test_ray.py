@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ray
 RAY = str(Path(sys.executable).parent / "ray")
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
 SECONDS = 120
-PROMPT, NUM_TOKENS = "once", 300
+PROMPT, NUM_TOKENS = "once", 100
 
 
 class RayNodes:

@@ -5,6 +5,7 @@ import pytest
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.errors import ConfigError
 from loong.launcher.hardware.cost_model_file import FORMAT, CostModelFile
+from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.cluster import Hardware
@@ -26,6 +27,23 @@ def test_a_policy_of_one_instance_gets_all_devices_in_one() -> None:
     [instance] = hardware.cluster("tp").instances
     assert instance.tp_size == 8
     assert len(hardware.cluster("static-sp").instances) == 4
+
+
+def test_instances_are_spread_over_hosts_and_links_between_them_are_slower() -> None:
+    one, two = (Hardware(LLAMA, "h200", num_instances=4, num_hosts=n).cluster("esp") for n in (1, 2))
+    assert [instance.host_id for instance in one.instances] == [0, 0, 0, 0]
+    assert [instance.host_id for instance in two.instances] == [0, 0, 1, 1]
+    assert one.cost_model.migration_time(1000, 0, 1) == two.cost_model.migration_time(1000, 0, 1)
+    assert one.cost_model.migration_time(1000, 1, 2) < two.cost_model.migration_time(1000, 1, 2)
+    with pytest.raises(
+        ConfigError, match="--policy tp makes one instance of all, which cannot span --num-hosts 2"
+    ):
+        Hardware(LLAMA, "h200", num_instances=4, num_hosts=2).cluster("tp")
+
+
+def test_more_hosts_than_instances_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^--num-hosts is 3, but --num-instances is 2$"):
+        Hardware(LLAMA, "h200", num_instances=2, num_hosts=3)
 
 
 def test_the_pools_asked_for_are_the_same_in_all_policies() -> None:
@@ -98,6 +116,7 @@ def test_a_measured_cost_model_is_used_for_the_number_of_devices_it_is_of() -> N
             ranges={},
             repeat_spread=0.0,
             errors={},
+            links=asdict(DEVICES["h200"].links),
         )
         for tp_size in (1, 4)
     )

@@ -89,6 +89,10 @@ def test_leases_with_a_draining_member_or_holder_end_and_their_requests_wait_for
     plan = planned(snapshot)
     assert plan.lease_ends == (LeaseEnd(1, 4), LeaseEnd(2, 1))
     assert {decision.kind for decision in plan.decisions} == {DecisionKind.END_LEASE}
+    assert [decision.chosen for decision in plan.decisions] == [
+        "instance 1 is to leave",
+        "instance 2 is to leave",
+    ]
     assert not plan.migrations + plan.preemptions
     hidden = of(snapshot).hidden(plan)
     assert ids(hidden.running) == {"c"}
@@ -96,6 +100,13 @@ def test_leases_with_a_draining_member_or_holder_end_and_their_requests_wait_for
     shown = hidden.batch[1], hidden.batch[2]
     assert [batch.plan.group.instance_ids for batch in shown] == [(0,), (3,)]
     assert not any(b.plan.request_ids or b.can_end_early or b.is_extendable or b.holder_ids for b in shown)
+
+
+def test_reasons_name_all_instances_that_are_to_leave() -> None:
+    a = decoding("a", 150, (1, 2))
+    plan = planned(draining(snapshot_of([POOL] * 3, [a]), 1, 2))
+    assert plan.preemptions == (Preemption("a"),)
+    assert plan.decisions[0].chosen.startswith("instances 1 and 2 are to leave, and no other")
 
 
 def test_a_batch_on_draining_instances_alone_is_hidden() -> None:

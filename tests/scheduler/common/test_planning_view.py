@@ -196,3 +196,10 @@ def test_an_instance_whose_batch_is_ending_can_be_planned_for_and_comes_free_whe
     assert all(instance_set.is_ready for instance_set in found.instance_sets)
     late = make_planning_view(replace(snapshot, now=2.0))
     assert {instance_set.available_in for instance_set in late.instance_sets} == {0.0}
+
+
+def test_idle_instances_are_in_the_order_of_hosts_then_of_most_room() -> None:
+    snapshot = snapshot_of([100, 300, 200, 400])
+    assert make_planning_view(snapshot).idle == (3, 1, 2, 0)
+    spread = tuple(replace(i, host_id=i.instance_id // 2) for i in snapshot.instances)
+    assert make_planning_view(replace(snapshot, instances=spread)).idle == (1, 0, 3, 2)

@@ -13,6 +13,7 @@ from loong.core.instance import ESPGroup
 from loong.scheduler.cost import prediction
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.fit import BatchSample
+from loong.scheduler.cost.network import Network
 from loong.scheduler.cost.prediction import StepTable
 
 STEPS = [
@@ -56,8 +57,9 @@ def random_models(seed: int, base: WorkCostModel) -> list[WorkCostModel]:
         WorkCostModel(),
         WorkCostModel(overlap=1.0, lane=ServiceLane(0.25, 0.5)),
         WorkCostModel(overlap=0.5, graph_limits=H200_GRAPH_LIMITS),
+        WorkCostModel(network=Network((0, 1, 1, 0), slowdown=3.0, delay=0.01)),
     ],
-    ids=["a processor", "a GPU", "a GPU with captured steps"],
+    ids=["a processor", "a GPU", "a GPU with captured steps", "two hosts"],
 )
 def test_a_table_predicts_what_the_cost_model_does(base: WorkCostModel) -> None:
     models = random_models(0, base)

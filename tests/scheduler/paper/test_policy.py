@@ -59,6 +59,13 @@ def test_short_prompts_are_batched_by_the_program_an_instance_each_while_there_a
     assert batch.request_ids == ("r3", "r2", "r1", "r0")
 
 
+def test_the_program_takes_instances_in_the_order_of_hosts_then_of_free_slots() -> None:
+    snapshot = snapshot_of([500, 700, 500, 700], [waiting(f"r{n}", 130 + n, 1) for n in range(2)])
+    assert sorted(groups(planned(snapshot))) == [(0, 2), (1, 3)]
+    spread = tuple(replace(i, host_id=i.instance_id // 2) for i in snapshot.instances)
+    assert sorted(groups(planned(replace(snapshot, instances=spread)))) == [(0, 1), (2, 3)]
+
+
 def test_prompts_are_taken_in_order_until_computing_binds_them() -> None:
     (batch,) = planned(snapshot_of([9000], [waiting(f"r{n}", 90) for n in range(9)])).batches
     assert batch.request_ids == ("r0", "r1", "r2")  # a step takes 4 ms, and 1.8 ms more for each
@@ -174,3 +181,38 @@ def test_every_batch_says_how_long_a_step_is_to_take() -> None:
     plan = planned(snapshot_of([900] * 2, [chat("a", 0), waiting("b", 50)]))
     assert len(plan.batches) == 2
     assert all(batch.predicted_time is not None for batch in plan.batches)
+
+
+def hurt(
+    request_id: str, num_prompt: int, *instance_ids: InstanceId, arrival_time: float = 0.0
+) -> RequestView:
+    """Return a request that has lost the KV on the last of these instances, which is not there."""
+    view = chat(request_id, *instance_ids, num_prompt=num_prompt, arrival_time=arrival_time)
+    return replace(view, placement=view.placement.without(instance_ids[-1]))
+
+
+def test_lost_kv_is_computed_where_the_other_kv_is_before_all_others_there() -> None:
+    plan = planned(snapshot_of([1000] * 3, [hurt("hurt", 60, 0, 1, 9), chat("chat", 1), chat("other", 2)]))
+    assert groups(plan) == {(0, 1): ("hurt",), (2,): ("other",)}
+    (repair,) = [batch for batch in plan.batches if batch.num_steps == 1]
+    assert sorted(p for block in repair.queries for p in block.positions) == [*range(2, 60, 3), 60]
+
+
+def test_lost_kv_takes_idle_instances_where_slots_lack() -> None:
+    plan = planned(snapshot_of([25, 25, 1000, 900], [hurt("hurt", 60, 0, 1, 9)]))
+    assert groups(plan) == {(0, 1, 2): ("hurt",)}
+
+
+def test_the_latest_arrival_gives_way_to_lost_kv() -> None:
+    late = chat("late", 1, num_prompt=30, max_tokens=2, arrival_time=1.0)
+    plan = planned(snapshot_of([25, 55], [replace(hurt("hurt", 60, 0, 1, 9), max_tokens=2), late]))
+    assert plan.preemptions == (Preemption("late"),)
+    assert not plan.batches
+
+
+def test_a_request_whose_lost_kv_does_not_fit_where_it_is_begins_anew() -> None:
+    busy = chat("busy", 2)
+    batch = running(7, leased([busy], 2))
+    plan = planned(snapshot_of([25, 25, 1000], [hurt("hurt", 60, 0, 1, 9), busy], [batch]))
+    assert plan.preemptions == (Preemption("hurt"),)
+    assert not plan.batches

@@ -83,7 +83,8 @@ export class Gantt {
       .map((batch, i, all) => ({ ...batch, end: Math.min(batch.end, all[i + 1]?.start ?? Infinity) }));
     const blocks = merged(own, this.x, this.longPrompt);
     for (const block of blocks) this.drawBlock(block, id, top);
-    this.drawKv(state.kv.get(id) ?? [], state.instances.find(([one]) => one === id), top + BLOCKS + 1);
+    const word = state.tick?.states[id] ?? "left";
+    this.drawKv(state.kv.get(id) ?? [], state.instances.find(([one]) => one === id), word, top + BLOCKS + 1);
     for (const block of blocks) this.drawJoin(block, id, top);
   }
 
@@ -113,11 +114,11 @@ export class Gantt {
     this.context.globalAlpha = 1;
   }
 
-  drawKv(samples, instance, top) {
+  drawKv(samples, instance, word, top) {
     const { context } = this, tall = (share) => Math.max(share > 0 ? 1 : 0, share * KV);
     if (!instance) {
       context.fillStyle = color("bad");
-      context.fillText("lost", this.right + 5, top + KV / 2);
+      context.fillText(word, this.right + 5, top + KV / 2);
       return;
     }
     const [, used, capacity] = instance;
@@ -132,7 +133,8 @@ export class Gantt {
     });
     context.fillStyle = color("text");
     const isWide = this.canvas.clientWidth > 600;
-    context.fillText(isWide ? `${tokens(used)} / ${tokens(capacity)}` : percent(used / capacity), this.right + 5, top + KV / 2);
+    const room = isWide ? `${tokens(used)} / ${tokens(capacity)}` : percent(used / capacity);
+    context.fillText(word === "draining" ? word : room, this.right + 5, top + KV / 2);
   }
 
   drawMoves(moves) {

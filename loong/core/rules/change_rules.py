@@ -1,0 +1,92 @@
+"""The rules of everything else that a plan changes: migrations, preemptions, leases in flight, and room."""
+
+from collections import Counter
+
+from loong.core.errors import InvalidPlanError
+from loong.core.placement import InstanceId
+from loong.core.positions import first_overlap
+from loong.core.rules.case import Case
+
+
+def check_migrations(case: Case) -> None:
+    """Check that a migration moves KV that is there, no position twice, to an instance that exists."""
+    segments = [migration.segment for migration in case.plan.migrations]
+    for migration in case.plan.migrations:
+        segment = migration.segment
+        if migration.destination_id not in case.snapshot.instance:
+            raise InvalidPlanError(f"{segment} is to go to instance {migration.destination_id}: no such")
+        if not case.view(segment.owner_id).placement.holds(segment):
+            raise InvalidPlanError(f"{segment} is to be moved, but is not there")
+    for owner_id in {segment.owner_id for segment in segments}:
+        shared = first_overlap(s.positions for s in segments if s.owner_id == owner_id)
+        if shared is not None:
+            raise InvalidPlanError(f"positions {shared} of {owner_id} are to be moved twice")
+
+
+def check_preemptions(case: Case) -> None:
+    """Check that only requests with KV are preempted, and none while an ending batch makes some of it."""
+    for preemption in case.plan.preemptions:
+        if preemption.request_id in case.snapshot.ending_ids:
+            raise InvalidPlanError(
+                f"request {preemption.request_id} is to be preempted, but its batch is still to end"
+            )
+        if not case.view(preemption.request_id).placement.segments:
+            raise InvalidPlanError(f"request {preemption.request_id} is to be preempted, but has no KV")
+
+
+def check_room(case: Case) -> None:
+    """Check that the KV to store fits the free slots, with those that the plan's preemptions free."""
+    arriving: Counter[InstanceId] = Counter()
+    for batch in case.plan.batches:
+        arriving.update(batch.num_reserved_tokens)
+    for migration in case.plan.migrations:
+        arriving[migration.destination_id] += len(migration.segment.positions)
+    for extension in case.plan.lease_extensions:
+        arriving.update(case.snapshot.extended(extension).num_stored_tokens)
+        arriving.subtract(case.snapshot.batch[extension.batch_id].plan.num_stored_tokens)
+    freed: Counter[InstanceId] = Counter()
+    for preemption in case.plan.preemptions:
+        freed.update(case.view(preemption.request_id).own_tokens_by_instance())
+    for instance_id, num_tokens in arriving.items():
+        instance = case.snapshot.instance[instance_id]
+        if instance.is_draining and num_tokens > 0:
+            raise InvalidPlanError(f"instance {instance_id} is draining, but is to store {num_tokens} tokens")
+        free = instance.kv_free + freed[instance_id]
+        if num_tokens > free:
+            raise InvalidPlanError(
+                f"instance {instance_id} is to store {num_tokens} tokens but has room for {free}"
+            )
+
+
+def check_lease_ends(case: Case) -> None:
+    """Check that only running batches end, once each, and only at a step that is still to come."""
+    seen = set()
+    for end in case.plan.lease_ends:
+        if end.batch_id in seen:
+            raise InvalidPlanError(f"the lease of batch {end.batch_id} is to end twice")
+        seen.add(end.batch_id)
+        batch = case.snapshot.batch.get(end.batch_id)
+        if batch is None:
+            raise InvalidPlanError(f"the lease of batch {end.batch_id} is to end, but it is not running")
+        if not batch.num_steps_taken < end.step <= batch.last_step:
+            raise InvalidPlanError(
+                f"the lease of batch {end.batch_id} is to end before step {end.step}, "
+                f"but has taken {batch.num_steps_taken} of {batch.last_step} steps"
+            )
+
+
+def check_lease_extensions(case: Case) -> None:
+    """Check that only leases without an early end are extended, by additional steps and in time."""
+    ended_ids = {end.batch_id for end in case.plan.lease_ends}
+    extended_ids = [extension.batch_id for extension in case.plan.lease_extensions]
+    for extension in case.plan.lease_extensions:
+        batch_id, batch = extension.batch_id, case.snapshot.batch.get(extension.batch_id)
+        if batch is None or not batch.is_extendable:
+            raise InvalidPlanError(f"batch {batch_id} is to go on, but is no lease that can be extended now")
+        if extension.num_steps <= batch.plan.num_steps:
+            raise InvalidPlanError(
+                f"the lease of batch {batch_id} is to be extended to {extension.num_steps} steps, "
+                f"but has {batch.plan.num_steps}"
+            )
+        if batch_id in ended_ids or extended_ids.count(batch_id) > 1:
+            raise InvalidPlanError(f"the lease of batch {batch_id} is given two ends at once")
