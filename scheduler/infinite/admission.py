@@ -10,10 +10,10 @@ from loong.scheduler.infinite.homes import Home, num_unpromised
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Requests that wait for room, in order, and the homes of those that could be first to find some."""
+    """Requests that wait for room at a home, in order, and the `home` of the first; None if there is none."""
 
-    views: Sequence[RequestView] = ()
-    first: Sequence[tuple[Home, RequestView]] = ()
+    views: Sequence[RequestView]
+    home: Home | None
 
 
 def admit(waiting: Iterable[RequestView], homes: Mapping[InstanceId, Home], max_tokens: int) -> Refused:
@@ -25,7 +25,7 @@ def admit(waiting: Iterable[RequestView], homes: Mapping[InstanceId, Home], max_
     join there.
     """
     open_homes, most = list(homes.values()), max((home.pool for home in homes.values()), default=0)
-    views, first = list[RequestView](), list[tuple[Home, RequestView]]()
+    views, first = list[RequestView](), list[Home]()
     for view in waiting:
         if view.num_final_tokens > most:
             home = _home_of_long(view, open_homes, homes)
@@ -42,12 +42,12 @@ def admit(waiting: Iterable[RequestView], homes: Mapping[InstanceId, Home], max_
                 home.group.join(view)
             else:
                 views.append(view)
-                first.append((home, view))
+                first.append(home)
             if not has_room or home.group.num_joining_tokens >= max_tokens:
                 open_homes.remove(home)
         if not open_homes:
             break
-    return Refused(views, first)
+    return Refused(views, first[0] if first else None)
 
 
 def _has_room(home: Home, view: RequestView, homes: Mapping[InstanceId, Home]) -> bool:

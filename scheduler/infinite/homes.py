@@ -116,11 +116,6 @@ class Home:
         spread = [view for view in self.spread if not view.is_decoding]
         return sorted(self.group.prefills + self.group.joining + spread, key=arrival_order)
 
-    def take(self, num_tokens: int) -> None:
-        """Use slots for KV that does not belong to the group."""
-        self.group.capacity -= num_tokens
-        self.group.free[self.instance_id] -= num_tokens
-
 
 def homes_of(found: PlanningView) -> dict[InstanceId, Home]:
     """Return the homes of all full instances."""

@@ -36,23 +36,19 @@ class Lending:
     ending_ids: Set[RequestId]
 
     def moves(self) -> Moves:
-        """Return moves that make room for a request that waits, the smallest batch first.
+        """Return moves that make room for the first request that waits.
 
         One round of moves ends before the next begins.
         """
-        residents = [h.view for home in self.homes.values() for h in home.residents]
-        if not self.refused.first or any(view.is_migrating for view in residents):
+        home = self.refused.home
+        residents = [h.view for other in self.homes.values() for h in other.residents]
+        if home is None or any(view.is_migrating for view in residents):
             return ()
-        num_spare, moves = num_unpromised(self.homes.values()), list[KVMigration]()
-        is_any_spread = any(home.num_open for home in self.homes.values())
-        for home, view in sorted(self.refused.first, key=lambda pair: len(pair[0].decodes)):
-            if is_any_spread and num_spare < view.num_final_tokens:
-                continue
-            found = self._reclaim(home, view) if home.hosted else self._borrow(home, view)
-            for move in found:
-                self.homes[move.destination_id].take(len(move.segment.positions))
-            moves += found
-        return tuple(moves)
+        view = self.refused.views[0]
+        is_any_spread = any(other.num_open for other in self.homes.values())
+        if is_any_spread and num_unpromised(self.homes.values()) < view.num_final_tokens:
+            return ()
+        return self._reclaim(home, view) if home.hosted else self._borrow(home, view)
 
     def _reclaim(self, creditor: Home, view: RequestView) -> Moves:
         """Return moves of KV that a creditor keeps for others, to their homes or to other creditors.
@@ -60,7 +56,7 @@ class Lending:
         Nothing moves if that would not make enough room.
         """
         num_lacking, moves = view.num_final_tokens - creditor.group.num_unpromised, list[KVMigration]()
-        rooms = {i: home.num_room for i, home in self.homes.items() if not self._is_short(home)}
+        rooms = {i: home.num_room for i, home in self.homes.items() if home is not creditor}
         for holding in sorted(creditor.hosted, key=lambda h: -h.held[creditor.instance_id]):
             if not self._is_movable(holding.view):
                 continue
@@ -86,7 +82,7 @@ class Lending:
         Nothing moves if that would not make enough room.
         """
         loan = _Loan(debtor, self.cost_model, self.refused.views)
-        creditors = [home for home in self._creditors() if home is not debtor]
+        creditors = list(self._creditors())
         rooms = {home.instance_id: home.num_room for home in creditors}
         local = {h.view.request_id: h.held[debtor.instance_id] for h in debtor.residents}
         for longest in sorted(debtor.decodes, key=lambda v: -local[v.request_id]):
@@ -97,9 +93,9 @@ class Lending:
         return tuple(loan.moves) if loan.num_room >= view.num_final_tokens else ()
 
     def _creditors(self) -> Iterator[Home]:
-        """Yield those that may lend: none is short of room or a debtor. Least memory in use comes first."""
+        """Yield those that may lend, which are no debtors. Least memory in use comes first."""
         for home in sorted(self.homes.values(), key=lambda home: (home.num_in_use, home.instance_id)):
-            if not (self._is_short(home) or home.is_lent_room):
+            if home is not self.refused.home and not home.is_lent_room:
                 yield home
 
     def _is_movable(self, view: RequestView) -> bool:
@@ -107,9 +103,6 @@ class Lending:
         if view.batch_id is None or view.request_id in self.ending_ids:
             return False
         return view.is_copyable and view.primary_id is None and not view.num_siblings
-
-    def _is_short(self, home: Home) -> bool:
-        return any(other is home for other, _ in self.refused.first)
 
 
 class _Loan:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from simulation import Run, simulate, timed_request
-from snapshots import decoding, running, snapshot_of, waiting
+from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.check_plan import check_plan
 from loong.core.events import InstanceLost
@@ -115,6 +115,13 @@ def test_a_creditor_that_lacks_room_gets_it_back(
     assert [(m.destination_id, len(m.segment.positions)) for m in moves] == shares
 
 
+def test_nothing_moves_into_the_room_that_a_long_request_needs() -> None:
+    long, own = held("long", (0, 100), max_tokens=551), held("own", (1, 200))
+    batches = [leased(0, 0, long), leased(1, 1, own)]
+    snapshot = snapshot_of([400, 500], [long, own, waiting("w", 150, 20)], batches)
+    assert plan_of(snapshot).migrations == ()
+
+
 def test_kv_that_is_at_rest_or_moves_already_stays() -> None:
     debtor, own = held("debtor", (0, 110), (1, 40)), held("own", (0, 10))
     asking = waiting("w", 240, 20)
@@ -183,3 +190,10 @@ def test_if_nothing_can_go_on_the_last_to_come_is_computed_again() -> None:
     views = [held("a", (0, 50), max_tokens=20), held("b", (0, 50), max_tokens=20)]
     views[1] = replace(views[1], arrival_time=1.0)
     assert [p.request_id for p in plan_of(snapshot_of([100], views)).preemptions] == ["b"]
+
+
+def test_a_prompt_for_which_there_is_no_slot_is_computed_again_if_it_came_last() -> None:
+    views = [held("a", (0, 50), max_tokens=20), replace(begun("b", 60, 50, (0,)), arrival_time=1.0)]
+    plan = plan_of(snapshot_of([100], views))
+    assert plan.batches == ()
+    assert [preemption.request_id for preemption in plan.preemptions] == ["b"]
