@@ -80,19 +80,23 @@ def test_nothing_moves_where_two_instances_would_make_fewer_tokens() -> None:
     assert run.token_times == alone.token_times
 
 
-def test_room_comes_from_several_creditors() -> None:
+@pytest.mark.parametrize(("num_prompt", "shares"), [(300, [(1, 128)]), (480, [(1, 128), (2, 128), (3, 32)])])
+def test_room_comes_from_as_many_creditors_as_it_takes(
+    num_prompt: int, shares: list[tuple[int, int]]
+) -> None:
     residents = [held("r0", (0, 300)), *(held(f"r{i}", (i, 400)) for i in (1, 2, 3))]
     batches = [leased(i, i, view) for i, view in enumerate(residents)]
-    moves = plan_of(snapshot_of([600] * 4, [*residents, waiting("w", 480, 20)], batches)).migrations
+    moves = plan_of(snapshot_of([600] * 4, [*residents, waiting("w", num_prompt, 20)], batches)).migrations
     assert {(move.segment.owner_id, move.segment.instance_id) for move in moves} == {("r0", 0)}
-    assert [(m.destination_id, len(m.segment.positions)) for m in moves] == [(1, 128), (2, 128), (3, 32)]
+    assert [(m.destination_id, len(m.segment.positions)) for m in moves] == shares
 
 
 def test_the_longest_request_lends_out_first() -> None:
     short, long = held("short", (0, 100)), held("long", (0, 250))
     others = [held(f"r{i}", (i, 400)) for i in (1, 2, 3)]
     batches = [leased(0, 0, short, long), *(leased(i, i, view) for i, view in enumerate(others, 1))]
-    views = [short, long, *others, waiting("w", 440, 20)]
+    asking = [waiting("w", 440, 20), waiting("x", 440, 20, arrival_time=1.0)]
+    views = [short, long, *others, *asking]
     moves = plan_of(snapshot_of([600] * 4, views, batches)).migrations
     assert [move.segment.owner_id for move in moves] == ["long", "long", "short", "short"]
     assert [len(move.segment.positions) for move in moves] == [128, 112, 16, 80]
@@ -125,10 +129,26 @@ def test_nothing_moves_into_the_room_that_a_long_request_needs() -> None:
 def test_kv_that_is_at_rest_or_moves_already_stays() -> None:
     debtor, own = held("debtor", (0, 110), (1, 40)), held("own", (0, 10))
     asking = waiting("w", 240, 20)
-    at_rest = snapshot_of([400, 300], [debtor, own, asking], [leased(0, 0, own)])
+    at_rest = snapshot_of([400, 250], [debtor, own, asking], [leased(0, 0, own)])
     assert plan_of(at_rest).migrations == ()
     moving = replace(debtor, is_migrating=True)
-    assert plan_of(snapshot_of([400, 300], [moving, own, asking], [leased(0, 0, own)])).migrations == ()
+    assert plan_of(snapshot_of([400, 250], [moving, own, asking], [leased(0, 0, own)])).migrations == ()
+
+
+def test_a_prompt_waits_for_slots_from_which_kv_is_still_moving() -> None:
+    view = replace(held("r", (0, 200)), is_migrating=True)
+    snapshot = snapshot_of([400, 400], [view, waiting("w", 230, 20)])
+    first, second = snapshot.instances
+    move = KVMigration(KVSegment("r", range(150), 0), 1)
+    plan = plan_of(replace(snapshot, instances=(first, second.using(150)), migrations=(move,)))
+    assert plan == IterationPlan()
+
+
+def test_a_step_has_no_more_prompts_than_fit_its_budget() -> None:
+    requests = [timed_request(n, 10, 2) for n in range(2)]
+    run = simulate("infinite", [100], requests, config=PolicyConfig(max_num_batched_tokens=16))
+    first, second, *_ = [batch for _, plan in run.plans for batch in plan.batches]
+    assert (first.request_ids, second.request_ids) == (("r000",), ("r001",))
 
 
 def test_a_lease_ends_once_kv_of_its_requests_has_moved() -> None:
@@ -197,3 +217,11 @@ def test_a_prompt_for_which_there_is_no_slot_is_computed_again_if_it_came_last()
     plan = plan_of(snapshot_of([100], views))
     assert plan.batches == ()
     assert [preemption.request_id for preemption in plan.preemptions] == ["b"]
+
+
+def test_a_request_that_waits_for_a_large_pool_holds_up_none_that_fits_a_small_one() -> None:
+    requests = [timed_request(0, 150, 40), timed_request(1, 150, 40, 0.01), timed_request(2, 10, 5, 0.02)]
+    requests.append(timed_request(3, 140, 5, 0.02))
+    run = simulate("infinite", [50, 200], requests)
+    assert run.token_times["r002"][-1] < run.token_times["r000"][-1] < run.token_times["r001"][0]
+    assert run.token_times["r001"][0] < run.token_times["r003"][0]
