@@ -228,3 +228,18 @@ def test_where_all_prompts_are_short_and_targets_loose_each_instance_runs_its_ow
     tight = PolicyConfig(target_tpot=0.008)
     run = simulate("esp-served", FOUR, chats, cost_model=H200, config=tight)
     assert {batch.group.instance_ids for batch in batches_of(run) if is_decode(batch)} == {(3,)}
+
+
+def test_no_lease_is_ended_that_ends_before_its_start_was_worth_it() -> None:
+    old, late = decoding("old", 10, (1,)), waiting("late", 30_000)
+    lease = replace(decode([old], (1,), {"old": 1}, num_steps=3), predicted_time=1e-9)
+    snapshot = snapshot_of([90_000] * 2, [old, late], [running(7, lease)], now=0.001)
+    assert not planned(snapshot, H200, PolicyConfig()).lease_ends
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.2])
+def test_a_step_of_prompts_takes_no_longer_than_an_operator_allows(seconds: float) -> None:
+    views = [waiting(f"w{n}", 300_000) for n in range(2)]
+    (batch,) = planned(snapshot_of([900_000] * 8, views), H200, replace(TIGHT, max_step_time=seconds)).batches
+    assert batch.predicted_time is not None
+    assert 0.9 * seconds < batch.predicted_time <= seconds
