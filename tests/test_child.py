@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from child_processes import fork_servers_of
+from child_processes import parent_of
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_http import until
@@ -78,7 +78,8 @@ async def test_the_end_of_a_fork_server_ends_what_it_forked_and_all_that_is_star
     assert await fork_server.start({"code": 0}).wait() == 0
     child = fork_server.start({"code": None})
     await until(lambda: child.pid is not None)
-    os.kill(fork_servers_of(os.getpid())[-1], signal.SIGKILL)
+    assert child.pid is not None
+    os.kill(parent_of(child.pid), signal.SIGKILL)
     assert await child.wait() == -signal.SIGKILL
     await until(lambda: not Path(f"/proc/{child.pid}").exists())
     assert await fork_server.start({"code": 0}).wait() == -signal.SIGKILL

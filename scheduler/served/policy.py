@@ -64,9 +64,11 @@ def _is_anything_in_flight(snapshot: Snapshot) -> bool:
 def has_only_short_prompts(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
     """Return whether each instance can run requests by itself.
 
-    That is so if every prompt fits into a step of one instance, and TPOT targets leave most of a step with
-    decodes to prompts.
+    That is so if every request fits into the KV of each, and its prompt into a step of one, and if TPOT
+    targets leave most of a step with decodes to prompts.
     """
+    if snapshot.most_tokens > min(snapshot.pools.values()):
+        return False
     live = [view for view in snapshot.request.values() if not view.has_ended]
     target = min((target_tpot(view, config) for view in live), default=config.target_tpot)
     alone = cost_model.prefill_terms(1)

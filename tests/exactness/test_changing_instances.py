@@ -9,6 +9,7 @@ from requests_for_tests import assert_exact, greedy_request, random_prompt
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.instructions import RunBatch
+from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
@@ -33,18 +34,19 @@ def changing(folder: Path) -> Iterator[Cluster]:
 def scaling(cluster: Cluster, policy: Policy, least: int, late_ids: frozenset[RequestId]) -> Policy:
     """Return the policy, under which the cluster grows to `MOST` instances and then shrinks to `least`.
 
-    Requests wait until all are there. A late request, which may run on a new one, begins before some leave.
+    Requests wait until all are there. Before some leave, a late request has begun, and a new one has worked.
     """
-    ahead = [MOST, least]
+    ahead, worked = [MOST, least], set[InstanceId]()
 
     def scales(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         has_begun = any(view.num_output_tokens >= 3 for view in snapshot.running)
+        worked.update(i for batch in snapshot.batches for i in batch.plan.group.instance_ids)
         with_output = {view.request_id for view in snapshot.running if view.num_output_tokens}
         if len(ahead) == 2 and has_begun:
             cluster.scale(ahead.pop(0))
         if len(ahead) == 1 and len(snapshot.pools) < MOST:
             return IterationPlan()
-        if len(ahead) == 1 and not late_ids.isdisjoint(with_output):
+        if len(ahead) == 1 and max(worked, default=0) >= FIRST and not late_ids.isdisjoint(with_output):
             cluster.scale(ahead.pop())
         return policy(snapshot, cost_model)
 

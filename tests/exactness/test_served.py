@@ -205,7 +205,7 @@ def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (52, *LENGTHS)]
     anchor, *late = requests
     arrivals = {request.request_id: After(anchor.request_id, 1 + n) for n, request in enumerate(late)}
-    config = PolicyConfig(max_num_batched_tokens=8, lease_steps=4)
+    config = PolicyConfig(max_num_batched_tokens=8, lease_steps=4, target_tpot=1e-4)
     outputs = any_cluster.run(requests, make_policy(name, config), arrivals=arrivals)
     assert_exact(folder, requests, outputs)
     last_id = any_cluster.full_ids[-1]

@@ -11,6 +11,12 @@ def children_of(pid: int) -> list[int]:
     return sorted(int(child) for children in threads for child in children.read_text().split())
 
 
+def parent_of(pid: int) -> int:
+    """Return the process that has started another."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
+
+
 def fork_servers_of(pid: int) -> list[int]:
     """Return those of its children that fork others for it."""
     return [child for child in children_of(pid) if "fork_server" in command_of(child)]

@@ -237,9 +237,10 @@ data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "coun
     ("post", "/start_profile"): (Example("For a server with `--trace-dir traces`."),),
     ("post", "/admin/faults"): (
         Example(
-            "For a server with `--allow-fault-injection`.",
+            "For a server with `--allow-fault-injection` and `--admin-key operators-key`.",
             '{"fault": "pause", "seconds": 0.1}',
             '{"fault": "pause", "instance": 0}',
+            is_of_operator=True,
         ),
     ),
     ("get", "/admin/instances"): (
