@@ -159,12 +159,15 @@ def make_planning_view(snapshot: Snapshot, paused_ids: Set[RequestId] = frozense
 
 
 def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
-    """Count the KV of a request that has ended, but waits for its batch to end, as free."""
+    """Count the KV of a request that has ended, but waits for its batch to end, as free.
+
+    That holds for members of its group, which no plan can use before. A holder may have to store KV now.
+    """
     assert view.batch_id is not None, "it is in a batch"
     plan = snapshot.batch[view.batch_id].plan
     freed = Counter(view.own_tokens_by_instance()) + tokens_by_instance(plan.writes_of(view.request_id))
     for instance_id, num_tokens in freed.items():
-        if instance_id in free:
+        if instance_id in free and instance_id in plan.group.instance_ids:
             free[instance_id] += num_tokens
 
 
