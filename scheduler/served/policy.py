@@ -64,8 +64,8 @@ def _is_anything_in_flight(snapshot: Snapshot) -> bool:
 def has_only_short_prompts(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
     """Return whether each instance can run requests by itself.
 
-    That is so if every request fits into the KV of each, and its prompt into a step of one, and if TPOT
-    targets leave most of a step with decodes to prompts.
+    That is so if every request fits into the KV of each, and its prompt into a step of one. TPOT targets must
+    leave most of a step with decodes to prompts.
     """
     if snapshot.most_tokens > min(snapshot.pools.values()):
         return False
