@@ -195,6 +195,11 @@ class Snapshot:
         return empty.difference(in_flight, *moving)
 
     @property
+    def is_anything_in_flight(self) -> bool:
+        """Return whether an event will come even without a plan."""
+        return bool(self.batches or self.ending or self.migrations)
+
+    @property
     def kv_capacity(self) -> int:
         """Return the tokens of KV that all instances hold; host tiers do not count."""
         return sum(i.kv_capacity for i in self.instances if i.kind is not InstanceKind.HOST)

@@ -104,7 +104,7 @@ def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> H
         moved.append(view)
         migrations += moves
     blocked = tuple(movable.values())[len(moved) :]
-    if not (migrations or snapshot.migrations or snapshot.batches or snapshot.ending):
+    if not (migrations or snapshot.is_anything_in_flight):
         on_both += [view for view in blocked if _is_on(view, decode_ids)]  # they hold the room of the oldest
     return Handoff(tuple(migrations), moved, blocked, on_both, tuple(there.values()))
 

@@ -7,7 +7,6 @@ Leases that delay it end.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
 from operator import attrgetter
 from typing import ClassVar
 
@@ -16,7 +15,6 @@ from loong.core.decision import Decision
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.common.planning_view import InstanceSet, PlanningView, make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import (
@@ -32,6 +30,7 @@ from loong.scheduler.esp.consolidation import KVConsolidation
 from loong.scheduler.esp.deferral import deferred_ids_to_pause
 from loong.scheduler.esp.group import Group
 from loong.scheduler.esp.kv_safety import kv_safety
+from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
 from loong.scheduler.esp.reasons import (
     reason_to_consolidate,
     reason_to_end_lease,
@@ -43,7 +42,7 @@ from loong.scheduler.esp.reasons import (
     reasons_to_wait,
     reasons_while_busy,
 )
-from loong.scheduler.tuning import LEASE_START_SHARE, LONG_LEASE_FACTOR, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
+from loong.scheduler.tuning import LONG_LEASE_FACTOR
 
 _arrival = attrgetter("arrival_time", "request_id")
 
@@ -184,19 +183,14 @@ class ElasticPlanner:
         )
 
     def _least_lease(self, instance_set: InstanceSet, prefills: Sequence[PrefillCandidate]) -> float:
-        """Return the least seconds of a lease once a prompt waits for its end, while prompts are few.
-
-        Otherwise chats that come one by one would have a step each. Most of its time would go to sending all
-        decodes, and most of the engine's time to planning.
-        """
-        plan_seconds = self.cost_model.host.plan_request * instance_set.num_decodes
-        seconds = plan_seconds * self.planning_view.num_instances / MAX_PLANNING_SHARE
-        if prefills:
-            start_time = lease_start_time(
-                instance_set.instance_ids, instance_set.num_decodes, self.cost_model
-            )
-            seconds = max(seconds, start_time / LEASE_START_SHARE - sum(prefill.work for prefill in prefills))
-        return min(seconds, MAX_BATCHING_WAIT * min([self.config.target_ttft, *(p.ttft for p in prefills)]))
+        return least_lease_seconds(
+            instance_set.instance_ids,
+            instance_set.num_decodes,
+            prefills,
+            self.cost_model,
+            self.config,
+            self.planning_view.num_instances,
+        )
 
     def _consolidate(self, instance_set: InstanceSet, *, has_prompts: bool) -> None:
         consolidation = self.consolidation(self.planning_view, self.cost_model, self.config)
@@ -236,11 +230,7 @@ class ElasticPlanner:
         self, instance_sets: Iterable[InstanceSet], prefills: Sequence[PrefillCandidate], reason: str
     ) -> None:
         for instance_set, batch in ((u, b) for u in instance_sets for b in u.batches if b.can_end_early):
-            first = min((prefill.view.arrival_time for prefill in prefills), default=0.0)
-            stop = max(first, batch.started_at) + self._least_lease(instance_set, prefills)
-            due = min((prefill.deadline - prefill.work for prefill in prefills), default=inf)
-            left = min(stop, due) - batch.stepped_at
-            step = batch.num_steps_taken + max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
+            step = last_step_before(prefills, batch, self._least_lease(instance_set, prefills))
             end = self.lease_ends.get(batch.batch_id)
             if step < (batch.last_step if end is None else end.step):
                 self.lease_ends[batch.batch_id] = LeaseEnd(batch.batch_id, step)
@@ -286,7 +276,6 @@ def plan_view(
     """
     snapshot = view.snapshot
     plan = planner(view, cost_model, config).plan()
-    will_go_on = snapshot.batches or snapshot.ending or snapshot.migrations
-    if will_go_on or plan.batches or plan.migrations or plan.preemptions:
+    if snapshot.is_anything_in_flight or plan.batches or plan.migrations or plan.preemptions:
         return plan
     return planner(view.pausing(frozenset()), cost_model, config, pauses_deferred=False).plan()

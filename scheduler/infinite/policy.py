@@ -41,8 +41,7 @@ def plan_infinite(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfi
             use(batch, home, homes)
             batches.append(batch)
     moves = Lending(homes, cost_model, refused, snapshot.ending_ids).moves()
-    is_in_flight = snapshot.batches or snapshot.ending or snapshot.migrations
-    victims = () if batches or moves or is_in_flight else _latest(homes)
+    victims = () if batches or moves or snapshot.is_anything_in_flight else _latest(homes)
     return IterationPlan(
         batches=tuple(batches),
         migrations=moves,

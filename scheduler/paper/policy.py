@@ -129,7 +129,7 @@ def _staying(batch: DecodeBatch, moves: Mapping[InstanceId, Moves]) -> DecodeBat
 def _make_slots(cluster: PaperCluster) -> IterationPlan:
     """End all leases; once nothing runs, preempt the latest arrival."""
     snapshot = cluster.planning_view.snapshot
-    if snapshot.batches or snapshot.ending or snapshot.migrations:
+    if snapshot.is_anything_in_flight:
         return IterationPlan(lease_ends=lease_ends(snapshot.batches))
     latest = max((view for batch in cluster.decoding for view in batch.views), key=arrival_order)
     return IterationPlan(preemptions=(Preemption(latest.request_id),))

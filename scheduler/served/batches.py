@@ -2,21 +2,20 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from math import ceil, inf
 from typing import ClassVar
 
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.snapshot import RunningBatch
-from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.esp.ablations import InPlaceStep
 from loong.scheduler.esp.batching import BatchBuilder
+from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
 from loong.scheduler.esp.reasons import reason_to_end_lease
 from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.served.decodes import ServedDecodes
 from loong.scheduler.served.draft import PlanDraft
 from loong.scheduler.served.layout import step_seconds
-from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE, MIN_ALIGNED_SHARE
+from loong.scheduler.tuning import MIN_ALIGNED_SHARE
 
 PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instances"
 
@@ -97,7 +96,7 @@ def lease_before_prompts(draft: PlanDraft, builder: BatchBuilder) -> BatchPlan |
         return None
     first = min(prefill.view.arrival_time for prefill in draft.prefills)
     instance_ids = draft.layout.prompt_ids
-    seconds = first + _least_lease_seconds(draft, instance_ids, len(draft.decodes)) - draft.snapshot.now
+    seconds = first + _least_seconds(draft, instance_ids, len(draft.decodes)) - draft.snapshot.now
     return builder.lease(instance_ids, draft.decodes, seconds) if seconds > 0 else None
 
 
@@ -110,28 +109,15 @@ def _seconds_until_all_idle(draft: PlanDraft) -> float:
     return max(0.0, max(ends, default=0.0) - draft.snapshot.now)
 
 
-def _least_lease_seconds(draft: PlanDraft, instance_ids: tuple[InstanceId, ...], num_decodes: int) -> float:
-    """Return the least seconds of a lease once a prompt waits for its end, while prompts are few.
-
-    Otherwise chats that come one by one would have a step each. Most of its time would go to sending all
-    decodes, and most of the engine's time to planning.
-    """
-    seconds = draft.cost_model.host.plan_request * num_decodes / MAX_PLANNING_SHARE
-    start_time = lease_start_time(instance_ids, num_decodes, draft.cost_model)
-    seconds = max(seconds, start_time / LEASE_START_SHARE - sum(p.work for p in draft.prefills))
-    shortest = min(draft.config.target_ttft, *(prefill.ttft for prefill in draft.prefills))
-    return min(seconds, MAX_BATCHING_WAIT * shortest)
-
-
 def _lease_ends(draft: PlanDraft, busy: Iterable[RunningBatch]) -> Iterator[LeaseEnd]:
     """Yield ends of the leases that prompts wait for."""
-    first = min(prefill.view.arrival_time for prefill in draft.prefills)
-    due = min((prefill.deadline - prefill.work for prefill in draft.prefills), default=inf)
     for batch in busy:
         if batch.can_end_early:
-            plan = batch.plan
-            least = _least_lease_seconds(draft, plan.group.instance_ids, len(plan.request_ids))
-            left = min(max(first, batch.started_at) + least, due) - batch.stepped_at
-            step = batch.num_steps_taken + max(1, ceil(left / (plan.predicted_time or 1.0)))
+            least = _least_seconds(draft, batch.plan.group.instance_ids, len(batch.plan.request_ids))
+            step = last_step_before(draft.prefills, batch, least)
             if step < batch.last_step:
                 yield LeaseEnd(batch.batch_id, step)
+
+
+def _least_seconds(draft: PlanDraft, instance_ids: tuple[InstanceId, ...], num_decodes: int) -> float:
+    return least_lease_seconds(instance_ids, num_decodes, draft.prefills, draft.cost_model, draft.config)

@@ -17,15 +17,10 @@ from loong.scheduler.esp.admission import PrefillCandidate, Refusal
 
 @dataclass(frozen=True)
 class Layout:
-    """The instances that decode, and those that compute prompts: the same ones, or none in common."""
+    """The instances that compute prompts; `is_mixed` if they are all, and their steps have decodes too."""
 
-    decode_ids: tuple[InstanceId, ...]
     prompt_ids: tuple[InstanceId, ...]
-
-    @property
-    def is_mixed(self) -> bool:
-        """Return whether steps have decodes and prompts together."""
-        return self.decode_ids == self.prompt_ids
+    is_mixed: bool
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ class PlanDraft:
     refused: Mapping[Refusal, Sequence[RequestView]] = field(default_factory=dict)
     decodes: tuple[RequestView, ...] = ()
     lease_steps: int = 0
-    layout: Layout = field(default_factory=lambda: Layout((), ()))
+    layout: Layout = field(default_factory=lambda: Layout((), is_mixed=True))
     batches: tuple[BatchPlan, ...] = ()
     lease_ends: tuple[LeaseEnd, ...] = ()
     preempted: tuple[RequestView, ...] = ()

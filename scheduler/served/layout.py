@@ -20,12 +20,12 @@ from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPO
 def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
     """Choose the instances for decodes and those for prompts."""
     everywhere = tuple(sorted(draft.view.free))
-    together = Layout(everywhere, everywhere)
+    together = Layout(everywhere, is_mixed=True)
     if len(everywhere) < 2:
         return together
-    decode_ids = decodes.instance_ids
-    prompt_ids = tuple(i for i in everywhere if i not in decodes.busy_ids.union(decode_ids))
-    apart = Layout(decode_ids, prompt_ids)
+    decode_ids = decodes.busy_ids.union(decodes.instance_ids)
+    prompt_ids = tuple(i for i in everywhere if i not in decode_ids)
+    apart = Layout(prompt_ids, is_mixed=False)
     if not draft.prefills:
         return apart
     first = draft.prefills[0]

@@ -2,7 +2,8 @@
 
 The last instances decode, as few as meet the TPOT target. The others compute prompts in one group. All serve
 the KV that they have computed, so a change of groups moves nothing. Where steps with decodes and prompts on
-all instances leave prompts more of the cluster, they run together.
+all instances leave prompts more of the cluster, they run together. Where all prompts are short and targets
+loose, each instance runs its own requests.
 
 A plan is made in stages. Each takes a draft, and returns one that says more.
 """
@@ -48,17 +49,12 @@ def plan_esp_served(snapshot: Snapshot, cost_model: CostModel, config: PolicyCon
     instance_ids = tuple(sorted(snapshot.pools))
     if has_only_short_prompts(snapshot, cost_model, config):
         plan = plan_parts(snapshot, groups_of(instance_ids, 1), cost_model, config, len(instance_ids))
-        if (plan.batches or _is_anything_in_flight(snapshot)) and not plan.preemptions:
+        if (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
             return plan  # otherwise one has too little room for what it has, and all together may have it
     draft = PlanDraft(make_planning_view(snapshot), cost_model, config)
     for stage in STAGES:
         draft = stage(draft)
     return draft.plan()
-
-
-def _is_anything_in_flight(snapshot: Snapshot) -> bool:
-    """Return whether an event will come even without a plan."""
-    return bool(snapshot.batches or snapshot.ending or snapshot.migrations)
 
 
 def has_only_short_prompts(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
@@ -109,7 +105,7 @@ def build(draft: PlanDraft) -> PlanDraft:
 
 def relieve(draft: PlanDraft) -> PlanDraft:
     """Where nothing would run, use the room of all instances together, or preempt the last to come."""
-    if draft.batches or _is_anything_in_flight(draft.snapshot) or not draft.view.free:
+    if draft.batches or draft.snapshot.is_anything_in_flight or not draft.view.free:
         return draft
     everywhere = tuple(sorted(draft.view.free))
     batch = batch_builder(draft).together(everywhere, draft.decodes, draft.prefills)

@@ -1,0 +1,40 @@
+"""The time of leases while prompts wait for their ends."""
+
+from collections.abc import Sequence
+from math import ceil, inf
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.placement import InstanceId
+from loong.core.snapshot import RunningBatch
+from loong.scheduler.common.leases import lease_start_time
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.admission import PrefillCandidate
+from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
+
+
+def least_lease_seconds(
+    instance_ids: tuple[InstanceId, ...],
+    num_decodes: int,
+    prefills: Sequence[PrefillCandidate],
+    cost_model: CostModel,
+    config: PolicyConfig,
+    num_groups: int = 1,
+) -> float:
+    """Return the least seconds of a lease once a prompt waits for its end, while prompts are few.
+
+    Otherwise chats that come one by one would have a step each. Most of its time would go to sending all
+    decodes, and most of the engine's time to planning for `num_groups` such groups.
+    """
+    seconds = cost_model.host.plan_request * num_decodes * num_groups / MAX_PLANNING_SHARE
+    if prefills:
+        start_time = lease_start_time(instance_ids, num_decodes, cost_model)
+        seconds = max(seconds, start_time / LEASE_START_SHARE - sum(prefill.work for prefill in prefills))
+    return min(seconds, MAX_BATCHING_WAIT * min([config.target_ttft, *(p.ttft for p in prefills)]))
+
+
+def last_step_before(prefills: Sequence[PrefillCandidate], batch: RunningBatch, least_seconds: float) -> int:
+    """Return the step before which a lease ends for prompts: after its least time, or in time for them."""
+    first = min((prefill.view.arrival_time for prefill in prefills), default=0.0)
+    due = min((prefill.deadline - prefill.work for prefill in prefills), default=inf)
+    left = min(max(first, batch.started_at) + least_seconds, due) - batch.stepped_at
+    return batch.num_steps_taken + max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
