@@ -301,7 +301,7 @@ class Instances(Answer):
     max_instances: int
     """The most that there can be."""
     is_done: bool
-    """Whether exactly these serve."""
+    """True if exactly these serve."""
     instances: list[Instance]
 
 

@@ -72,7 +72,7 @@ def test_the_directory_closes_connections_without_the_secret(
 
 
 def test_a_replayed_proof_is_worth_nothing(directory: PeerDirectory) -> None:
-    """What a listener answers to a stranger does not let the stranger in as a caller."""
+    """A stranger cannot enter as a caller with the answer of a listener."""
     address, _, port = directory.endpoint.rpartition(":")
     with socket.create_connection((address, int(port)), timeout=30) as stranger:
         stranger.sendall(b"loong\x00\x02\n" + bytes(32))
@@ -84,7 +84,7 @@ def test_a_replayed_proof_is_worth_nothing(directory: PeerDirectory) -> None:
 
 
 def registered_endpoint(directory: PeerDirectory, rank: int) -> str:
-    """Return where a process of the world listens, as a later one is told."""
+    """Return the address of a process, as the directory gives it to later ones."""
     return register(network(directory), 7, "127.0.0.3:7")[rank]
 
 
