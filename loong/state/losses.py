@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from loong.core.errors import InvalidEventError
 from loong.core.events import InstanceLost
 from loong.core.instructions import Instruction, ReleaseKV
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, KVSegment
+from loong.core.positions import subtract
 from loong.core.request import RequestId
 from loong.state.accounting import Accounting
 from loong.state.in_flight_batch import InFlightBatch
@@ -78,7 +79,7 @@ def _leave(accounting: Accounting, batch: InFlightBatch, lost_id: InstanceId) ->
         live = accounting.requests[request_id]
         if survivors:
             for segment in batch.unfinished(live):
-                yield ReleaseKV(request_id, survivors, segment.positions, is_void=True)
+                yield from _released(accounting, segment, survivors)
             for sibling in live.siblings:
                 yield ReleaseKV(sibling.request.request_id, survivors, is_void=True)
         if batch.num_tokens.get(request_id):
@@ -86,6 +87,24 @@ def _leave(accounting: Accounting, batch: InFlightBatch, lost_id: InstanceId) ->
                 sibling.primary = None
                 accounting.view_cache.mark_stale(sibling)
             live.siblings = []
+
+
+def _released(
+    accounting: Accounting, segment: KVSegment, survivors: tuple[InstanceId, ...]
+) -> Iterator[Instruction]:
+    """Release what survivors may have of a segment. Slots for KV that arrives are released when it has ended."""
+    owner_id, positions = segment.owner_id, segment.positions
+    arriving = [m.arriving for m in accounting.migrations.values() if m.segment.owner_id == owner_id]
+    receivers = {arrival.instance_id for arrival in arriving}
+    if others := tuple(i for i in survivors if i not in receivers):
+        yield ReleaseKV(owner_id, others, positions, is_void=True)
+    for instance_id in receivers.intersection(survivors):
+        rest: tuple[range, ...] = (positions,)
+        for arrival in arriving:
+            if arrival.instance_id == instance_id:
+                rest = subtract(rest, arrival.positions)
+        for piece in rest:
+            yield ReleaseKV(owner_id, (instance_id,), piece, is_void=True)
 
 
 def _void_moves(accounting: Accounting, lost_id: InstanceId) -> Iterator[tuple[RequestId, list[Instruction]]]:

@@ -6,6 +6,7 @@ import pytest
 
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
+    BatchEndPredicted,
     BatchFinished,
     Event,
     InstanceJoined,
@@ -303,6 +304,19 @@ def test_a_source_that_is_lost_in_a_migration_costs_the_destination_its_slots() 
     state = prefilled(0)
     commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)
     assert state.apply(InstanceLost(1.0, 0)).instructions == (ReleaseKV("r", (1,), range(4)),)
+    assert used(state) == [0, 0, 0]
+
+
+def test_slots_for_kv_that_was_to_arrive_from_a_void_batch_are_released_once() -> None:
+    state = cluster()
+    commit(state, IterationPlan((prefill(0, 1),)), 0.0)
+    state.apply(BatchEndPredicted(0.5, 1, 1.0))
+    commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(1), 0), 1),)), 0.5)
+    assert state.apply(InstanceLost(1.0, 0)).instructions == (
+        ReleaseKV("r", (1,), range(2, 4, 2), is_void=True),
+        ReleaseKV("r", (1,), range(1, 4, 2), is_void=True),
+        ReleaseKV("r", (1,), range(1)),
+    )
     assert used(state) == [0, 0, 0]
 
 

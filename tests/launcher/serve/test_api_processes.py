@@ -139,7 +139,7 @@ async def test_a_process_that_is_killed_is_replaced_and_the_others_streams_go_on
         assert len(whole) + len(engine.aborted) == len(asking)
         assert all(len(events) == 5 for events in whole)
         await until(lambda: len(set(service.pids) - set(before)) == 1)
-        assert service.front.admission.num_in_flight == 0
+        await until(lambda: service.front.admission.num_in_flight == 0)
         assert (await post(service.url, PATH, prompt="abc")).status_code == 200
         os.kill(service.pids[0], signal.SIGTERM)  # is for the engine's process
         assert (await post(service.url, PATH, prompt="abc")).status_code == 200
