@@ -24,7 +24,7 @@ def chaos(url: str, *arguments: str) -> "subprocess.Popen[str]":
 
 def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "3", "--allow-fault-injection") as server:
-        with chaos(server.url, "--kill", "1/3s", "--duration", "9s") as run:
+        with chaos(server.url, "--kill", "1/3s", "--duration", "6s") as run:
             output, errors = run.communicate(timeout=300)
         assert run.returncode == 0, output + errors + server.log
         report = json.loads(output.splitlines()[-1])

@@ -135,7 +135,7 @@ def test_a_choice_may_move_or_be_computed_again_while_the_others_go_on(cluster: 
         assert token_ids(outputs[choice.request_id]) == token_ids(expected[other.request_id]), first_id
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_valid_plans_give_each_choice_the_tokens_of_its_seed(any_cluster: Cluster, seed: int) -> None:
     random = Random(seed)
     lengths = [random.choice((1, 5, 17, 38, 63)) for _ in range(3)]

@@ -39,7 +39,7 @@ def allowed(request_id: str, grammar: Grammar, output: list[int]) -> list[int]:
     return [token_id for token_id, bit in enumerate(reported) if bit]
 
 
-def random_output(grammar: Grammar, seed: int, last: bytes = b"}],\"") -> bytes:
+def random_output(grammar: Grammar, seed: int, last: bytes = b'}],"') -> bytes:
     """Return a walk through the tokens allowed. It hurries to the end, which comes by bytes of `last`."""
     chance = random.Random(seed)
     output: list[int] = []

@@ -23,7 +23,7 @@ from loong.observability.latest import Latest
 from loong.observability.request_spans import RequestSpans
 from loong.observability.timeline import Timeline
 
-BYTES = 2**20
+BYTES = 2**18
 NUM_BOUNDS = 3  # so often what fits is pushed
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 10**9) for i in range(8))
 

@@ -67,7 +67,7 @@ def assert_all_complete(requests: Sequence[Request], num_tokens: dict[str, int])
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str, data: st.DataObject) -> None:
     capacities = data.draw(clusters(name))
@@ -80,7 +80,7 @@ def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str,
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, data: st.DataObject) -> None:
     capacities = data.draw(clusters(name))
@@ -168,7 +168,7 @@ def test_a_request_that_holds_kv_fails_too_once_the_rest_can_never_fit(num_compu
 
 
 @pytest.mark.parametrize("name", [n for n in POLICY_NAMES if policy_kind(n).max_instances is None])
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_every_request_ends_whatever_is_lost_for_a_time(name: str, data: st.DataObject) -> None:
     instances = instances_with([data.draw(st.sampled_from([150, 300, 1000]))] * num_instances_of(name, 4))

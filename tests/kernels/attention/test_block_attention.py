@@ -103,7 +103,7 @@ def test_other_head_dims_equal_the_definition(
 
 @pytest.mark.parametrize("has_slots", [False, True])
 def test_tables_of_any_length_equal_the_definition(has_slots: bool, device: torch.device) -> None:
-    tasks = [AttendTask.causal(2 * i, range(i % 5, i % 5 + 2), 2 * i, range(i % 5 + 2)) for i in range(130)]
+    tasks = [AttendTask.causal(2 * i, range(i % 5, i % 5 + 2), 2 * i, range(i % 5 + 2)) for i in range(70)]
     kv = kv_of(tasks, 1, 64, torch.float32, device)
     q = random_values(2, num_rows(tasks), 1, 64, dtype=torch.float32, device=device)
     slots = torch.arange(len(kv), device=device) if has_slots else None
@@ -140,7 +140,7 @@ def behind_history(
 
 
 @pytest.mark.parametrize("is_in_row", [False, True])
-@pytest.mark.parametrize(("num_programs", "num_heads", "head_dim"), [(6, 2, 64), (29, 6, 80), (40, 2, 64)])
+@pytest.mark.parametrize(("num_programs", "num_heads", "head_dim"), [(6, 2, 64), (29, 4, 80), (40, 2, 64)])
 def test_keys_of_few_queries_may_be_cut(
     num_programs: int,
     num_heads: int,

@@ -230,7 +230,7 @@ def test_a_terminal_has_the_words_of_the_report_and_json_only_if_asked_for() -> 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupted_simulation_keeps_the_runs_that_ended_and_names_the_others(jobs: str) -> None:
-    load = ["--workload", "lveval", "--rate", "1", "--num-requests", "1000"]  # minutes, for esp
+    load = ["--workload", "lveval", "--rate", "1", "--num-requests", "400"]  # long, for esp
     command = [sys.executable, "-c", ENTRY, "simulate", "--policy", "static-sp,esp", *load, "--jobs", jobs]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
