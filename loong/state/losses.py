@@ -92,7 +92,10 @@ def _leave(accounting: Accounting, batch: InFlightBatch, lost_id: InstanceId) ->
 def _released(
     accounting: Accounting, segment: KVSegment, survivors: tuple[InstanceId, ...]
 ) -> Iterator[Instruction]:
-    """Release what survivors may have of a segment. Slots for KV that arrives are released when it has ended."""
+    """Release what survivors may have of a segment, but not the slots of KV that is to arrive there.
+
+    A migration's slots are released with it.
+    """
     owner_id, positions = segment.owner_id, segment.positions
     arriving = [m.arriving for m in accounting.migrations.values() if m.segment.owner_id == owner_id]
     receivers = {arrival.instance_id for arrival in arriving}

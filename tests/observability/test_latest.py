@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from new_garbage import only_new_garbage
 
 from loong.core.events import BatchFinished, MigrationFinished, RequestAborted, RequestArrived
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
@@ -62,14 +63,14 @@ def push_line(recent: RecentLines, num_letters: int) -> None:
 @contextmanager
 def bytes_at_most(bound: int) -> Iterator[None]:
     """Fail unless memory allocated and kept inside the context is within the bound."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        yield
-        gc.collect()
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    with only_new_garbage():
+        tracemalloc.start()
+        try:
+            yield
+            gc.collect()
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
     assert bound / 3 < held <= bound
 
 

@@ -7,7 +7,7 @@ from shutil import copytree
 
 import pytest
 from families import write_tiny_model
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 from small_hub import COMMIT, SmallHub, small_hub
 
 from loong.core.errors import ConfigError
@@ -47,6 +47,7 @@ def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield running
+        close_session()
 
 
 def reported(name: str, revision: str | None = None) -> str:
