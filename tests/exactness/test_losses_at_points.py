@@ -202,7 +202,8 @@ def test_a_request_that_ends_every_instance_that_computes_it_fails_by_name(
     with pytest.raises(ClusterError, match=f"{MAX_LOSSES} instances were lost while they computed request"):
         cluster.run(requests()[:1], arming, timeout=90)
     cluster.wait_until(lambda snapshot: len(snapshot.instances) == NUM_INSTANCES)
-    assert cluster.snapshot.stats.num_losses == before + MAX_LOSSES
+    # A failure may be known before the start of its batch, and is then counted against no request.
+    assert cluster.snapshot.stats.num_losses >= before + MAX_LOSSES
     others = requests()
     assert_exact(model, others, cluster.run(others, ESP))
 
