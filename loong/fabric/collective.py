@@ -9,7 +9,7 @@ process cannot continue. So a failure is permanent here, unlike in the fabric of
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from loong.core.errors import ClusterError
 from loong.fabric.device_transfer import DeviceTransfer
-from loong.fabric.errors import InvalidMessageError, refuse_holders
+from loong.fabric.errors import InvalidMessageError, NoServiceError
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Pending
+from loong.fabric.protocol import Exchanging, Pending
 from loong.fabric.tensor_parallel import TensorParallelGroup
 from loong.fabric.traffic import Channel, Plane
 from loong.fabric.world import neighbours
@@ -75,11 +75,16 @@ class CollectiveFabric:
     @contextmanager
     def batch(self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()) -> Iterator[None]:
         """See Fabric."""
-        refuse_holders(holders)
+        if holders:
+            raise NoServiceError
         with self._sockets.batch(batch_id, group):
             self._changed.set()
             yield
             self.check()
+
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+        """See Fabric. It has no service."""
+        raise NoServiceError
 
     def check(self) -> None:
         """See Fabric."""

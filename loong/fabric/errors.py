@@ -9,8 +9,6 @@ LoongError
 └── InvalidMessageError    the caller broke a rule of the verbs: a bug  (also ValueError)
 """
 
-from collections.abc import Sequence
-
 from loong.core.errors import ClusterError, LoongError
 
 
@@ -53,9 +51,8 @@ class InvalidMessageError(LoongError, ValueError):
     """The verbs do not allow this tensor, group or order of calls."""
 
 
-def refuse_holders(instance_ids: Sequence[int]) -> None:
-    """Raise `InvalidMessageError` if a batch has holders outside its group, for fabrics without a service."""
-    if instance_ids:
-        raise InvalidMessageError(
-            f"instances {instance_ids} are to serve a batch; this fabric has no service"
-        )
+class NoServiceError(InvalidMessageError):
+    """A batch is to have holders outside its group, and the fabric has no service."""
+
+    def __init__(self) -> None:
+        super().__init__("this fabric has no service: batches have no holders outside their groups")

@@ -57,18 +57,6 @@ class Exchanging(Protocol):
         """Send and receive one tensor for each named instance, on one channel, between equal tp ranks."""
 
 
-class ServingFabric(Protocol):
-    """A fabric through which an instance can serve batches of groups that it is not a member of."""
-
-    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
-        """Open a batch that this process serves, for the thread that enters the returned context.
-
-        Several may be open, together with a batch of this process, in any order of ids. Messages that arrived
-        earlier are kept. A member that is lost, or leaves by an error, ends every wait inside. An error here
-        ends the waits of the members.
-        """
-
-
 class Fabric(Exchanging, Protocol):
     """One process's end of the data plane.
 
@@ -105,6 +93,14 @@ class Fabric(Exchanging, Protocol):
 
         `holders` are instances outside the group that serve it. `exchange` reaches them as well. Raises
         `InvalidMessageError` if there are any and the fabric has no service.
+        """
+
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+        """Open a batch of another group that this process serves, for the thread that enters the context.
+
+        Several may be open, together with a batch of this process, in any order of ids. Messages that arrived
+        earlier are kept. A member that is lost, or leaves by an error, ends every wait inside. An error here
+        ends the waits of the members. Raises `InvalidMessageError` if the fabric has no service.
         """
 
     def check(self) -> None:

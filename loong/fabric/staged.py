@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loong.fabric.protocol import Fabric, Pending, TensorParallelVerbs
+from loong.fabric.errors import NoServiceError
+from loong.fabric.protocol import Exchanging, Fabric, Pending, TensorParallelVerbs
 from loong.fabric.traffic import Channel
 
 
@@ -56,6 +57,10 @@ class StagedFabric:
     ) -> AbstractContextManager[None]:
         """See Fabric."""
         return self._fabric.batch(batch_id, group, holders)
+
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+        """See Fabric. It has no service."""
+        raise NoServiceError
 
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """See Fabric."""

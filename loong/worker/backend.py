@@ -9,7 +9,7 @@ from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Fabric, ServingFabric
+from loong.fabric.protocol import Fabric
 from loong.kernels import reference_draw
 from loong.kernels.sampling.draw_params import DrawParams
 from loong.model.device import CpuDevice, Device
@@ -55,8 +55,9 @@ class Backend(Protocol):
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:
         """Return a fabric for tensors of the device, for a model of which this process holds `shard`."""
 
-    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:
-        """Return how this device serves batches of other groups; None if it cannot."""
+    @property
+    def serves(self) -> bool:
+        """Return whether this device serves batches of other groups."""
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """Return the query exchange of steps that the host launches, over a fabric of `connect`."""
@@ -99,13 +100,10 @@ class CpuBackend:
         self.device = CpuDevice()
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
+        self.serves = True
         self.takes_leases, self.graph_limits = takes_leases, graph_limits
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
-        """See Backend."""
-        return sockets
-
-    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:
         """See Backend."""
         return sockets
 

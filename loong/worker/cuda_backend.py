@@ -10,7 +10,7 @@ from loong.attention.put_exchange import PutExchange, num_exchange_bytes
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.placement import InstanceId
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Fabric, ServingFabric
+from loong.fabric.protocol import Fabric
 from loong.kernels import gpu
 from loong.kernels.late_compilation import warn_of_compilation
 from loong.kernels.sampling.draw_params import DrawParams
@@ -56,6 +56,7 @@ class CudaBackend:
         self.device = CudaDevice(index, dtype, tiles)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
+        self.serves = False  # as `ElasticInstance.serves` of these instances, so that no plan asks for it
         self.warm_up_lengths: tuple[int, ...] = _WARM_UP_LENGTHS
         self._memory: torch.cuda._POOL_HANDLE | None = None  # of all graphs, which never run at once
 
@@ -70,10 +71,6 @@ class CudaBackend:
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
         return fabric
-
-    def serving_fabric(self, sockets: SocketFabric) -> ServingFabric | None:  # noqa: ARG002 - see Backend
-        """See Backend. `ElasticInstance.serves` is false for these instances, so that no plan asks for it."""
-        return None
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """See Backend."""

@@ -117,9 +117,9 @@ class Worker:
             self._pools[config.host_id] = _make_pool(shard, config.host_kv_capacity, torch.device("cpu"))
         self._mover = SegmentMover(config, self._pools, self._fabric)
         self._service: AttentionService | None = None
-        if (serving_fabric := self._backend.serving_fabric(sockets)) is not None:
+        if self._backend.serves:
             pool = self._pools[config.instance_id]
-            self._service = AttentionService(config.instance_id, shard, pool, serving_fabric, self._device)
+            self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._device)
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
         self._batches: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()  # None: check for traces
@@ -234,6 +234,8 @@ class Worker:
             self._config.instance_id, self._model, pool, self._fabric, self._backend, self._constraints
         )
         runner.warm_up()
+        if self._service is not None:
+            self._service.leases = runner.leases
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
         reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank, self._commands_endpoint))
         tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])

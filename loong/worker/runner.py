@@ -55,7 +55,7 @@ class BatchRunner:
         self._instance_id = instance_id
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
         self._step_runner = StepRunner(instance_id, model, pool, fabric, backend, self._constraints)
-        self._leases: DecodeLeases | None = None
+        self.leases: DecodeLeases | None = None  # once there are captured steps
         self._pending_tokens = PendingTokens(_WARM_UP_BATCH_ID)
 
     def warm_up(self) -> None:
@@ -86,7 +86,7 @@ class BatchRunner:
             exchange = self._backend.group_exchange(self._fabric, self._instance_id, self._model.shard)
             step_runner = DecodeGraph(self._instance_id, self._model, self._pool, self._backend, exchange)
             step_runner.capture()
-            self._leases = DecodeLeases(
+            self.leases = DecodeLeases(
                 self._instance_id, self._pool, step_runner, self._fabric, self._constraints
             )
             self._step_runner.capture(exchange)
@@ -104,8 +104,8 @@ class BatchRunner:
         self._pending_tokens = pending_tokens
         is_alone = self._is_alone(command)
         is_stepped = is_alone and command.plan.num_steps == 1  # the next can begin before that has ended
-        if self._leases is not None and not is_stepped and self._leases.can_run(command):
-            return DecodeLease(self._leases, placeholders, pending_tokens, is_alone=is_alone)
+        if self.leases is not None and not is_stepped and self.leases.can_run(command):
+            return DecodeLease(self.leases, placeholders, pending_tokens, is_alone=is_alone)
         return HostSteppedBatch(
             placeholders, pending_tokens, self._step_runner, self._fabric, is_alone=is_alone
         )
@@ -130,8 +130,8 @@ class BatchRunner:
         yield device, "attend_slots", "attention"
         yield device, "attend_blocks", "attention"
         yield device, "linear", "linear"
-        if self._leases is not None:
-            yield self._leases.graph, "launch", "step"
+        if self.leases is not None:
+            yield self.leases.graph, "launch", "step"
 
     def _run_zeros(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from itertools import count
-from threading import Thread
+from threading import Lock, Thread
 
 import torch
 
@@ -16,10 +16,13 @@ from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
 from loong.fabric.errors import AbandonedError, PeerLostError
-from loong.fabric.protocol import Exchanging, ServingFabric
+from loong.fabric.protocol import Exchanging, Fabric
 from loong.kernels import Partial
 from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
+from loong.worker.batches.decode_lease import DecodeLeases
+from loong.worker.batches.lease_slots import served_batch
+from loong.worker.batches.lease_steps import LeaseSteps
 from loong.worker.batches.step_sync import hear_step
 from loong.worker.kv.pool import KVPool
 
@@ -28,16 +31,19 @@ class AttentionService:
     """Serves batches, each on a thread of its own, while this instance runs its own batches.
 
     A holder is a member without rows: it derives the queries from the plan, and answers them by the members'
-    exchange. It reads the KV that was there before the batch. This KV stays until the batch has ended: a
-    member ends only when its last queries are answered, and the engine releases KV after that.
+    exchange. So leases whose steps are captured are served by captured steps, and all others by messages. It
+    reads the KV that was there before the batch. This KV stays until the batch has ended: a member ends only
+    when its last queries are answered, and the engine releases KV after that.
     """
 
     def __init__(
-        self, instance_id: InstanceId, shard: Shard, pool: KVPool, fabric: ServingFabric, device: Device
+        self, instance_id: InstanceId, shard: Shard, pool: KVPool, fabric: Fabric, device: Device
     ) -> None:
         self._instance_id, self._pool, self._fabric, self._device = instance_id, pool, fabric, device
         rows = (0, shard.num_heads, shard.config.head_dim)
         self._threads: dict[OwnerId, Thread] = {}  # the last that serves each of these
+        self._lane = Lock()  # of captured steps
+        self.leases: DecodeLeases | None = None  # of this instance, once their steps are captured
         self._no_queries = torch.empty(rows, dtype=shard.config.torch_dtype, device=device.torch_device)
 
     def begin(self, command: RunBatch) -> None:
@@ -45,8 +51,10 @@ class AttentionService:
         served = self._fabric.serve(command.batch_id, command.plan.group.instance_ids)
         self._allocate(command)
         self._fork(command)
-        name = f"serve-batch-{command.batch_id}"
-        thread = Thread(target=self._serve, args=(command, served), name=name, daemon=True)
+        name, serve = f"serve-batch-{command.batch_id}", self._serve
+        if self.leases is not None and self.leases.can_run(command):
+            serve = self._serve_captured
+        thread = Thread(target=serve, args=(command, served), name=name, daemon=True)
         self._threads.update(dict.fromkeys(command.plan.request_ids, thread))
         thread.start()
 
@@ -85,6 +93,30 @@ class AttentionService:
                 self.answer(plan.at_step(step, live), placements, members)
                 if step + 1 >= hear_step(members, plan, live) or not live:
                     return
+
+    def _serve_captured(self, command: RunBatch, served: AbstractContextManager[Exchanging]) -> None:
+        """Serve a lease whose members' steps are captured, by captured steps. One waits for another's end."""
+        assert self.leases is not None, "they can run it"
+        assert self.leases.graph.service is not None, "they can run it with holders"
+        graph, live = self.leases.graph.service, set(command.plan.request_ids)
+        steps = LeaseSteps.of(command, self.leases.graph.max_num_slots)
+        self._device.use()
+        with self._lane:
+            try:
+                with suppress(PeerLostError, AbandonedError), served as members:
+                    graph.begin(served_batch(command, self._instance_id))
+                    graph.launch()
+                    steps.lengthen()
+                    while not steps.is_last:
+                        graph.launch()
+                        steps.end_before(hear_step(members, command.plan, live))
+                        if not live:
+                            break
+                        steps.step += 1
+                        steps.lengthen()
+                    graph.wait()
+            finally:
+                graph.wait()  # steps that nobody answers any more end at once
 
     def _allocate(self, command: RunBatch) -> None:
         """Take slots for the KV that is pushed here."""

@@ -17,6 +17,7 @@ from loong.worker.backend import Backend
 from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
 from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.service import AttentionService
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class BareInstance:
         constraints = Constraints(tokenizer, config.vocab_size)
         self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend, constraints)
         self._runner.warm_up()
+        self._service = AttentionService(instance_id, shard, self._pool, fabric, backend.device)
+        self._service.leases = self._runner.leases
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 
     def poison(self) -> None:
@@ -98,5 +101,9 @@ class BareInstance:
                 lambda step, tokens, _is_last: produced.extend((step, token) for token in tokens),
             )
             found = begun.prompt_logprobs()
+        elif self._instance_id in command.holder_ids:
+            self._service.begin(command)
+            for request_id in command.plan.request_ids:
+                self._service.wait_for(request_id)
         traffic = self._fabric.traffic.snapshot() - before
         return Outcome(num_steps, tuple(produced), traffic, self._pool.num_used, found)

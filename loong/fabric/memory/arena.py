@@ -40,6 +40,7 @@ class Clock(IntEnum):
     TENSOR_PARALLEL = 0
     DECODE = 1
     QUERIES = 2
+    SERVICE = 3  # of a batch of another group that this instance serves
 
 
 class Arena:

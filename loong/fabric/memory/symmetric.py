@@ -5,21 +5,22 @@ before that.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import zip_longest
+from threading import Lock
 
 from torch import Tensor
 
 from loong.core.errors import ClusterError
 from loong.fabric.device_transfer import DeviceTransfer
-from loong.fabric.errors import DeadlineError, InvalidMessageError, refuse_holders
-from loong.fabric.memory.arena import Arena, first_epoch, last_epoch
+from loong.fabric.errors import DeadlineError, InvalidMessageError
+from loong.fabric.memory.arena import Arena, Clock, first_epoch, last_epoch
 from loong.fabric.memory.arena_tensor_parallel import ArenaTensorParallel
 from loong.fabric.memory.chunked_channel import ChunkedChannel, ChunkedChannelSize
 from loong.fabric.memory.copy_streams import CopyStream, CopyStreamMaker
 from loong.fabric.memory.shared_memory import SharedMemory
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Pending
+from loong.fabric.protocol import Exchanging, Pending
 from loong.fabric.traffic import Channel, Plane
 from loong.fabric.world import neighbours
 
@@ -66,7 +67,7 @@ class SymmetricFabric:
         )
         self._segments = make_copy_stream(self.arena, Plane.MIGRATION)
         self._open_ids: dict[Plane, int | None] = dict.fromkeys(Plane)
-        self._num_met = [0] * num_ranks
+        self._num_met, self._meeting = [0] * num_ranks, Lock()
         self._peer_rank = self._rank
         self.tensor_parallel = ArenaTensorParallel(self.arena, shard_bytes, self.traffic)
         sockets.watch(self._look)
@@ -79,14 +80,34 @@ class SymmetricFabric:
 
     @contextmanager
     def batch(self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()) -> Iterator[None]:
-        """See Fabric."""
-        refuse_holders(holders)
+        """See Fabric. Holders serve captured leases; of the verbs, only control messages reach them."""
         ranks = [rank for i in group for rank in self.world.ranks(i)]
-        with self._ending(Plane.BATCH, (self._out, self._in)), self._sockets.batch(batch_id, group):
+        with self._ending(Plane.BATCH, (self._out, self._in)), self._sockets.batch(batch_id, group, holders):
+            for instance_id in holders:
+                self._meet(self._counterpart(instance_id))
             self._open(Plane.BATCH, batch_id, ranks, self._in)
-            self.arena.clocks.fill_(first_epoch(batch_id))
+            self.arena.clocks[: Clock.SERVICE].fill_(first_epoch(batch_id))
             yield
             self.check()
+
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+        """See Fabric. One batch at a time is served, and only control messages come from its members.
+
+        The caller's device work inside is done, or has failed, soon after the end.
+        """
+        return self._serving(batch_id, group, self._sockets.serve(batch_id, group))
+
+    @contextmanager
+    def _serving(
+        self, batch_id: int, group: tuple[int, ...], served: AbstractContextManager[Exchanging]
+    ) -> Iterator[Exchanging]:
+        with self._ending(Plane.SERVICE, ()), served as members:
+            for instance_id in group:
+                self._meet(self._counterpart(instance_id))
+            self._open_ids[Plane.SERVICE] = batch_id
+            self.arena.clocks[Clock.SERVICE] = first_epoch(batch_id)
+            yield members
+            self._check(Plane.SERVICE)
 
     def check(self) -> None:
         """See Fabric."""
@@ -103,9 +124,11 @@ class SymmetricFabric:
         """See Fabric. All ranks order their peers by distance, so no two wait for each other.
 
         Sends and receives alternate piece by piece: a copy stream's queue is bounded, and the host waits at a
-        full one until a peer has received.
+        full one until a peer has received. Control messages are of the host.
         """
         self.check()
+        if channel is Channel.CONTROL:
+            return self._sockets.exchange(outgoing, incoming, channel)
         sent = {self._sockets.member(i): tensor for i, tensor in outgoing.items() if self._is_message(tensor)}
         come = {self._sockets.member(i): tensor for i, tensor in incoming.items() if self._is_message(tensor)}
         self._out.follow()
@@ -138,7 +161,7 @@ class SymmetricFabric:
             self._ending(Plane.MIGRATION, (self._segments,)),
             self._sockets.migration(migration_id, peer_id),
         ):
-            self._peer_rank = self.world.rank(peer_id, self.world.tp_rank(self._rank))
+            self._peer_rank = self._counterpart(peer_id)
             self._open(Plane.MIGRATION, migration_id, [self._peer_rank], self._segments)
             yield
             self._segments.drain()
@@ -172,11 +195,15 @@ class SymmetricFabric:
         self.arena.close()
 
     def _meet(self, rank: int) -> None:
-        """Map the memory of a process that has joined, or joined again."""
-        num_joins = self._sockets.num_joins(rank)
-        if num_joins != self._num_met[rank]:
-            self.arena.meet(rank)
-            self._num_met[rank] = num_joins
+        """Map the memory of a process that has joined, or joined again. For any thread."""
+        with self._meeting:
+            num_joins = self._sockets.num_joins(rank)
+            if num_joins != self._num_met[rank]:
+                self.arena.meet(rank)
+                self._num_met[rank] = num_joins
+
+    def _counterpart(self, instance_id: int) -> int:
+        return self.world.rank(instance_id, self.world.tp_rank(self._rank))
 
     def _sending(
         self, channel: Channel, copy_stream: CopyStream, rank: int, tensor: Tensor

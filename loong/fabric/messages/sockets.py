@@ -93,6 +93,7 @@ class SocketFabric:
         self._peer_registry = PeerRegistry(directory, world, rank, self._mailbox, deadline, network)
         self._open_batch: _Batch | None = None
         self._open_migration: _Migration | None = None
+        self._served: dict[int, _Batch] = {}  # by id
         self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
 
     def wait_for_peers(self) -> None:
@@ -124,7 +125,7 @@ class SocketFabric:
                 self._open_batch = None
 
     def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
-        """See ServingFabric."""
+        """See Fabric."""
         links, lost = self._service_links(batch_id, group)
         batch = _Batch(batch_id, group, links, {}, is_served=True)
         self._mailbox.open(Plane.SERVICE, batch_id)
@@ -132,6 +133,7 @@ class SocketFabric:
 
     @contextmanager
     def _serving(self, batch: _Batch, lost: PeerLostError | None) -> Iterator[Exchanging]:
+        self._served[batch.batch_id] = batch
         try:
             _raise_lost(lost)
             yield _Served(self, batch)
@@ -139,6 +141,7 @@ class SocketFabric:
             self._abandon(Address(Channel.BATCH_ABANDONED, batch.batch_id, self.rank), batch.links.values())
             raise
         finally:
+            del self._served[batch.batch_id]
             self._mailbox.close(Plane.SERVICE, batch.batch_id)
 
     @contextmanager
@@ -230,12 +233,17 @@ class SocketFabric:
         self._mailbox.watch(report)
 
     def raise_if_broken(self, plane: Plane) -> None:
-        """Raise the error of a wait if a member of the open batch or migration is lost or has left."""
+        """Raise the error of a wait if a member of the open batch or migration is lost or has left.
+
+        So with a member of any batch that is served.
+        """
         if plane is Plane.BATCH and (batch := self._open_batch) is not None:
             self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.peers)
         if plane is Plane.MIGRATION and (migration := self._open_migration) is not None:
             address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
             self._mailbox.check(address, (migration.link,))
+        for batch in tuple(self._served.values()) if plane is Plane.SERVICE else ():
+            self._mailbox.check(Address(Channel.SERVED_CONTROL, batch.batch_id, self.rank), batch.peers)
 
     def member(self, instance_id: int) -> int:
         """Return the rank of an instance's process in the open batch that this process talks to, or its

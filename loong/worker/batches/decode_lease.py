@@ -17,8 +17,9 @@ from loong.fabric.protocol import Fabric
 from loong.worker.backend import Reading
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.lease_slots import LeaseSlots, masters_inputs
+from loong.worker.batches.lease_steps import LeaseSteps, has_room
 from loong.worker.batches.started_batch import ReportStep
-from loong.worker.batches.step_sync import sync_step
+from loong.worker.batches.step_sync import report_to_holders, sync_step
 from loong.worker.batches.token_placeholders import PendingTokens, TokenPlaceholders
 from loong.worker.kv.pool import KVPool
 from loong.worker.sampling.grammar_constraints import Constraints
@@ -41,26 +42,12 @@ class DecodeLeases:
         blocks = command.plan.queries
         num_tokens = Counter(block.master_id for block in blocks)
         return (
-            not command.holder_ids
-            and max(num_tokens.values()) <= self.graph.max_size(command.plan.group.dop)
+            (not command.holder_ids or self.graph.service is not None)
+            and max(num_tokens.values()) <= self.graph.max_size(len(command.participant_ids))
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
             and all(given.num_output_tokens > 0 and not given.placement.has_holes for given in command.inputs)
-            and self._has_room(command)
+            and has_room(command, self.graph.max_num_slots)
         )
-
-    def _has_room(self, command: RunBatch) -> bool:
-        """Return whether the lists of slots have room on all members, which all compute the same answer."""
-        writes = command.plan.writes
-        num_slots = sum(len(segment.positions) for segment in writes)
-        num_slots += sum(given.placement.num_tokens for given in command.inputs)
-        if num_slots <= self.graph.max_num_slots:
-            return True
-        by_instance: Counter[InstanceId] = Counter()
-        for given in command.inputs:
-            by_instance.update(given.placement.tokens_by_instance())
-        for segment in writes:
-            by_instance[segment.instance_id] += len(segment.positions)
-        return max(by_instance.values()) <= self.graph.max_num_slots
 
 
 class _Launched(NamedTuple):
@@ -111,7 +98,8 @@ class DecodeLease:
     def finish(self, lease_end: LeaseTerm, report: ReportStep) -> int:
         """See StartedBatch."""
         command = self._placeholders.resolved()
-        with self._fabric.batch(command.batch_id, command.plan.group.instance_ids):
+        group = command.plan.group.instance_ids
+        with self._fabric.batch(command.batch_id, group, command.holder_ids):
             try:
                 launched = self._launched or self._launch(command)
                 num_steps = self._take_steps(command, launched, lease_end, report)
@@ -133,31 +121,21 @@ class DecodeLease:
         self._graph.launch()
         return _Launched(slots, sampling, self._graph.read(sampling))
 
-    def _most_steps(self, command: RunBatch) -> int:
-        """Return the steps for which all lists of slots have room."""
-        num_held = sum(given.placement.num_tokens for given in command.inputs)
-        num_steps = (self._graph.max_num_slots - num_held) // len(command.inputs)
-        return max(command.plan.num_steps, num_steps)
-
     def _take_steps(
         self, command: RunBatch, launched: _Launched, lease_end: LeaseTerm, report: ReportStep
     ) -> int:
-        plan, is_alone = command.plan, self._is_alone
+        plan, holder_ids, is_alone = command.plan, command.holder_ids, self._is_alone
         slots, sampling, reading = launched
         rows = dict(enumerate(masters_inputs(command, self._instance_id)))
-        live, end, lengthened_at = set(plan.request_ids), plan.num_steps, -1
-        most_steps = self._most_steps(command)
-        step = 0
+        live, steps = set(plan.request_ids), LeaseSteps.of(command, self._graph.max_num_slots)
         while True:
             if is_alone:
-                end = max(lease_end.step(), step + 1)
-            end = min(end, most_steps)
-            if end > slots.num_steps and step >= lengthened_at + 2:  # so the last copied lists have arrived
-                lease_end.wait_for_room(end)
-                slots.lengthen(end, rows)
+                steps.end = max(lease_end.step(), steps.step + 1)
+            if steps.lengthen():
+                lease_end.wait_for_room(steps.num_steps)
+                slots.lengthen(steps.num_steps, rows)
                 self._graph.lengthen(slots.batch)
-                lengthened_at = step
-            is_last = step + 1 >= min(end, slots.num_steps)
+            step, is_last = steps.step, steps.is_last
             if not is_last:
                 self._graph.launch()
                 if not sampling.needs_tokens:
@@ -173,11 +151,14 @@ class DecodeLease:
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
             live -= ended
             if not is_alone and not is_last:
-                end = max(sync_step(self._fabric, plan, ended, live, lease_end), step + 2)
+                stop = sync_step(self._fabric, plan, ended, live, lease_end)
+                if holder_ids and plan.group.leader_id == self._instance_id:
+                    report_to_holders(self._fabric, plan, holder_ids, live, stop)
+                steps.end_before(stop)
             if is_last or not live:
                 return step + 1
             reading = coming
-            step += 1
+            steps.step += 1
 
 
 def _take_tokens(

@@ -27,7 +27,8 @@ class LeaseSlots:
         self.batch = LeaseBatch(
             instance_id,
             self._rows,
-            {i: [self._held(given) for given in masters_inputs(command, i)] for i in peers},
+            {i: held_for(command, i, instance_id) for i in peers},
+            command.holder_ids,
         )
 
     def lengthen(self, num_steps: int, rows: Iterable[int]) -> None:
@@ -49,16 +50,29 @@ class LeaseSlots:
     def _row(self, given: RequestInput) -> DecodeRow:
         assert given.sampling_params is not None, "it is sampled"
         first, free = given.placement.num_tokens, _positions(given, 0, self.num_steps)
-        return DecodeRow(given.token_ids[0], first, self._held(given), free, given.sampling_params)
-
-    def _held(self, given: RequestInput) -> Held:
-        return given.request_id, given.placement.on(self._instance_id)
+        held = _held(given, self._instance_id)
+        return DecodeRow(given.token_ids[0], first, held, free, given.sampling_params)
 
 
 def masters_inputs(command: RunBatch, instance_id: InstanceId) -> list[RequestInput]:
     """Return the requests whose master an instance is, in the order of the plan's blocks."""
     inputs = {given.request_id: given for given in command.inputs}
     return [inputs[b.request_id] for b in command.plan.queries if b.master_id == instance_id]
+
+
+def served_batch(command: RunBatch, instance_id: InstanceId) -> LeaseBatch:
+    """Return a lease that an instance serves, as it begins there."""
+    held = {i: held_for(command, i, instance_id) for i in command.plan.group.instance_ids}
+    return LeaseBatch(instance_id, (), held, command.holder_ids)
+
+
+def held_for(command: RunBatch, master_id: InstanceId, instance_id: InstanceId) -> list[Held]:
+    """Return the KV that an instance holds of the requests of a master, in the order of the plan's blocks."""
+    return [_held(given, instance_id) for given in masters_inputs(command, master_id)]
+
+
+def _held(given: RequestInput, instance_id: InstanceId) -> Held:
+    return given.request_id, given.placement.on(instance_id)
 
 
 def _positions(given: RequestInput, first_step: int, stop_step: int) -> range:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from typing import TypeAlias
 
@@ -11,7 +12,11 @@ from torch import Tensor
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId, SamplingParams, TokenId
 from loong.kernels.sampling.draw_params import DrawParams
+from loong.kernels.slots import SlotLists
+from loong.model.device import Device
+from loong.worker.kv.pool import KVPool
 from loong.worker.sampling.random_sampling import draw_params
+from loong.worker.steps.step_inputs import PendingTokenIds
 
 GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a master in a step of a group
 BATCH_SIZES = (*GROUP_SIZES[:-1], 160, 192, 256, 320, 384, 512)  # of an instance alone
@@ -41,23 +46,36 @@ class LeaseBatch:
     """A lease as it begins on one instance.
 
     `rows` are the requests whose master it is. `peer_rows` has, for each other member, the KV of its requests
-    here, in the order of its rows.
+    here, in the order of its rows. `holder_ids` are the instances that serve the lease. One of these is no
+    member, so it has no rows.
     """
 
     instance_id: InstanceId
     rows: Sequence[DecodeRow]
     peer_rows: Mapping[InstanceId, Sequence[Held]]
+    holder_ids: Sequence[InstanceId] = ()
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Return whether other instances take part."""
+        return bool(self.peer_rows or self.holder_ids)
 
     @property
     def num_tokens(self) -> Mapping[InstanceId, int]:
         """Return the tokens of each member in a step."""
-        return {self.instance_id: len(self.rows), **{i: len(lists) for i, lists in self.peer_rows.items()}}
+        own = {} if self.instance_id in self.holder_ids else {self.instance_id: len(self.rows)}
+        return {**own, **{i: len(lists) for i, lists in self.peer_rows.items()}}
 
     @property
     def size(self) -> int:
         """Return the least batch size that has room for the tokens of any member."""
         largest = max(self.num_tokens.values())
-        return next(size for size in (GROUP_SIZES if self.peer_rows else BATCH_SIZES) if size >= largest)
+        return next(size for size in (GROUP_SIZES if self.is_exchanged else BATCH_SIZES) if size >= largest)
+
+    @property
+    def first_row(self) -> int:
+        """Return the query of the first own row in a step."""
+        return self.instance_id * self.size if self.is_exchanged else 0
 
     @property
     def listed(self) -> list[tuple[RequestId, range]]:
@@ -127,6 +145,47 @@ class DecodeState:
             ends = list(accumulate(map(_num_keys, lists), initial=ends[-1]))
             set_first(self.starts[instance_id * batch.size :], ends[:-1])
         return ends[-1]
+
+
+class LeaseTables:
+    """The inputs of a lease's steps on the device, up to `num_queries` queries and `num_slots` listed slots.
+
+    Copies on the host are allocated once, since allocation takes milliseconds.
+    """
+
+    def __init__(self, pool: KVPool, num_queries: int, num_slots: int, device: Device) -> None:
+        new, num_words = partial(torch.zeros, device=device.torch_device), DecodeState.num_words(num_queries)
+        self._pool = pool
+        self.state = DecodeState(num_queries, new(num_words, dtype=torch.int64))
+        self.slots = new(num_slots, dtype=torch.int64)
+        self._cu_seqlens = new(num_queries + 1, dtype=torch.int32)
+        self._host = DecodeState(num_queries, device.host_words(num_words))
+        self._host_slots = device.host_words(num_slots)
+
+    def begin(self, batch: LeaseBatch, vocab_size: int, pending_ids: PendingTokenIds | None = None) -> None:
+        """Set the rows and queries of a lease; `pending_ids` are tokens that are still to be sampled."""
+        num_slots = self._host.fill(batch, batch.first_row, vocab_size)
+        self.state.memory.copy_(self._host.memory, non_blocking=True)
+        if pending_ids is not None:
+            pending_ids.fill(self.state.tokens)
+        self._copy_slots(batch, num_slots)
+
+    def lengthen(self, batch: LeaseBatch) -> None:
+        """Set the lists of slots to those of `batch`, the same lease with more of them."""
+        num_slots = self._host.list_slots(batch, batch.first_row)
+        self.state.limits.copy_(self._host.limits, non_blocking=True)
+        self.state.starts.copy_(self._host.starts, non_blocking=True)
+        self._copy_slots(batch, num_slots)
+
+    def lists(self, num_queries: int) -> SlotLists:
+        """Return the lists of slots of the first queries, as long as their present numbers of keys."""
+        cu_seqlens = self._cu_seqlens[: num_queries + 1]
+        cu_seqlens[1:].copy_(self.state.num_keys[:num_queries].cumsum(0))
+        return SlotLists(self.slots, self.state.starts[:num_queries], cu_seqlens)
+
+    def _copy_slots(self, batch: LeaseBatch, num_slots: int) -> None:
+        self._pool.list_slots(batch.listed, self._host_slots)
+        self.slots[:num_slots].copy_(self._host_slots[:num_slots], non_blocking=True)
 
 
 def _num_keys(held: Held) -> int:

@@ -1,6 +1,6 @@
 """The exchanges of a group's captured step: in each layer, queries and partials travel, or KV does."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import torch
@@ -22,10 +22,10 @@ class GroupExchange(Protocol):
     def num_instances(self) -> int:
         """Return N."""
 
-    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """Set the masters of the next steps, in the open batch, and the tokens of each.
+    def begin(self, num_tokens: Mapping[InstanceId, int], holder_ids: Collection[InstanceId] = ()) -> None:
+        """Set the members of the group in the next steps, in the open batch, and the tokens of each.
 
-        They are all members of the group, and T tokens at most.
+        They have T tokens at most. `holder_ids` are instances that serve the batch, which have none.
         """
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
@@ -54,13 +54,19 @@ class KVExchange(GroupExchange, Protocol):
     def max_kv_rows(self) -> int:
         """Return the largest T of `gather_kv`."""
 
+    def service(self) -> GroupExchange | None:
+        """Return the exchange of steps of other groups that this instance serves; None if it cannot.
+
+        Its `begin` names the members of that group. Queries of this instance are ignored.
+        """
+
 
 class NoExchange:
     """The exchange of an instance that is a group by itself. See GroupExchange."""
 
     num_instances = 1
 
-    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
+    def begin(self, num_tokens: Mapping[InstanceId, int], holder_ids: Collection[InstanceId] = ()) -> None:
         """See GroupExchange."""
 
     def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - see GroupExchange
@@ -86,8 +92,9 @@ class FabricExchange:
         self._messages = MessageExchange(fabric, device)
         self.begin({})
 
-    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
+    def begin(self, num_tokens: Mapping[InstanceId, int], holder_ids: Collection[InstanceId] = ()) -> None:
         """See GroupExchange."""
+        assert not holder_ids, "it has no service"
         self._num_own = num_tokens.get(self._instance_id, 0)
         self._peers = {i: n for i, n in sorted(num_tokens.items()) if i != self._instance_id}
         own_rows, most_rows = torch.arange(self._num_own), max(num_tokens.values(), default=0)
@@ -122,6 +129,10 @@ class FabricExchange:
         outgoing = dict.fromkeys(incoming, block[: self._num_own])
         self._fabric.exchange(outgoing, incoming, Channel.RING).wait()
         return rows.flatten(0, 1)
+
+    def service(self) -> GroupExchange | None:
+        """See KVExchange. Processors serve steps that the host launches."""
+        return None
 
     def _rows_with(self, own: Tensor) -> Tensor:
         """Return room [N, T, ...] for the rows of all instances, with the own ones in it."""

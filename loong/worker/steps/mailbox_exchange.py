@@ -1,12 +1,14 @@
 """Exchanges of captured steps by puts of the device itself, which a graph repeats without the host."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from loong.core.placement import InstanceId
 from loong.fabric.memory.arena import Arena, Clock
+from loong.fabric.traffic import Plane
 from loong.kernels import Partial
 from loong.kernels.exchange.mailbox import Mailbox, Peers, await_members, exchange_partials, exchange_queries
 from loong.model.device import Device
@@ -21,12 +23,14 @@ _NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of the
 class MailboxExchange:
     """Exchanges over an arena, with a mailbox in it for every size of a step. See KVExchange.
 
-    An exchange's epoch is that of its step and layer; it grows by the number of layers with each step.
+    An exchange's epoch is that of its step and layer; it grows by the number of layers with each step. A
+    holder is a member without tokens. It has the clock and the deadline of its service, and the same
+    mailboxes: each sender has its own space there, and is in one batch at a time.
     """
 
     def __init__(self, arena: Arena, shard: Shard, device: Device) -> None:
         self.num_instances = arena.world.num_instances
-        self._arena, self._device, self._deadline = arena, device, arena.deadline()
+        self._arena, self._device = arena, device
         self._instance, self._tp_rank = arena.world.place(arena.rank)
         self._num_layers = shard.config.num_layers
         self._mailboxes = {size: self._mailbox(size, shard, _NUM_CHUNKS) for size in GROUP_SIZES}
@@ -37,27 +41,48 @@ class MailboxExchange:
         self._halves = {
             size: largest.halves(size, shard.num_kv_heads) for size in KV_SIZES if size <= self.max_kv_rows
         }
-        self._members = torch.zeros(2, self.num_instances, dtype=torch.int64, device=device.torch_device)
-        clock = arena.clocks[Clock.DECODE : Clock.DECODE + 1]
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
-        ranks = torch.tensor(self._ranks, device=device.torch_device)
-        self._peers = Peers(self._members[0], self._members[1], ranks, clock)
+        self._set_part(Clock.DECODE, Plane.BATCH)
         self.begin({})  # loads its kernel before there are steps that wait for others
+
+    def service(self) -> "MailboxExchange":
+        """See KVExchange."""
+        service = copy(self)
+        service._set_part(Clock.SERVICE, Plane.SERVICE)
+        return service
+
+    def _set_part(self, clock: Clock, plane: Plane) -> None:
+        """Take part in steps as a member or as a holder, whose tables, clock and deadline are its own."""
+        self._is_holder, self._deadline = plane is Plane.SERVICE, self._arena.deadline(plane)
+        device = self._device.torch_device
+        self._tables = torch.zeros(3, self.num_instances, dtype=torch.int64, device=device)
+        ranks, epoch = torch.tensor(self._ranks, device=device), self._arena.clocks[clock : clock + 1]
+        addresses, num_tokens, self._member_addresses = self._tables
+        self._peers = Peers(addresses, num_tokens, ranks, epoch)
 
     def _mailbox(self, size: int, shard: Shard, max_num_chunks: int) -> Mailbox:
         shape = (self.num_instances, size, shard.num_heads, shard.config.head_dim)
         arena, dtype = self._arena, shard.config.torch_dtype
         return Mailbox.laid(arena.memory, arena.reserve, shape, dtype, max_num_chunks)
 
-    def begin(self, num_tokens: Mapping[InstanceId, int]) -> None:
-        """See GroupExchange. The device waits until all members have opened this batch."""
-        addresses = [0] * self.num_instances
-        for instance_id in num_tokens:
-            addresses[instance_id] = self._arena.host_addresses[self._ranks[instance_id]]
-        counts = [num_tokens.get(instance_id, 0) for instance_id in range(self.num_instances)]
-        self._members.copy_(self._device.upload(torch.tensor([addresses, counts])))
-        opened = self._arena.opened[self._tp_rank :: self._arena.world.tp_size]
-        await_members(opened, self._peers, self._deadline)
+    def begin(self, num_tokens: Mapping[InstanceId, int], holder_ids: Collection[InstanceId] = ()) -> None:
+        """See GroupExchange. The device of a member waits until all members have opened this batch.
+
+        Nobody waits for a holder to begin, nor does a holder for members. Its mailbox has room for a member's
+        queries since that member merged the answer to its last ones, and it answers after queries only.
+        """
+        instance_ids = range(self.num_instances)
+        addresses = [self._arena.host_addresses[rank] for rank in self._ranks]
+        tables = [
+            [addresses[i] if i in num_tokens or i in holder_ids else 0 for i in instance_ids],
+            [num_tokens.get(i, 0) for i in instance_ids],
+            [addresses[i] if i in num_tokens else 0 for i in instance_ids],
+        ]
+        self._tables.copy_(self._device.upload(torch.tensor(tables)))
+        if not self._is_holder:
+            opened = self._arena.opened[self._tp_rank :: self._arena.world.tp_size]
+            members = self._peers._replace(addresses=self._member_addresses)
+            await_members(opened, members, self._deadline)
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
         """See GroupExchange."""

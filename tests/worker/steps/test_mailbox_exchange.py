@@ -34,6 +34,24 @@ def test_groups_that_change_between_leases_give_the_tokens_of_transformers(folde
     script = LeaseScript(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))
     for lease in (Lease((1, 0), (0, 1), 2), Lease((2, 0, 1), (2, 2), 2)):
         script.lease(lease)
+    assert_exact(folder, script)
+
+
+def test_holders_outside_the_group_give_the_tokens_of_transformers(folder: Path) -> None:
+    """One holder, several, and one that was a member before and is one after."""
+    script = LeaseScript(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))
+    for lease in (
+        Lease((2,), (2, 2), 3),
+        Lease((0, 2), (0, 2), 2),
+        Lease((1,), (1, 1), 1),
+        Lease((1, 0), (1, 0), 2),
+    ):
+        script.lease(lease)
+    assert_exact(folder, script)
+
+
+def assert_exact(folder: Path, script: LeaseScript) -> None:
+    """Carry out a script on three instances, whose kernels alone exchange queries."""
     world, carrier = World(3, 1), Carrier.ARENAS
     by_rank = cast("list[list[Outcome]]", run_in_world(run, world, folder, script.commands, carrier=carrier))
     reported = [

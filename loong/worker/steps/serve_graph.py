@@ -1,0 +1,70 @@
+"""Captured steps of a holder: attention for decode leases of groups in which this instance is no member.
+
+The members' steps put queries into this instance's memory, and wait for its attention. So a step here has no
+work of the host between layers, and no weights.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from loong.core.placement import InstanceId
+from loong.model.tensor_parallel import Shard
+from loong.worker.backend import Backend
+from loong.worker.kv.pool import KVPool
+from loong.worker.steps.decode_state import GROUP_SIZES, LeaseBatch, LeaseTables
+from loong.worker.steps.group_attention import GroupAttention
+from loong.worker.steps.group_exchange import GroupExchange
+
+
+class ServeGraph:
+    """Steps of one lease at a time; `exchange` is that of the service. See `DecodeGraph` for members."""
+
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        shard: Shard,
+        pool: KVPool,
+        backend: Backend,
+        exchange: GroupExchange,
+        max_num_slots: int,
+    ) -> None:
+        self._instance_id, self._shard, self._pool, self._backend = instance_id, shard, pool, backend
+        self._exchange = exchange
+        num_queries = exchange.num_instances * GROUP_SIZES[-1]
+        self._tables = LeaseTables(pool, num_queries, max_num_slots, backend.device)
+        rows = (GROUP_SIZES[-1], shard.num_heads, shard.config.head_dim)
+        device = backend.device.torch_device
+        self._no_queries = torch.zeros(rows, dtype=shard.config.torch_dtype, device=device)
+        self._no_slots = torch.full(rows[:1], -1, dtype=torch.int64, device=device)
+        self._steps: dict[int, Callable[[], None]] = {}
+        self._next_step: Callable[[], None]
+
+    def capture(self) -> None:
+        """Prepare a step for every size, the largest first, whose memory then serves the others."""
+        self._exchange.begin({})
+        for size in reversed(GROUP_SIZES):
+            self._steps[size] = self._backend.capture(partial(self._step, size))
+
+    def begin(self, batch: LeaseBatch) -> None:
+        """Set the lease of the next steps, which this instance serves."""
+        self._tables.begin(batch, self._shard.config.vocab_size)
+        self._exchange.begin(batch.num_tokens, batch.holder_ids)
+        self._next_step = self._steps[batch.size]
+
+    def launch(self) -> None:
+        """Launch the next step, which waits for queries of each layer."""
+        self._next_step()
+
+    def wait(self) -> None:
+        """Return once all steps are done."""
+        self._backend.device.wait()
+
+    @torch.inference_mode()
+    def _step(self, size: int) -> None:
+        lists = self._tables.lists(size * self._exchange.num_instances)
+        slots, queries = self._no_slots[:size], self._no_queries[:size]
+        attention = GroupAttention(self._pool, slots, lists, self._backend.device, self._exchange)
+        for layer in range(self._pool.num_layers):
+            attention(layer, queries)
