@@ -82,7 +82,11 @@ class CollectiveFabric:
             yield
             self.check()
 
-    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+    def serve(
+        self,
+        batch_id: int,  # noqa: ARG002 - see Fabric
+        group: tuple[int, ...],  # noqa: ARG002 - see Fabric
+    ) -> AbstractContextManager[Exchanging]:
         """See Fabric. It has no service."""
         raise NoServiceError
 

@@ -58,7 +58,11 @@ class StagedFabric:
         """See Fabric."""
         return self._fabric.batch(batch_id, group, holders)
 
-    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+    def serve(
+        self,
+        batch_id: int,  # noqa: ARG002 - see Fabric
+        group: tuple[int, ...],  # noqa: ARG002 - see Fabric
+    ) -> AbstractContextManager[Exchanging]:
         """See Fabric. It has no service."""
         raise NoServiceError
 

@@ -20,7 +20,7 @@ from loong.worker.sampling.grammar_constraints import Constraints
 from loong.worker.sampling.lease_sampling import LeaseSampling
 from loong.worker.steps.decode_state import BATCH_SIZES, GROUP_SIZES, LeaseBatch, LeaseTables
 from loong.worker.steps.group_attention import GroupAttention
-from loong.worker.steps.group_exchange import GroupExchange, NoExchange
+from loong.worker.steps.group_exchange import GroupExchange, KVExchange, NoExchange
 from loong.worker.steps.serve_graph import ServeGraph
 from loong.worker.steps.step_inputs import PendingTokenIds
 
@@ -39,7 +39,7 @@ class DecodeGraph:
         model: Decoder,
         pool: KVPool,
         backend: Backend,
-        exchange: GroupExchange | None,
+        exchange: KVExchange | None,
     ) -> None:
         self._instance_id = instance_id
         self._model, self._pool, self._backend = model, pool, backend
@@ -49,7 +49,7 @@ class DecodeGraph:
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
         self.max_num_slots = int(_LISTS_A_SLOT * (pool.num_free + pool.num_used))  # of a lease
         self._tables = LeaseTables(pool, num_queries, self.max_num_slots, backend.device)
-        service = None if exchange is None else exchange.service()
+        service = exchange.service() if exchange is not None and backend.serves else None
         self.service = None
         if service is not None:
             self.service = ServeGraph(instance_id, model.shard, pool, backend, service, self.max_num_slots)
