@@ -9,7 +9,7 @@ from loong.core.placement import KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import dealt, first_of
 
-laws = settings(max_examples=200)
+laws = settings(max_examples=100)
 NUM_INSTANCES = 4
 
 

@@ -21,7 +21,7 @@ from loong.core.positions import (
     subtract,
 )
 
-laws = settings(max_examples=300)
+laws = settings(max_examples=150)
 ranges = st.builds(range, st.integers(0, 40), st.integers(0, 60), st.integers(1, 12))
 many = st.lists(ranges, max_size=5)
 

@@ -38,14 +38,14 @@ def check_solution(program: Program, least: float) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_no_way_to_cut_and_to_place_costs_less(random: Random) -> None:
     program = random_program(random, max_demands=7, max_offers=4)
     check_solution(program, least_cost_of_all(program))
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_the_quick_search_finds_what_the_whole_equation_does(random: Random) -> None:
     program = random_program(random, max_demands=40, max_offers=5)
     check_solution(program, least_cost_by_equation(program))
@@ -62,7 +62,7 @@ def uncompiled() -> Iterator[None]:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_machine_code_finds_what_its_source_does(random: Random) -> None:
     asked = random_program(random, max_demands=9, max_offers=4)
     compiled = solve(*asked)

@@ -83,7 +83,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(snapshots())
 def test_every_unit_that_holds_anything_is_in_one_group_and_every_prompt_in_one_at_most(
     snapshot: Snapshot,
@@ -104,7 +104,7 @@ def test_every_unit_that_holds_anything_is_in_one_group_and_every_prompt_in_one_
     )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(snapshots())
 def test_no_slot_is_promised_twice(snapshot: Snapshot) -> None:
     found, config = make_planning_view(snapshot), PolicyConfig()

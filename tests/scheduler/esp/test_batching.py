@@ -91,7 +91,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(groups(), st.sampled_from(list(MODELS.values())), configs, st.data())
 def test_whatever_a_group_runs_keeps_the_rules_and_holds_up_no_decode_alone(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, data: st.DataObject

@@ -58,7 +58,7 @@ def after(needs: Sequence[Need], taken: dict[str, int]) -> list[Need]:
     ]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(claims_of_few, st.integers(0, 20), st.data())
 def test_after_whatever_was_lent_all_can_still_end(
     needs: list[Need], num_free: int, data: st.DataObject

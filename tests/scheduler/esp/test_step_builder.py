@@ -92,7 +92,7 @@ def filled_steps(draw: st.DrawFn) -> Filled:
     return Filled(step, views, num_added)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(filled_steps())
 def test_what_a_step_predicts_is_the_time_of_its_batch(filled: Filled) -> None:
     if filled.views:
@@ -101,7 +101,7 @@ def test_what_a_step_predicts_is_the_time_of_its_batch(filled: Filled) -> None:
         assert batch.predicted_time == pytest.approx(expected, rel=1e-12)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(filled_steps())
 def test_what_is_added_is_computed_once_and_stored_once_where_there_is_room(filled: Filled) -> None:
     assert all(slots >= 0 for slots in filled.step.free.values())
@@ -142,7 +142,7 @@ def test_the_largest_chunk_is_in_time_and_the_next_size_is_late_or_what_is_left_
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(data=st.data())
 def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data: st.DataObject) -> None:
     dop = data.draw(st.integers(1, 8))
