@@ -271,7 +271,7 @@ def test_an_instance_that_does_not_serve_holds_kv_of_its_own_batches_only(change
 
 
 def snapshot_with_holder(**change: Any) -> Snapshot:
-    """Return the snapshot with another instance 0, the only one that holds KV outside groups of instance 1."""
+    """Return the snapshot with a changed instance 0, which holds KV outside groups of instance 1."""
     return replace(SNAPSHOT, instances=(replace(SNAPSHOT.instances[0], **change), *SNAPSHOT.instances[1:]))
 
 
@@ -280,15 +280,14 @@ def test_an_instance_that_serves_leases_serves_one_and_nothing_else() -> None:
     lease = decode_elsewhere(1)
     check_plan(snapshot, IterationPlan((lease,)))
     serving = replace(snapshot.batches[0], holder_ids=(0,))
-    with pytest.raises(InvalidPlanError, match="instance 0 serves decode leases, one at a time: .* another"):
+    with pytest.raises(InvalidPlanError, match=r"instance 0 serves decode leases, one at a time: .* another"):
         check_plan(replace(snapshot, batches=(serving,)), IterationPlan((lease,)))
     repair = replace(SNAPSHOT.running[0], placement=striped("old", range(1, 9), (0,)))
     holes = replace(snapshot, running=(repair, *SNAPSHOT.running[1:]))
     block = QueryBlock("old", range(1), 1, Transfer.QUERY)
     with pytest.raises(InvalidPlanError, match=r"the batch of group \(1,\) is none"):
-        check_plan(
-            holes, IterationPlan((BatchPlan(ESPGroup((1,)), (block,), (segment("old", range(1), 1),)),))
-        )
+        repaired = BatchPlan(ESPGroup((1,)), (block,), (segment("old", range(1), 1),))
+        check_plan(holes, IterationPlan((repaired,)))
 
 
 def test_a_holder_that_runs_a_batch_of_its_own_serves_too() -> None:
