@@ -285,8 +285,8 @@ def test_an_instance_that_serves_leases_serves_one_and_nothing_else() -> None:
     repair = replace(SNAPSHOT.running[0], placement=striped("old", range(1, 9), (0,)))
     holes = replace(snapshot, running=(repair, *SNAPSHOT.running[1:]))
     block = QueryBlock("old", range(1), 1, Transfer.QUERY)
+    repaired = BatchPlan(ESPGroup((1,)), (block,), (segment("old", range(1), 1),))
     with pytest.raises(InvalidPlanError, match=r"the batch of group \(1,\) is none"):
-        repaired = BatchPlan(ESPGroup((1,)), (block,), (segment("old", range(1), 1),))
         check_plan(holes, IterationPlan((repaired,)))
 
 
