@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby, product
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from loong.model.device import AttendTable
 from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 
 _LEAST_CUT = 8192  # keys of a task, from which cutting them into pieces is faster
+_SHARED_ROWS = 1024  # of a product, after which other streams get processors
 _MANY_QUERIES = 4096  # of all tasks, whose many tiles leave little idle at the end
 
 
@@ -35,7 +37,8 @@ class CudaDevice:
         self._piece_workspaces: dict[int, gpu.PieceWorkspace] = {}  # by head dim; kept as well
         self._num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
         self._linear_workspace = gpu.LinearWorkspace.empty(self._num_processors, self.torch_device)
-        self._is_capturing = False
+        self._is_capturing, self._num_sharers, self._sharing = False, 0, Lock()
+        self.stream: torch.cuda.Stream | None = None  # of all its work; None: any
 
     def use(self) -> None:
         """See Device."""
@@ -49,6 +52,17 @@ class CudaDevice:
             yield
         finally:
             self._is_capturing = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """See Device. Matrix products take few rows at a time, and cuDNN's long kernels are not used."""
+        with self._sharing:
+            self._num_sharers += 1
+        try:
+            yield
+        finally:
+            with self._sharing:
+                self._num_sharers -= 1
 
     def upload(self, tensor: Tensor) -> Tensor:
         """See Device."""
@@ -65,7 +79,7 @@ class CudaDevice:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device. The kernel for few rows is faster, except when the host must launch it."""
         if not (self._is_capturing and gpu.is_faster(x, weight)):
-            return F.linear(x, weight, bias)
+            return F.linear(x, weight, bias) if not self._num_sharers else _linear_in_turns(x, weight, bias)
         out = x.new_empty(len(x), len(weight))
         gpu.linear(x, weight, bias, workspace=self._linear_workspace, out=out)
         return out
@@ -119,7 +133,8 @@ class CudaDevice:
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device."""
-        tiles, rest = cut = cut_tiles(tasks, self._sizes) if self._sizes else Cut((), tuple(tasks))
+        sizes = None if self._num_sharers else self._sizes
+        tiles, rest = cut = cut_tiles(tasks, sizes) if sizes else Cut((), tuple(tasks))
         lines = torch.tensor(rest, dtype=torch.int64).view(-1, len(AttendTask._fields))
         num_queries, most_keys = sum(t.num_queries for t in rest), max((t.num_keys for t in rest), default=0)
         is_cut = most_keys >= _LEAST_CUT and num_queries < _MANY_QUERIES
@@ -224,3 +239,30 @@ def num_pieces_on(q: Tensor, num_keys: int) -> int:
     """Return `best_num_pieces` for q [T, H, D] and `num_keys` keys, on q's GPU."""
     num_processors = torch.cuda.get_device_properties(q.device).multi_processor_count
     return best_num_pieces(len(q), q.shape[1], num_keys, num_processors)
+
+
+class ServiceDevice(CudaDevice):
+    """A GPU as work sees it that serves others, beside all other work.
+
+    It has a stream of high priority, which the threads that use it work on, and workspaces of its own.
+    """
+
+    def __init__(self, index: int, dtype: torch.dtype) -> None:
+        super().__init__(index, dtype)
+        self.stream = torch.cuda.Stream(index, priority=-1)  # type: ignore[no-untyped-call]  # torch's own
+
+    def use(self) -> None:
+        """See Device."""
+        super().use()
+        torch.cuda.set_stream(self.stream)
+
+
+def _linear_in_turns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a linear layer of x [T, I], computed for a part of the rows after the other."""
+    out = x.new_empty(len(x), len(weight))
+    for rows, target in zip(torch.split(x, _SHARED_ROWS), torch.split(out, _SHARED_ROWS), strict=True):
+        if bias is None:
+            torch.mm(rows, weight.T, out=target)
+        else:
+            torch.addmm(bias, rows, weight.T, out=target)
+    return out

@@ -1,6 +1,7 @@
 """The device of a model: its kernels, and copies to it. It is chosen once, at start."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -34,6 +35,9 @@ class Device(Protocol):
 
     def use(self) -> None:
         """Make the device usable in the calling thread. A thread calls it first."""
+
+    def shared(self) -> AbstractContextManager[None]:
+        """Return a context in which work of other streams gets processors soon, beside steps here."""
 
     def upload(self, tensor: Tensor) -> Tensor:
         """Return a host tensor's copy on the device. The host may change the original at once."""
@@ -131,6 +135,10 @@ class CpuDevice:
 
     def use(self) -> None:
         """See Device."""
+
+    def shared(self) -> AbstractContextManager[None]:
+        """See Device. The system shares processors by itself."""
+        return nullcontext()
 
     def upload(self, tensor: Tensor) -> Tensor:
         """See Device."""

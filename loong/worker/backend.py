@@ -59,6 +59,12 @@ class Backend(Protocol):
     def serves(self) -> bool:
         """Return whether this device serves batches of other groups."""
 
+    def service(self) -> "Backend":
+        """Return the backend of captured steps that serve others, in threads of their own.
+
+        They run at the same time as all other steps.
+        """
+
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """Return the query exchange of steps that the host launches, over a fabric of `connect`."""
 
@@ -106,6 +112,10 @@ class CpuBackend:
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
         """See Backend."""
         return sockets
+
+    def service(self) -> Backend:
+        """See Backend. Its operations keep nothing that others could disturb."""
+        return self
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:  # noqa: ARG002 - see Backend
         """See Backend."""

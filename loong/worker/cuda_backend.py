@@ -1,6 +1,7 @@
 """A worker's part on an NVIDIA GPU."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from loong.fabric.protocol import Fabric
 from loong.kernels import gpu
 from loong.kernels.late_compilation import warn_of_compilation
 from loong.kernels.sampling.draw_params import DrawParams
-from loong.model.cuda_device import CudaDevice
+from loong.model.cuda_device import CudaDevice, ServiceDevice
 from loong.model.tensor_parallel import Shard
 from loong.model.tiles import TileSizes
 from loong.worker.backend import Reading
@@ -28,8 +29,8 @@ _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN choose an algorit
 class _PinnedCopies:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._copies = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
-        for copy, tensor in zip(self._copies, tensors, strict=True):
-            copy.copy_(tensor, non_blocking=True)
+        for pinned, tensor in zip(self._copies, tensors, strict=True):
+            pinned.copy_(tensor, non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's own
         self._event.record()
 
@@ -51,12 +52,18 @@ class CudaBackend:
         fabric: str = "auto",
         tiles: TileSizes | None = None,
         graph_limits: CudaGraphLimits = NO_GRAPHS,
+        *,
+        serves: bool = False,
     ) -> None:
-        self._index, self._fabric, self.graph_limits = index, fabric, graph_limits
+        """Take a GPU. With `serves`, steps of leases that it serves are captured too.
+
+        No plan asks for that yet, as `ElasticInstance.serves` of GPUs says.
+        """
+        self._index, self._dtype, self._fabric, self.graph_limits = index, dtype, fabric, graph_limits
+        self.serves = serves
         self.device = CudaDevice(index, dtype, tiles)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
-        self.serves = False  # as `ElasticInstance.serves` of these instances, so that no plan asks for it
         self.warm_up_lengths: tuple[int, ...] = _WARM_UP_LENGTHS
         self._memory: torch.cuda._POOL_HANDLE | None = None  # of all graphs, which never run at once
 
@@ -71,6 +78,12 @@ class CudaBackend:
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
         return fabric
+
+    def service(self) -> "CudaBackend":
+        """See Backend. It has a stream, graphs and workspaces of its own."""
+        service = copy(self)
+        service.device, service._memory = ServiceDevice(self._index, self._dtype), None
+        return service
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """See Backend."""
@@ -105,7 +118,7 @@ class CudaBackend:
             call()
             self.device.wait()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory):
+            with torch.cuda.graph(graph, pool=self._memory, stream=self.device.stream):
                 call()
         self._memory = graph.pool()
         return graph.replay

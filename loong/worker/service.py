@@ -100,8 +100,8 @@ class AttentionService:
         assert self.leases.graph.service is not None, "they can run it with holders"
         graph, live = self.leases.graph.service, set(command.plan.request_ids)
         steps = LeaseSteps.of(command, self.leases.graph.max_num_slots)
-        self._device.use()
-        with self._lane:
+        graph.use()
+        with self._lane, self._device.shared():
             try:
                 with suppress(PeerLostError, AbandonedError), served as members:
                     graph.begin(served_batch(command, self._instance_id))

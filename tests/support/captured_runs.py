@@ -10,14 +10,16 @@ from machines import H200_GRAPH_LIMITS
 from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
 
-from loong.core.instructions import RunBatch
+from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
 from loong.worker.backend import Backend
 
 
-def run_by_mailboxes(folder: Path, num_instances: int, commands: Sequence[RunBatch]) -> list[list[Outcome]]:
+def run_by_mailboxes(
+    folder: Path, num_instances: int, commands: Sequence[RunBatch | ReleaseKV]
+) -> list[list[Outcome]]:
     """Return the outcomes of all commands on each instance, on processors."""
     world, carrier = World(num_instances, 1), Carrier.ARENAS
     ran = run_in_world(_run, world, folder, commands, _interpreted, 256, carrier=carrier)
@@ -25,7 +27,7 @@ def run_by_mailboxes(folder: Path, num_instances: int, commands: Sequence[RunBat
 
 
 def run_on_gpus(
-    folder: Path, num_instances: int, commands: Sequence[RunBatch], num_slots: int = 256
+    folder: Path, num_instances: int, commands: Sequence[RunBatch | ReleaseKV], num_slots: int = 256
 ) -> list[list[Outcome]]:
     """Return the outcomes of all commands on each instance."""
     world, carrier = World(num_instances, 1), Carrier.GPU_ARENAS
@@ -42,7 +44,7 @@ def _on_gpu(instance_id: InstanceId) -> Backend:
 
     torch.set_default_device("cpu")
     backend = CudaBackend(
-        instance_id % torch.cuda.device_count(), torch.float32, graph_limits=H200_GRAPH_LIMITS
+        instance_id % torch.cuda.device_count(), torch.float32, graph_limits=H200_GRAPH_LIMITS, serves=True
     )
     backend.warm_up_lengths = ()
     return backend
@@ -53,7 +55,7 @@ def _run(
     instance_id: InstanceId,
     tp_rank: int,
     folder: Path,
-    commands: Sequence[RunBatch],
+    commands: Sequence[RunBatch | ReleaseKV],
     backend_of: Callable[[InstanceId], Backend],
     num_slots: int,
 ) -> list[Outcome]:

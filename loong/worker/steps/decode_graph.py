@@ -52,7 +52,9 @@ class DecodeGraph:
         service = exchange.service() if exchange is not None and backend.serves else None
         self.service = None
         if service is not None:
-            self.service = ServeGraph(instance_id, model.shard, pool, backend, service, self.max_num_slots)
+            self.service = ServeGraph(
+                instance_id, model.shard, pool, backend.service(), service, self.max_num_slots
+            )
         self._largest = torch.zeros(BATCH_SIZES[-1], dtype=torch.float32, device=device)
         self._logits = torch.zeros(
             BATCH_SIZES[-1], model.shard.config.vocab_size, dtype=torch.float32, device=device

@@ -47,6 +47,10 @@ class ServeGraph:
         for size in reversed(GROUP_SIZES):
             self._steps[size] = self._backend.capture(partial(self._step, size))
 
+    def use(self) -> None:
+        """Make it usable in the calling thread, which calls it first."""
+        self._backend.device.use()
+
     def begin(self, batch: LeaseBatch) -> None:
         """Set the lease of the next steps, which this instance serves."""
         self._tables.begin(batch, self._shard.config.vocab_size)

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import pytest
 from bare_instance import BareInstance, Outcome
+from captured_runs import run_by_mailboxes, run_on_gpus
 from group_leases import NUM_TOKENS, Lease, LeaseScript
 from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
@@ -19,19 +19,8 @@ from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 
 
-def run(
-    fabric: Fabric,
-    instance_id: InstanceId,
-    tp_rank: int,
-    folder: Path,
-    commands: Sequence[RunBatch | ReleaseKV],
-) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, MailboxBackend())
-    return [instance.carry_out(command) for command in commands]
-
-
-def test_groups_and_holders_that_change_between_leases_give_the_tokens_of_transformers(folder: Path) -> None:
-    """Holders are one or several, and members before or after. Kernels alone exchange queries."""
+def a_script(folder: Path) -> LeaseScript:
+    """Holders outside a group are one or several, and members before or after."""
     script = LeaseScript(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))
     for lease in (
         Lease((1, 0), (0, 1), 2),
@@ -41,8 +30,11 @@ def test_groups_and_holders_that_change_between_leases_give_the_tokens_of_transf
         Lease((1,), (1, 1), 1),
     ):
         script.lease(lease)
-    world, carrier = World(3, 1), Carrier.ARENAS
-    by_rank = cast("list[list[Outcome]]", run_in_world(run, world, folder, script.commands, carrier=carrier))
+    return script
+
+
+def check(script: LeaseScript, by_rank: Sequence[Sequence[Outcome]]) -> None:
+    """All tokens came, were right, and needed no message with queries: kernels put them."""
     reported = [
         token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens
     ]
@@ -50,7 +42,18 @@ def test_groups_and_holders_that_change_between_leases_give_the_tokens_of_transf
         name = live.request.request_id
         assert [token.token_id for token in reported if token.request_id == name] == live.output_token_ids
     traffic = [outcome.traffic[Channel.QUERIES] for outcomes in by_rank for outcome in outcomes]
-    assert all(sent.messages == 0 for sent in traffic)  # what kernels put is no message
+    assert all(sent.messages == 0 for sent in traffic)
+
+
+def test_groups_and_holders_that_change_give_the_tokens_of_transformers(folder: Path) -> None:
+    script = a_script(folder)
+    check(script, run_by_mailboxes(folder, 3, script.commands))
+
+
+@pytest.mark.multigpu
+def test_so_do_those_on_gpus(folder: Path) -> None:
+    script = a_script(folder)
+    check(script, run_on_gpus(folder, 3, script.commands))
 
 
 def lose_the_other(
