@@ -80,7 +80,7 @@ POLICIES: dict[str, PolicyKind] = {
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
-    "esp-served": PolicyKind(plan_esp_served, services=(Service.LEASES, Service.ALL)),
+    "esp-served": PolicyKind(plan_esp_served),
     "infinite": PolicyKind(plan_infinite, services=(Service.ALL,)),
     "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),

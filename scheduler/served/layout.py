@@ -14,7 +14,7 @@ from loong.scheduler.common.slo_targets import FirstTokenTargets, target_tpot
 from loong.scheduler.esp.admission import PrefillCandidate, prefill_work
 from loong.scheduler.served.decodes import ServedDecodes
 from loong.scheduler.served.draft import Layout, PlanDraft
-from loong.scheduler.served.service import can_reach
+from loong.scheduler.served.service import can_reach, serves_leases
 from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
 
 
@@ -22,7 +22,7 @@ def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
     """Choose the instances for decodes and those for prompts."""
     everywhere = tuple(sorted(draft.view.free))
     together = Layout(everywhere, is_mixed=True)
-    if len(everywhere) < 2:
+    if len(everywhere) < 2 or not serves_leases(draft.snapshot):
         return together
     decode_ids = decodes.busy_ids.union(decodes.instance_ids)
     prompt_ids = tuple(i for i in everywhere if i not in decode_ids)

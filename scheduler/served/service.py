@@ -1,4 +1,4 @@
-"""The KV that a batch reaches where instances serve decode leases only, or everything."""
+"""The KV that a batch reaches where instances serve everything, decode leases only, or nothing."""
 
 from collections.abc import Collection, Sequence
 
@@ -10,8 +10,16 @@ from loong.core.snapshot import Snapshot
 
 def serves_all(snapshot: Snapshot) -> bool:
     """Return whether all instances serve any batch."""
-    full = (i for i in snapshot.instances if i.kind is InstanceKind.FULL)
-    return all(instance.serves is Service.ALL for instance in full)
+    return _services(snapshot) <= {Service.ALL}
+
+
+def serves_leases(snapshot: Snapshot) -> bool:
+    """Return whether all instances serve decode leases."""
+    return Service.NONE not in _services(snapshot)
+
+
+def _services(snapshot: Snapshot) -> set[Service]:
+    return {i.serves for i in snapshot.instances if i.kind is InstanceKind.FULL}
 
 
 def can_reach(
@@ -21,7 +29,9 @@ def can_reach(
     holder_ids = set(view.placement.instance_ids).difference(instance_ids)
     if not holder_ids or serves_all(snapshot):
         return True
-    return in_lease and not any(holder_ids.intersection(batch.holder_ids) for batch in snapshot.batches)
+    if not (in_lease and serves_leases(snapshot)):
+        return False
+    return not any(holder_ids.intersection(batch.holder_ids) for batch in snapshot.batches)
 
 
 def leased(

@@ -9,7 +9,7 @@ import pytest
 from simulation import instances_with
 
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.scheduler.config import MOST_LEASE_STEPS, Fairness, PolicyConfig
 from loong.scheduler.policy import NAMES, POLICIES, admissible_tokens, make_policy, policy_kind
 
@@ -98,3 +98,12 @@ def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:
     for name in ("replicas", "chunked-replicas"):
         assert admissible_tokens(name, instances) == 300
     assert admissible_tokens("disaggregated", instances) == 100
+
+
+@pytest.mark.parametrize("serves", [Service.NONE, Service.LEASES])
+def test_a_policy_of_lenders_needs_instances_that_serve_everything(serves: Service) -> None:
+    with pytest.raises(
+        ConfigError, match="policy infinite needs instances that attend for batches of others"
+    ):
+        admissible_tokens("infinite", instances_with([100] * 2, serves))
+    assert admissible_tokens("esp-served", instances_with([100] * 2, serves)) == 200

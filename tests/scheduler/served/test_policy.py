@@ -11,7 +11,6 @@ from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.check_plan import check_plan
 from loong.core.decision import DecisionKind
-from loong.core.errors import ConfigError
 from loong.core.instance import Service
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import SLO, Request, RequestView
@@ -209,10 +208,11 @@ def test_one_alone_is_never_preempted() -> None:
     assert not planned(snapshot_of([100], [decoding("full", 100, (0,), 99)])).preemptions
 
 
-def test_instances_that_attend_for_no_others_cannot_run_it() -> None:
-    instances = tuple(replace(instance, serves=Service.NONE) for instance in instances_with([100] * 2))
-    with pytest.raises(ConfigError, match="esp-served needs instances that attend for batches"):
-        admissible_tokens("esp-served", instances)
+def test_instances_that_serve_nothing_run_long_prompts_and_decodes_together() -> None:
+    run = simulate("esp-served", FOUR, mixed(), cost_model=H200, config=TIGHT, serves=Service.NONE)
+    long = {"r002", "r005", "r008", "r011"}
+    groups = {b.group.instance_ids for b in batches_of(run) if long.intersection(b.request_ids)}
+    assert groups == {(0, 1, 2, 3)}
 
 
 def on_two_hosts(snapshot: Snapshot) -> Snapshot:
