@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVMigration, LeaseExtension
 from loong.core.request import RequestId, RequestView
@@ -142,6 +142,11 @@ class Snapshot:
     def pools(self) -> dict[InstanceId, int]:
         """Return the slots of the full instances by id, free or not."""
         return {i.instance_id: i.kv_capacity for i in self.instances if _is_full(i)}
+
+    @cached_property
+    def services(self) -> frozenset[Service]:
+        """Return what the full instances serve, each kind once."""
+        return frozenset(i.serves for i in self.instances if _is_full(i))
 
     @cached_property
     def free(self) -> dict[InstanceId, int]:

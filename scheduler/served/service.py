@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from loong.core.instance import MAX_SERVED_TOKENS, InstanceKind, Service
+from loong.core.instance import MAX_SERVED_TOKENS, Service
 from loong.core.placement import InstanceId
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
@@ -10,24 +10,22 @@ from loong.core.snapshot import Snapshot
 
 def serves_all(snapshot: Snapshot) -> bool:
     """Return whether all instances serve any batch."""
-    return _services(snapshot) <= {Service.ALL}
+    return snapshot.services <= {Service.ALL}
 
 
 def serves_leases(snapshot: Snapshot) -> bool:
     """Return whether all instances serve decode leases."""
-    return Service.NONE not in _services(snapshot)
-
-
-def _services(snapshot: Snapshot) -> set[Service]:
-    return {i.serves for i in snapshot.instances if i.kind is InstanceKind.FULL}
+    return Service.NONE not in snapshot.services
 
 
 def can_reach(
     snapshot: Snapshot, view: RequestView, instance_ids: Collection[InstanceId], *, in_lease: bool = False
 ) -> bool:
     """Return whether a step, or a lease of decodes, on these instances reaches the KV of a request."""
+    if serves_all(snapshot):
+        return True
     holder_ids = set(view.placement.instance_ids).difference(instance_ids)
-    if not holder_ids or serves_all(snapshot):
+    if not holder_ids:
         return True
     if not (in_lease and serves_leases(snapshot)):
         return False
