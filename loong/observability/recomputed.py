@@ -1,4 +1,4 @@
-"""How much of each batch had been computed before, and is computed again."""
+"""A count of the tokens of each batch that had been computed before."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,7 +14,7 @@ class Recomputed:
     """
 
     def __init__(self, is_live: Callable[[RequestId], bool]) -> None:
-        """Set up. `is_live` tells whether a request has not ended, so that no other is kept."""
+        """Set up. `is_live` returns whether a request has not ended; no others are kept."""
         self._is_live = is_live
         self._stops: dict[RequestId, int] = {}  # of requests in their first prefill
 
