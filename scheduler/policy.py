@@ -1,7 +1,7 @@
 """Policies by name."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from re import fullmatch
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from loong.core.cost.cost_model import CostModel
 from loong.core.decision import Decision, DecisionKind
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.placement import InstanceId
 from loong.core.plan import Failure, IterationPlan
 from loong.core.request import RequestId, RequestView
@@ -54,8 +54,8 @@ def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
 class PolicyKind:
     """A policy's plan function, its KV limit of one request, and its number of instances (None: any).
 
-    The number is a multiple of `group_size`. `prepare` is called before the first plan. `needs_service` if
-    instances must attend for the batches of others.
+    The number is a multiple of `group_size`. `prepare` is called before the first plan. `services` are those
+    of which each instance must have one.
     """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
@@ -64,7 +64,7 @@ class PolicyKind:
     min_instances: int = 1
     group_size: int = 1
     prepare: Callable[[], None] = lambda: None
-    needs_service: bool = False
+    services: Collection[Service] = tuple(Service)
 
 
 _whole = partial(plan_fixed_groups, filling=WHOLE_PROMPTS)
@@ -80,8 +80,8 @@ POLICIES: dict[str, PolicyKind] = {
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
-    "esp-served": PolicyKind(plan_esp_served, needs_service=True),
-    "infinite": PolicyKind(plan_infinite, needs_service=True),
+    "esp-served": PolicyKind(plan_esp_served, services=(Service.LEASES, Service.ALL)),
+    "infinite": PolicyKind(plan_infinite, services=(Service.ALL,)),
     "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{
@@ -241,9 +241,9 @@ def admissible_tokens(
             f"policy {name} runs {kind.max_instances} instance, but there are {len(pools)}; "
             "give --num-instances 1, and --tensor-parallel-size for its processes"
         )
-    if kind.needs_service and not all(i.serves for i in instances if i.kind is InstanceKind.FULL):
+    if not all(i.serves in kind.services for i in instances if i.kind is InstanceKind.FULL):
         raise ConfigError(
-            f"policy {name} needs instances that attend for the batches of others; these do not"
+            f"policy {name} needs instances that attend for batches of others; these do not, or not for all"
         )
     if len(pools) < kind.min_instances:
         raise ConfigError(

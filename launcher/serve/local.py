@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory, gettempdir
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind, host_tier_id, spread_over_hosts
+from loong.core.instance import ElasticInstance, InstanceKind, Service, host_tier_id, spread_over_hosts
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
@@ -104,7 +104,7 @@ class ClusterConfig:
                 self.tp_size,
                 InstanceKind.FULL,
                 self.kv_capacity,
-                serves=self.device == "cpu",
+                serves=Service.ALL if self.device == "cpu" else Service.NONE,
                 host_id=host_id,
             )
             for i, host_id in enumerate(self.host_ids[:num_instances])

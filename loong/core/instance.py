@@ -16,14 +16,25 @@ class InstanceKind(Enum):
     HOST = "host"  # a host-memory tier: keeps KV, computes nothing
 
 
+MAX_SERVED_TOKENS = 256
+
+
+class Service(Enum):
+    """The batches of other groups that an instance serves: it attends their queries over its KV."""
+
+    NONE = "none"
+    LEASES = "leases"  # decode leases, one at a time, of up to MAX_SERVED_TOKENS tokens a master
+    ALL = "all"  # any number of any batches, which may also push KV here
+
+
 @value
 class ElasticInstance:
     """One tensor-parallel set of devices with one replica of the weights and one KV pool.
 
     `kv_used` counts tokens, reserved ones included: at most `kv_capacity`. `batch_id` is the running
-    batch of whose group it is a member, None when idle. An instance that `serves` attends queries of other
-    groups' batches over its KV, also while it runs a batch of its own. One that `is_draining` is to leave: it
-    takes no new batch and no new KV. Instances with one `host_id` are on one machine.
+    batch of whose group it is a member, None when idle. An instance `serves` batches of other groups, also
+    while it runs a batch of its own. One that `is_draining` is to leave: it takes no new batch and no new KV.
+    Instances with one `host_id` are on one machine.
     """
 
     instance_id: InstanceId
@@ -32,7 +43,7 @@ class ElasticInstance:
     kv_capacity: int
     kv_used: int = 0
     batch_id: int | None = None
-    serves: bool = True
+    serves: Service = Service.ALL
     is_draining: bool = False
     host_id: int = 0
 

@@ -1,11 +1,12 @@
 """The batches of a draft: apart, a lease of decodes and a step of prompts; together, a step of both."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
+from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
 from loong.scheduler.esp.ablations import InPlaceStep
 from loong.scheduler.esp.batching import BatchBuilder
@@ -15,6 +16,7 @@ from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.served.decodes import ServedDecodes
 from loong.scheduler.served.draft import PlanDraft
 from loong.scheduler.served.layout import step_seconds
+from loong.scheduler.served.service import can_reach, leased
 from loong.scheduler.tuning import MIN_ALIGNED_SHARE
 
 PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instances"
@@ -45,11 +47,11 @@ def _prompt_step(draft: PlanDraft) -> BatchPlan | None:
     """Return a step of prompts; None if too little time is left before the busy instances become idle.
 
     While some are busy, the step ends with theirs, so that all can begin the next one. It has only prompts
-    without KV on the busy ones.
+    whose KV it reaches, and none with KV on the busy ones.
     """
     prompt_ids, seconds = draft.layout.prompt_ids, step_seconds(draft)
     idle = tuple(i for i in prompt_ids if i in draft.idle_ids)
-    prefills = draft.prefills
+    prefills = tuple(p for p in draft.prefills if can_reach(draft.snapshot, p.view, idle))
     if len(idle) < len(prompt_ids):
         seconds, usual = _seconds_until_all_idle(draft), seconds
         if seconds < MIN_ALIGNED_SHARE * usual:
@@ -65,12 +67,12 @@ def build_together(draft: PlanDraft) -> PlanDraft:
     builder, instance_ids = batch_builder(draft), draft.layout.prompt_ids
     if draft.idle_ids.issuperset(instance_ids):
         batch = lease_before_prompts(draft, builder)
-        batch = batch or builder.together(instance_ids, draft.decodes, draft.prefills)
+        batch = batch or batch_of_all(draft, builder, instance_ids)
         return replace(draft, batches=() if batch is None else (batch,))
     ends = tuple(_lease_ends(draft, draft.snapshot.batches)) if draft.prefills else ()
     idle, meanwhile = tuple(sorted(draft.idle_ids)), None
     if idle and draft.decodes:
-        meanwhile = builder.lease(idle, draft.decodes, _seconds_until_all_idle(draft))
+        meanwhile = builder.lease(idle, _leased(draft, idle), _seconds_until_all_idle(draft))
     return replace(
         draft,
         batches=() if meanwhile is None else (meanwhile,),
@@ -97,7 +99,23 @@ def lease_before_prompts(draft: PlanDraft, builder: BatchBuilder) -> BatchPlan |
     first = min(prefill.view.arrival_time for prefill in draft.prefills)
     instance_ids = draft.layout.prompt_ids
     seconds = first + _least_seconds(draft, instance_ids, len(draft.decodes)) - draft.snapshot.now
-    return builder.lease(instance_ids, draft.decodes, seconds) if seconds > 0 else None
+    return builder.lease(instance_ids, _leased(draft, instance_ids), seconds) if seconds > 0 else None
+
+
+def batch_of_all(
+    draft: PlanDraft, builder: BatchBuilder, instance_ids: tuple[InstanceId, ...]
+) -> BatchPlan | None:
+    """Return the next batch of these instances, with all that they reach."""
+    prefills = tuple(p for p in draft.prefills if can_reach(draft.snapshot, p.view, instance_ids))
+    decodes = _leased(draft, instance_ids)
+    if prefills:
+        decodes = [view for view in decodes if can_reach(draft.snapshot, view, instance_ids)]
+    return builder.together(instance_ids, decodes, prefills)
+
+
+def _leased(draft: PlanDraft, instance_ids: tuple[InstanceId, ...]) -> Sequence[RequestView]:
+    """Return the decodes that a lease of these instances can have."""
+    return leased(draft.snapshot, draft.decodes, instance_ids)
 
 
 def _seconds_until_all_idle(draft: PlanDraft) -> float:

@@ -21,6 +21,7 @@ from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.reasons import reason_to_end_lease
+from loong.scheduler.served.service import leased, serves_all
 from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
 
 NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
@@ -93,7 +94,7 @@ class ServedDecodes:
         free = {i: self.snapshot.free[i] for i in self.instance_ids if self.snapshot.instance[i].is_idle}
         if not free or self.leases:
             return None
-        views = self._with_room(sum(free.values()))
+        views = leased(self.snapshot, self._with_room(sum(free.values())), free)
         if not views:
             return None
 
@@ -137,9 +138,9 @@ class ServedDecodes:
     def _is_clear(self, number: int) -> bool:
         """Return whether these instances hold no KV of unfinished prompts.
 
-        Attention for chunks of those would slow decodes.
+        Attention for chunks of those would slow decodes. One instance alone may, if it serves them.
         """
-        return number == 1 or self._prompt_ids.isdisjoint(self._last(number))
+        return (number == 1 and serves_all(self.snapshot)) or self._prompt_ids.isdisjoint(self._last(number))
 
     @cached_property
     def _prompt_ids(self) -> frozenset[InstanceId]:

@@ -14,6 +14,7 @@ from loong.scheduler.common.slo_targets import FirstTokenTargets, target_tpot
 from loong.scheduler.esp.admission import PrefillCandidate, prefill_work
 from loong.scheduler.served.decodes import ServedDecodes
 from loong.scheduler.served.draft import Layout, PlanDraft
+from loong.scheduler.served.service import can_reach
 from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
 
 
@@ -31,6 +32,8 @@ def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
     first = draft.prefills[0]
     if sum(draft.view.free[i] for i in prompt_ids) < first.num_tokens:
         return together  # only all instances have room for it
+    if not can_reach(draft.snapshot, first.view, prompt_ids):
+        return together
     is_apart_faster = apart_speed(draft, first, len(prompt_ids)) >= together_speed(
         draft, first, decodes.all_views
     )

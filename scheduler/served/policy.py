@@ -32,10 +32,11 @@ from loong.scheduler.esp.reasons import (
     reasons_to_begin,
     reasons_to_defer,
 )
-from loong.scheduler.served.batches import batch_builder, build_apart, build_together
+from loong.scheduler.served.batches import batch_builder, batch_of_all, build_apart, build_together
 from loong.scheduler.served.decodes import ServedDecodes
 from loong.scheduler.served.draft import PlanDraft
 from loong.scheduler.served.layout import lay_out
+from loong.scheduler.served.service import can_reach
 from loong.scheduler.tuning import LONG_LEASE_FACTOR, PLANNED_TPOT_SHARE
 
 BUSY = "the instances that are to compute it are in a step, or decode first"
@@ -61,11 +62,14 @@ def has_only_short_prompts(snapshot: Snapshot, cost_model: CostModel, config: Po
     """Return whether each instance can run requests by itself.
 
     That is so if every request fits into the KV of each, and its prompt into a step of one. TPOT targets must
-    leave most of a step with decodes to prompts.
+    leave most of a step with decodes to prompts. Where instances do not serve such steps, all KV of a request
+    must be on one of them.
     """
     if snapshot.most_tokens > min(snapshot.pools.values()):
         return False
     live = [view for view in snapshot.request.values() if not view.has_ended]
+    if not all(any(can_reach(snapshot, view, (i,)) for i in snapshot.pools) for view in live):
+        return False
     target = min((target_tpot(view, config) for view in live), default=config.target_tpot)
     alone = cost_model.prefill_terms(1)
     most_tokens = alone.max_tokens(config.step_time, 0)
@@ -108,7 +112,7 @@ def relieve(draft: PlanDraft) -> PlanDraft:
     if draft.batches or draft.snapshot.is_anything_in_flight or not draft.view.free:
         return draft
     everywhere = tuple(sorted(draft.view.free))
-    batch = batch_builder(draft).together(everywhere, draft.decodes, draft.prefills)
+    batch = batch_of_all(draft, batch_builder(draft), everywhere)
     if batch is not None:
         return replace(draft, batches=(batch,))
     full = draft.view.free.keys()

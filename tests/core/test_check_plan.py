@@ -5,7 +5,7 @@ import pytest
 
 from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidPlanError
-from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind, Service
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import (
     BatchPlan,
@@ -263,12 +263,31 @@ def test_kv_outside_the_group_is_met_by_queries_alone() -> None:
     refused(decode_elsewhere(5), r"KV on instance 0, outside it, with tp size 1; .* have 2")
 
 
-@pytest.mark.parametrize("change", [{"serves": False}, {"kind": HOST}])
+@pytest.mark.parametrize("change", [{"serves": Service.NONE}, {"kind": HOST}])
 def test_an_instance_that_does_not_serve_holds_kv_of_its_own_batches_only(change: dict[str, Any]) -> None:
-    holder = replace(SNAPSHOT.instances[0], **change)
-    snapshot = replace(SNAPSHOT, instances=(holder, *SNAPSHOT.instances[1:]))
+    snapshot = snapshot_with_holder(**change)
     with pytest.raises(InvalidPlanError, match=r"instance 0, outside it, which does not serve"):
         check_plan(snapshot, IterationPlan((decode_elsewhere(1),)))
+
+
+def snapshot_with_holder(**change: Any) -> Snapshot:
+    """Return the snapshot with a changed instance 0, which holds KV outside groups of instance 1."""
+    return replace(SNAPSHOT, instances=(replace(SNAPSHOT.instances[0], **change), *SNAPSHOT.instances[1:]))
+
+
+def test_an_instance_that_serves_leases_serves_one_and_nothing_else() -> None:
+    snapshot = snapshot_with_holder(serves=Service.LEASES)
+    lease = decode_elsewhere(1)
+    check_plan(snapshot, IterationPlan((lease,)))
+    serving = replace(snapshot.batches[0], holder_ids=(0,))
+    with pytest.raises(InvalidPlanError, match=r"instance 0 serves decode leases, one at a time: .* another"):
+        check_plan(replace(snapshot, batches=(serving,)), IterationPlan((lease,)))
+    repair = replace(SNAPSHOT.running[0], placement=striped("old", range(1, 9), (0,)))
+    holes = replace(snapshot, running=(repair, *SNAPSHOT.running[1:]))
+    block = QueryBlock("old", range(1), 1, Transfer.QUERY)
+    repaired = BatchPlan(ESPGroup((1,)), (block,), (segment("old", range(1), 1),))
+    with pytest.raises(InvalidPlanError, match=r"the batch of group \(1,\) is none"):
+        check_plan(holes, IterationPlan((repaired,)))
 
 
 def test_a_holder_that_runs_a_batch_of_its_own_serves_too() -> None:

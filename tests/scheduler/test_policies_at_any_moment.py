@@ -10,6 +10,7 @@ from policies import POLICY_NAMES, num_instances_of
 from simulation import instances_with
 
 from loong.core.events import BatchEndPredicted, InstanceDraining, RequestAborted
+from loong.core.instance import Service
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
@@ -25,9 +26,10 @@ NUM_MOMENTS = 100
 class PolicyMachine(ClusterMachine):
     """A cluster that a policy plans for, whenever something has happened."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, serves: Service = Service.ALL) -> None:
         policy, cost_model = make_policy(name, CONFIG), WorkCostModel()
-        instances = {i.instance_id: i for i in instances_with([POOL] * num_instances_of(name, 4))}
+        found = instances_with([POOL] * num_instances_of(name, 4), serves)
+        instances = {i.instance_id: i for i in found}
 
         def make_plan(_random: Random, snapshot: Snapshot) -> IterationPlan:
             return policy(snapshot, cost_model)
@@ -122,7 +124,16 @@ WEIGHTS = {"arrive": 3, "abort": 1, "end soon": 3, "advance": 6, "migrate": 2, "
 @settings(max_examples=5)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, seed: int) -> None:
-    machine, random = PolicyMachine(name), Random(seed)
+    whatever_happens(PolicyMachine(name), Random(seed))
+
+
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32))
+def test_so_it_is_where_instances_serve_decode_leases_alone(seed: int) -> None:
+    whatever_happens(PolicyMachine("esp-served", Service.LEASES), Random(seed))
+
+
+def whatever_happens(machine: PolicyMachine, random: Random) -> None:
     machine.start()
     for _ in range(NUM_MOMENTS):
         machine.moment(random)

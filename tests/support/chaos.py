@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.instance import ESPGroup, InstanceKind
+from loong.core.instance import ESPGroup, InstanceKind, Service
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import (
     BatchPlan,
@@ -180,7 +180,7 @@ class _Draw:
     def _can_reach(self, view: RequestView, group: Sequence[InstanceId]) -> bool:
         """Return whether all KV of a request is in the group, or served to it."""
         outside = [self.snapshot.instance[i] for i in view.placement.instance_ids if i not in group]
-        return all(i.serves and i.kind is not InstanceKind.HOST for i in outside)
+        return all(i.serves is Service.ALL and i.kind is not InstanceKind.HOST for i in outside)
 
     def _batch(self, group: tuple[InstanceId, ...], views: Sequence[RequestView]) -> BatchPlan | None:
         may_lease = all(view.is_decoding for view in views) and self.random.random() < 0.7
@@ -232,7 +232,9 @@ class _Draw:
 
     def _servers(self, group: Sequence[InstanceId]) -> list[InstanceId]:
         """Return instances outside a group that KV may be pushed to."""
-        instances = (i for i in self.snapshot.instances if i.serves and i.kind is not InstanceKind.HOST)
+        instances = (
+            i for i in self.snapshot.instances if i.serves is Service.ALL and i.kind is not InstanceKind.HOST
+        )
         return [i.instance_id for i in instances if i.instance_id not in group]
 
     def _stored(

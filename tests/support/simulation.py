@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import Event, ProducedToken, TokensProduced
-from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.plan import IterationPlan
 from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import ClusterStats, Snapshot
@@ -36,9 +36,9 @@ class Run:
         return self.token_times[request.request_id][0] - request.arrival_time
 
 
-def instances_with(capacities: Iterable[int]) -> tuple[ElasticInstance, ...]:
+def instances_with(capacities: Iterable[int], serves: Service = Service.ALL) -> tuple[ElasticInstance, ...]:
     """Return instances 0, 1, ... with these pools."""
-    return tuple(ElasticInstance(i, 1, InstanceKind.FULL, c) for i, c in enumerate(capacities))
+    return tuple(ElasticInstance(i, 1, InstanceKind.FULL, c, serves=serves) for i, c in enumerate(capacities))
 
 
 def timed_request(number: int, num_prompt: int, num_output: int, arrival_time: float = 0.0) -> Request:
@@ -55,9 +55,10 @@ def simulate(
     config: PolicyConfig | None = None,
     cost_model: CostModel | None = None,
     incidents: Iterable[Event] = (),
+    serves: Service = Service.ALL,
 ) -> Run:
     """Run until drained. Check the accounting at every plan, and that nothing is left at the end."""
-    run, state = Run(), ClusterState(instances_with(capacities))
+    run, state = Run(), ClusterState(instances_with(capacities, serves))
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()
     executor = SimulatedExecutor(model, requests, incidents, lookahead=LookaheadMargin.on(DEFAULT_HOST))

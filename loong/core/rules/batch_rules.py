@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loong.core.errors import InvalidPlanError
-from loong.core.instance import InstanceKind
+from loong.core.instance import MAX_SERVED_TOKENS, InstanceKind, Service
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import intersection, is_partition, is_within
@@ -228,6 +228,11 @@ def check_holders(case: Case) -> None:
     The KV that a batch reads needs no rule of its own: it belongs to requests of the batch, and no plan may
     move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`).
     """
+    serving = {
+        instance_id
+        for batch in case.snapshot.batches
+        for instance_id in set(batch.participant_ids).difference(batch.plan.group.instance_ids)
+    }
     for batch, parts in case.parts:
         group = frozenset(batch.group.instance_ids)
         for part in parts:
@@ -237,14 +242,32 @@ def check_holders(case: Case) -> None:
                     f"request {part.view.request_id} has KV on instances {sorted(held_ids)}, outside group "
                     f"{batch.group.instance_ids}, and is to move its KV; only its queries can reach that"
                 )
-        for holder_id in batch.holder_ids([part.view.placement for part in parts]):
+        holder_ids = batch.holder_ids([part.view.placement for part in parts])
+        for holder_id in holder_ids:
             _check_serves(case.snapshot, batch, holder_id)
+            if case.snapshot.instance[holder_id].serves is Service.LEASES:
+                _check_served_lease(batch, parts, holder_id, is_serving=holder_id in serving)
+        serving.update(holder_ids)
 
 
 def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -> None:
     holder, tp_size = snapshot.instance[holder_id], snapshot.instance[batch.group.leader_id].tp_size
     where = f"the batch of group {batch.group.instance_ids} has KV on instance {holder_id}, outside it"
-    if holder.kind is InstanceKind.HOST or not holder.serves:
+    if holder.kind is InstanceKind.HOST or holder.serves is Service.NONE:
         raise InvalidPlanError(f"{where}, which does not serve attention")
     if holder.tp_size != tp_size:
         raise InvalidPlanError(f"{where}, with tp size {holder.tp_size}; those of the group have {tp_size}")
+
+
+def _check_served_lease(
+    batch: BatchPlan, parts: Sequence[Part], holder_id: InstanceId, *, is_serving: bool
+) -> None:
+    where = f"instance {holder_id} serves decode leases, one at a time: the batch of group "
+    where += f"{batch.group.instance_ids}"
+    if is_serving:
+        raise InvalidPlanError(f"{where} comes while it serves another")
+    if batch.pushes or not all(part.view.is_decoding for part in parts):
+        raise InvalidPlanError(f"{where} is none")
+    most_tokens = max(Counter(block.master_id for block in batch.queries).values())
+    if most_tokens > MAX_SERVED_TOKENS:
+        raise InvalidPlanError(f"{where} has {most_tokens} tokens of a master; {MAX_SERVED_TOKENS} can be")

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from loong.core.instance import MAX_SERVED_TOKENS
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId, SamplingParams, TokenId
 from loong.kernels.sampling.draw_params import DrawParams
@@ -18,7 +19,7 @@ from loong.worker.kv.pool import KVPool
 from loong.worker.sampling.random_sampling import draw_params
 from loong.worker.steps.step_inputs import PendingTokenIds
 
-GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens of a master in a step of a group
+GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, MAX_SERVED_TOKENS)  # tokens of a master in a step of a group
 BATCH_SIZES = (*GROUP_SIZES[:-1], 160, 192, 256, 320, 384, 512)  # of an instance alone
 _MAX_SIZE = BATCH_SIZES[-1]
 _NUM_COLUMNS = 3 + len(DrawParams._fields)

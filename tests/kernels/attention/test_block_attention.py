@@ -140,7 +140,7 @@ def behind_history(
 
 
 @pytest.mark.parametrize("is_in_row", [False, True])
-@pytest.mark.parametrize(("num_programs", "num_heads", "head_dim"), [(6, 2, 64), (13, 4, 80), (17, 2, 64)])
+@pytest.mark.parametrize(("num_programs", "num_heads", "head_dim"), [(6, 2, 64), (29, 4, 80), (17, 2, 64)])
 def test_keys_of_few_queries_may_be_cut(
     num_programs: int,
     num_heads: int,

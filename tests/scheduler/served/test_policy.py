@@ -12,6 +12,7 @@ from snapshots import begun, decoding, running, snapshot_of, waiting
 from loong.core.check_plan import check_plan
 from loong.core.decision import DecisionKind
 from loong.core.errors import ConfigError
+from loong.core.instance import Service
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import SLO, Request, RequestView
 from loong.core.snapshot import Snapshot
@@ -175,6 +176,21 @@ def test_an_instance_that_is_left_alone_does_both() -> None:
     assert batch.request_ids == ("d", "w")
 
 
+def test_where_instances_serve_leases_alone_decodes_leave_prompts_all_the_same() -> None:
+    run = simulate("esp-served", FOUR, mixed(), cost_model=H200, config=TIGHT, serves=Service.LEASES)
+    groups = {batch.group.instance_ids for batch in batches_of(run) if not is_decode(batch)}
+    assert (0, 1, 2) in groups
+    for snapshot, plan in run.plans:
+        for batch in plan.batches:
+            placements = [snapshot.request[r].placement for r in batch.request_ids]
+            assert is_decode(batch) or not batch.holder_ids(placements)
+    assert any(
+        batch.holder_ids([snapshot.request[r].placement for r in batch.request_ids])
+        for snapshot, plan in run.plans
+        for batch in plan.batches
+    )
+
+
 def test_one_request_may_come_to_what_all_hold() -> None:
     assert admissible_tokens("esp-served", instances_with([100, 40, 30])) == 170
     assert admissible_tokens("esp-served", instances_with([100])) == 100
@@ -194,8 +210,8 @@ def test_one_alone_is_never_preempted() -> None:
 
 
 def test_instances_that_attend_for_no_others_cannot_run_it() -> None:
-    instances = tuple(replace(instance, serves=False) for instance in instances_with([100] * 2))
-    with pytest.raises(ConfigError, match="esp-served needs instances that attend for the batches"):
+    instances = tuple(replace(instance, serves=Service.NONE) for instance in instances_with([100] * 2))
+    with pytest.raises(ConfigError, match="esp-served needs instances that attend for batches"):
         admissible_tokens("esp-served", instances)
 
 
