@@ -7,14 +7,14 @@ const STRIPE = 6, BLOCKS = 28, KV = 12, GAP = 10, LEFT = 26, AXIS = 20;
 const MERGED_PIXELS = 1.5, PREFILL_SHARE = 0.7, NUM_DOP_COLORS = 6;
 const WORDS = { long: "prefill of a long prompt", short: "prefill of a shorter prompt", decode: "decode" };
 
-/** How changes of instances are marked: a letter, a color of the page, and words. */
+/** How changes of instances are marked: a letter, a color of the page, words, and whether it is low. */
 const CHANGES = {
-  lost: ["✕", "bad", "was lost"],
-  joined: ["+", "good", "joined"],
-  draining: ["▾", "text", "began to drain"],
-  left: ["−", "text", "left"],
+  lost: ["✕", "bad", "was lost", false],
+  joined: ["+", "good", "joined", true],
+  draining: ["▾", "text", "began to drain", false],
+  left: ["−", "text", "left", true],
 };
-const MARK_PIXELS = 7, HATCH_PIXELS = 6, MIN_HATCHED_PIXELS = 3;
+const MARK_PIXELS = 7, HATCH_PIXELS = 6, MIN_HATCHED_PIXELS = 7;
 
 /** The same color for a DoP always: 1, 2, 3, 4, up to 8, and more have one each. */
 export function dopColor(dop) {
@@ -97,14 +97,14 @@ export class Gantt {
       .map((batch, i, all) => ({ ...batch, end: Math.min(batch.end, all[i + 1]?.start ?? Infinity) }));
     const blocks = merged(own, this.x, this.longPrompt);
     for (const block of blocks) this.drawBlock(block, id, top);
+    for (const block of blocks) if (block.again) this.drawHatch(block, top);
     const word = state.tick?.states[id] ?? "left";
     this.drawKv(state.kv.get(id) ?? [], state.instances.find(([one]) => one === id), word, top + BLOCKS + 1);
     for (const block of blocks) this.drawJoin(block, id, top);
   }
 
   drawBlock(block, id, top) {
-    const { context } = this, left = this.x(block.start);
-    const wide = Math.max(block.again ? MIN_HATCHED_PIXELS : 1, this.x(block.end) - left);
+    const { context } = this, left = this.x(block.start), wide = Math.max(1, this.x(block.end) - left);
     const tall = BLOCKS - STRIPE, cut = block.phase === "mixed" ? tall * PREFILL_SHARE : tall;
     context.fillStyle = dopColor(block.dop);
     context.fillRect(left, top, wide, STRIPE);
@@ -112,7 +112,6 @@ export class Gantt {
     context.fillRect(left, top + STRIPE, wide, cut);
     context.fillStyle = color("decode");
     context.fillRect(left, top + STRIPE + cut, wide, tall - cut);
-    if (block.again) this.drawHatch(left, top + STRIPE, wide, tall);
     context.fillStyle = color("on-work");
     const label = [`DoP ${block.dop} ${block.phase}`, `DoP ${block.dop}`, `${block.dop}`].find(
       (text) => context.measureText(text).width + 6 < wide,
@@ -120,35 +119,41 @@ export class Gantt {
     if (label && id === Math.min(...block.instances)) context.fillText(label, left + 3, top + STRIPE + cut / 2);
   }
 
-  /** Over work that computes lost or dropped KV again. */
-  drawHatch(left, top, wide, tall) {
-    const { context } = this;
+  /** Over work that computes lost or dropped KV again, in a frame, since it may be short. */
+  drawHatch(block, top) {
+    const { context } = this, left = this.x(block.start);
+    const wide = Math.max(MIN_HATCHED_PIXELS, this.x(block.end) - left);
     context.save();
     context.beginPath();
-    context.rect(left, top, wide, tall);
+    context.rect(left, top, wide, BLOCKS);
     context.clip();
     context.strokeStyle = color("on-work");
     context.beginPath();
-    for (let x = left - tall; x < left + wide; x += HATCH_PIXELS) {
-      context.moveTo(x, top + tall);
-      context.lineTo(x + tall, top);
+    for (let x = left - BLOCKS; x < left + wide; x += HATCH_PIXELS) {
+      context.moveTo(x, top + BLOCKS);
+      context.lineTo(x + BLOCKS, top);
     }
     context.stroke();
     context.restore();
+    context.strokeStyle = color("text");
+    context.lineWidth = 2;
+    context.strokeRect(left + 1, top + 1, wide - 2, BLOCKS - 2);
+    context.lineWidth = 1;
   }
 
-  /** Across the row of the instance, with a letter on top. */
+  /** Across the row of the instance, with a letter, low if another change may be just before it. */
   drawChange(change) {
-    const { context } = this, [letter, paint] = CHANGES[change.kind];
+    const { context } = this, [letter, paint, , isLow] = CHANGES[change.kind];
     const x = this.x(change.time), top = this.top(this.rows.indexOf(change.instance));
+    const middle = top + (isLow ? BLOCKS + KV - MARK_PIXELS : MARK_PIXELS);
     context.fillStyle = color(paint);
     context.fillRect(x - 1, top, 2, BLOCKS + KV);
     context.beginPath();
-    context.arc(x, top + MARK_PIXELS, MARK_PIXELS, 0, 7);
+    context.arc(x, middle, MARK_PIXELS, 0, 7);
     context.fill();
     context.fillStyle = color("panel");
     context.textAlign = "center";
-    context.fillText(letter, x, top + MARK_PIXELS);
+    context.fillText(letter, x, middle);
     context.textAlign = "left";
   }
 
@@ -244,7 +249,7 @@ export class Gantt {
     const near = this.shown?.filter(
       (batch) => batch.instances.includes(id) && x >= this.x(batch.start) - 1 && x <= this.x(batch.end) + 1,
     );
-    return near?.at(-1);
+    return near?.find((batch) => batch.recomputed > 0) ?? near?.at(-1);
   }
 
   changeWords(x, y) {
