@@ -23,12 +23,11 @@ demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes
 		--output-dir demo-report
 	@echo "This measured a tiny random model. \`make chat\` talks to a small real one."
 
-# Many tests wait for others' deadlines, so there is one process more than processors. Each starts many others,
-# which are to find their code compiled.
+# Tests start many processes, which are to find their code compiled.
 test: export PYTHONDONTWRITEBYTECODE =
 test: check  ## check the code and run all tests that need no GPU
-	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)) --dist loadfile; \
-		parallel=$$?; $(BIN)/pytest $(SERIAL) && exit $$parallel
+	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile; parallel=$$?; \
+		$(BIN)/pytest $(SERIAL) && exit $$parallel
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
 coverage: $(READY)  ## fail unless tests reach every branch of the core and the scheduler

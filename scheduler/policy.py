@@ -177,13 +177,14 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) ->
     if not pools:
         return None
     limit = kind.max_request_tokens(pools, config)
+    left = f"{len(pools)} instances that are left" if len(pools) > 1 else "instance that is left"
     reasons: dict[RequestId, str] = {}
     if snapshot.most_tokens > limit:
         for view in _resting(snapshot):
             if view.num_final_tokens > limit:
                 reasons[view.request_id] = (
                     f"it needs KV for {view.num_final_tokens} tokens, but can have that of {limit} "
-                    f"on the {len(pools)} instances that are left"
+                    f"on the {left}"
                 )
     if snapshot.stats.num_losses:
         for view in _resting(snapshot):

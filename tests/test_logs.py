@@ -75,7 +75,7 @@ def test_lines_that_cannot_be_written_are_dropped_and_others_follow(pipe: tuple[
     descriptor = os.open("/dev/full", os.O_WRONLY)
     queue = queue_to(descriptor)
     queue.put(b"first\n")
-    wait_until(lambda: queue.num_dropped == 1, 10, "the line to be dropped")
+    wait_until(lambda: queue.num_dropped == 1, 60, "the line to be dropped")
     os.dup2(sending, descriptor)
     os.close(sending)
     queue.put(b"second\n")

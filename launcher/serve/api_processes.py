@@ -63,6 +63,11 @@ class ApiProcesses:
                 raise error
         self._watching += [guarded(self._replace(number), fail) for number in self._running]
 
+    def report_limits(self) -> None:
+        """Report the engine's present limits to all processes."""
+        for _, connection in self._running.values():
+            connection.report_limits()
+
     async def stop_listening(self) -> None:
         """Refuse new connections."""
         self._is_stopping = True

@@ -22,6 +22,10 @@ class Front(Protocol):
         """Return the requests in flight and their bounds."""
         ...
 
+    def report_limits(self) -> None:
+        """Apply the engine's present limits to all later requests."""
+        ...
+
     async def stop_listening(self) -> None:
         """Refuse new connections; those that are open go on."""
         ...
@@ -37,6 +41,9 @@ class LocalFrontend:
     def admission(self) -> Admission:
         """Return the requests in flight and their bounds."""
         return self._runner.app[CLUSTER].admission
+
+    def report_limits(self) -> None:
+        """Do nothing, because handlers ask the engine."""
 
     async def stop_listening(self) -> None:
         """Refuse new connections."""

@@ -1,4 +1,4 @@
-"""The history of a cluster as values: batches, migrations and requests, with their times."""
+"""The history of a cluster as values: batches, migrations, requests, and changes of instances."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,8 @@ class BatchSlice:
 
     `kv_used` is of its group at its end, and `kv_reserved` at its beginning, with room for all that it may
     write. `num_prefill_tokens` and `longest_prompt` are of prompts of which it computes some; 0 without any.
-    `holder_ids` are the instances outside its group that served it.
+    `holder_ids` are the instances outside its group that served it. `num_recomputed_tokens` had been computed
+    before, and their KV was lost or dropped.
     """
 
     batch_id: int
@@ -32,6 +33,7 @@ class BatchSlice:
     num_prefill_tokens: int = 0
     longest_prompt: int = 0
     holder_ids: tuple[InstanceId, ...] = ()
+    num_recomputed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,19 @@ class KVMove:
     started_at: float
     ended_at: float
     is_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceChange:
+    """An instance was lost, joined, began to drain or left, at a time of the executor.
+
+    `reason` says why it was lost.
+    """
+
+    instance_id: InstanceId
+    kind: str  # lost, joined, draining or left
+    time: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +94,14 @@ class RequestSpan:
 class ClusterHistory:
     """The last batches and migrations, in the order in which they ended, and the sizes of KV pools.
 
-    `requests` are the last ones, those that have ended first.
+    `requests` are the last ones, those that have ended first. `changes` are the last ones of instances.
     """
 
     batches: tuple[BatchSlice, ...] = ()
     moves: tuple[KVMove, ...] = ()
     kv_capacity: Mapping[InstanceId, int] = field(default_factory=dict)
     requests: tuple[RequestSpan, ...] = ()
+    changes: tuple[InstanceChange, ...] = ()
 
     @property
     def instance_ids(self) -> list[InstanceId]:
@@ -122,4 +138,5 @@ class ClusterHistory:
             tuple(replace(m, started_at=m.started_at - zero, ended_at=m.ended_at - zero) for m in moves),
             self.kv_capacity,
             tuple(span.moved_by(-zero) for span in requests),
+            tuple(replace(c, time=c.time - zero) for c in self.changes if c.time >= zero),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from loong.core.cluster_history import ClusterHistory
-from loong.core.errors import ClusterError
+from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
@@ -15,9 +15,10 @@ from loong.core.snapshot import Snapshot
 from loong.engine.cluster_size import ClusterSize
 from loong.engine.health import Health
 
-PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | ClusterError], None]
+PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | LoongError], None]
 """Takes the tokens of all choices of a request as they are produced, or the error that ends all choices.
 
+The error is an `InvalidRequestError` if the request is at fault, and otherwise a `ClusterError`.
 The last token of a choice has a finish reason. The log probabilities of the prompt come before the first
 token, if the request wants them and its prompt has more than one token.
 """

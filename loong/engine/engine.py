@@ -224,16 +224,20 @@ class Engine:
     def on_plan(
         self,
         _events: Sequence[Event],
-        _snapshot: Snapshot,
+        snapshot: Snapshot,
         plan: IterationPlan,
         _instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Pass on the errors of failed requests."""
+        """Pass on the errors of failed requests.
+
+        One that is too large was checked before the number of instances was reduced, and is itself at fault.
+        """
         for failure in plan.failures:
+            is_too_large = snapshot.request[failure.request_id].num_final_tokens > self.limits.max_request_kv
             self._scored.pop(failure.request_id, None)
             if (put := self._waiting.pop(failure.request_id, None)) is not None:
-                put(ClusterError(failure.reason))
+                put((InvalidRequestError if is_too_large else ClusterError)(failure.reason))
 
 
 def _reason(error: BaseException | None) -> str:

@@ -28,7 +28,8 @@ class Scaling:
     Instances 0 to `num_instances` - 1 are wanted. Others drain: the policy empties them, and then they leave.
     One that is wanted again meanwhile still leaves first. `kv_capacity` is that of each instance, and
     `limit_of` returns the most KV of one request on a number of instances, or raises `ConfigError`.
-    `max_request_kv` is that limit now: while instances come, it stays that of those before.
+    `max_request_kv` is that limit now: while instances come, it stays that of those before. `report_limit` is
+    called when it changes.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Scaling:
         self._members, self._limit_of, self._kv_capacity = members, limit_of, kv_capacity
         self._num_instances, self._max_instances = num_instances, max_instances
         self.max_request_kv = limit_of(num_instances)
+        self.report_limit: Callable[[], None] = lambda: None
         self._waiters: list[asyncio.Future[None]] = []
         self._is_settled = True
 
@@ -72,7 +74,7 @@ class Scaling:
         _check_live_requests(snapshot, num_instances, limit)
         logger.info("instances: %d are wanted instead of %d", num_instances, self._num_instances)
         self._num_instances, self._is_settled = num_instances, False
-        self.max_request_kv = min(self.max_request_kv, limit)
+        self._set_limit(min(self.max_request_kv, limit))
         self._members.release(range(num_instances))
         self._advance(snapshot)
 
@@ -119,9 +121,14 @@ class Scaling:
         self._is_settled = members.joined == members.wanted == wanted  # which the snapshot may show later
         self._is_settled = self.size(snapshot).is_done
         if self._is_settled:
-            self.max_request_kv = self._limit_of(self._num_instances)
+            self._set_limit(self._limit_of(self._num_instances))
             logger.info("instances: %d serve, as wanted", self._num_instances)
             self._answer(None)
+
+    def _set_limit(self, limit: int) -> None:
+        if limit != self.max_request_kv:
+            self.max_request_kv = limit
+            self.report_limit()
 
     def _answer(self, error: ClusterError | None) -> None:
         waiters, self._waiters = self._waiters, []

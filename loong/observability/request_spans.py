@@ -37,6 +37,10 @@ class RequestSpans:
         for request_id in request_ids:
             self._finish(time, request_id, FinishReason.ERROR)
 
+    def is_live(self, request_id: RequestId) -> bool:
+        """Return whether a request has arrived and not ended."""
+        return request_id in self._live
+
     def spans(self) -> tuple[RequestSpan, ...]:
         """Return the ended requests in the order of their ends, then the others."""
         return (*self._ended, *self._live.values())

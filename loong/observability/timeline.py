@@ -1,32 +1,52 @@
-"""An observer of the loop that keeps the last batches, migrations and requests for views."""
+"""An observer of the loop that keeps the last batches, migrations, requests and changes of instances."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, TokensOf
-from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost, MigrationFinished
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, TokensOf
+from loong.core.events import (
+    BatchFinished,
+    BatchStarted,
+    Event,
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+)
 from loong.core.instructions import Instruction, MoveKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.observability.latest import Latest
+from loong.observability.recomputed import Recomputed
 from loong.observability.request_spans import RequestSpans
 
 MAX_BATCH_BYTES = 2**25  # of the kept batches
 MAX_MOVE_BYTES = 2**22
+MAX_CHANGE_BYTES = 2**18
 _SLICE_BYTES = 512  # of a slice without requests and instances
 _INSTANCE_BYTES = 192  # of a slice, for each instance
 _ID_BYTES = 64  # of a request's id, apart from its letters
 _MOVE_BYTES = 320
+_CHANGE_BYTES = 256  # of a change, apart from its reason
 
 
 class Timeline:
-    """The last batches, migrations and requests."""
+    """The last batches, migrations, requests and changes of instances."""
 
-    def __init__(self, max_batch_bytes: int = MAX_BATCH_BYTES, max_move_bytes: int = MAX_MOVE_BYTES) -> None:
+    def __init__(
+        self,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        max_move_bytes: int = MAX_MOVE_BYTES,
+        max_change_bytes: int = MAX_CHANGE_BYTES,
+    ) -> None:
         self._batches = Latest(max_batch_bytes, _size_of_slice)
         self._moves = Latest(max_move_bytes, _size_of_move)
+        self._changes = Latest(max_change_bytes, _size_of_change)
         self._requests = RequestSpans()
+        self._recomputed = Recomputed(self._requests.is_live)
         # with the time of its start, or of its submission before it
         self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}
         self._ended: list[BatchSlice] = []  # since the last plan, with the reserved KV as the used one
@@ -36,20 +56,30 @@ class Timeline:
     def history(self) -> ClusterHistory:
         """Return the history so far."""
         batches = (*self._batches, *self._ended)
-        return ClusterHistory(batches, tuple(self._moves), dict(self._kv_capacity), self._requests.spans())
+        return ClusterHistory(
+            batches,
+            tuple(self._moves),
+            dict(self._kv_capacity),
+            self._requests.spans(),
+            tuple(self._changes),
+        )
 
     def on_event(self, event: Event, /) -> None:
-        """Record an end. Forget the batches and migrations of a lost instance, because they never end."""
+        """Record an end or a change. Forget batches and migrations of a lost instance: they never end."""
         self._requests.on_event(event)
         if isinstance(event, BatchStarted) and event.batch_id in self._running:
             instruction, _, reserved = self._running[event.batch_id]
             self._running[event.batch_id] = instruction, event.time, reserved
         elif isinstance(event, BatchFinished) and event.batch_id in self._running:
             instruction, started_at, reserved = self._running.pop(event.batch_id)
-            self._ended.append(_slice(instruction, started_at, reserved, event.time))
+            self._ended.append(self._slice(instruction, started_at, reserved, event.time))
         elif isinstance(event, MigrationFinished) and event.migration_id in self._moving:
             self._moves.append(_move(*self._moving.pop(event.migration_id), event))
-        elif isinstance(event, InstanceLost):
+        elif isinstance(event, RequestAborted):
+            self._recomputed.forget(event.request_id)
+        elif (change := _change(event)) is not None:
+            self._changes.append(change)
+        if isinstance(event, InstanceLost):
             lost = event.instance_id
             self._running = {
                 batch_id: running
@@ -78,6 +108,8 @@ class Timeline:
             self._batches.append(_with_pools_of(snapshot, ended) if is_seen else ended)
         self._ended.clear()
         self._requests.failed(snapshot.now, (failure.request_id for failure in plan.failures))
+        for failure in plan.failures:
+            self._recomputed.forget(failure.request_id)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
                 self._running[instruction.batch_id] = (
@@ -94,6 +126,23 @@ class Timeline:
         self._kv_capacity.update((i.instance_id, i.kv_capacity) for i in instances)
         return tuple((i.instance_id, i.kv_used + writes.get(i.instance_id, 0)) for i in instances)
 
+    def _slice(self, batch: RunBatch, started_at: float, reserved: TokensOf, ended_at: float) -> BatchSlice:
+        prefilled = [given for given in batch.inputs if not given.is_decoding]
+        return BatchSlice(
+            batch.batch_id,
+            batch.plan.group,
+            _phase(len(prefilled), len(batch.inputs)),
+            started_at,
+            ended_at,
+            batch.plan.request_ids,
+            reserved,
+            reserved,
+            sum(len(given.token_ids) for given in prefilled),
+            max((given.num_prompt_tokens for given in prefilled), default=0),
+            batch.holder_ids,
+            self._recomputed.count(batch, prefilled),
+        )
+
 
 def _size_of_slice(piece: BatchSlice) -> int:
     """Return the bytes of a slice, as if no other slice shared its ids."""
@@ -106,27 +155,27 @@ def _size_of_move(move: KVMove) -> int:
     return _MOVE_BYTES + len(move.request_id)
 
 
+def _size_of_change(change: InstanceChange) -> int:
+    return _CHANGE_BYTES + len(change.reason)
+
+
+def _change(event: Event) -> InstanceChange | None:
+    match event:
+        case InstanceLost():
+            return InstanceChange(event.instance_id, "lost", event.time, event.reason)
+        case InstanceJoined():
+            return InstanceChange(event.instance.instance_id, "joined", event.time)
+        case InstanceDraining():
+            return InstanceChange(event.instance_id, "draining", event.time)
+        case InstanceLeft():
+            return InstanceChange(event.instance_id, "left", event.time)
+        case _:
+            return None
+
+
 def _with_pools_of(snapshot: Snapshot, ended: BatchSlice) -> BatchSlice:
     used = tuple((i, snapshot.instance[i].kv_used) for i, _ in ended.kv_used if i in snapshot.instance)
     return replace(ended, kv_used=used)
-
-
-def _slice(batch: RunBatch, started_at: float, reserved: TokensOf, ended_at: float) -> BatchSlice:
-    group = batch.plan.group
-    prefilled = [given for given in batch.inputs if not given.is_decoding]
-    return BatchSlice(
-        batch.batch_id,
-        group,
-        _phase(len(prefilled), len(batch.inputs)),
-        started_at,
-        ended_at,
-        batch.plan.request_ids,
-        reserved,
-        reserved,
-        sum(len(given.token_ids) for given in prefilled),
-        max((given.num_prompt_tokens for given in prefilled), default=0),
-        batch.holder_ids,
-    )
 
 
 def _phase(num_prefilled: int, num_requests: int) -> str:

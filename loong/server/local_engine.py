@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from loong.core.errors import ClusterError
+from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
@@ -33,7 +33,7 @@ class LocalEngineClient:
         """Begin a request, which counts as waiting until its first token."""
         stop_waiting = self._admission.stop_waiting
 
-        def count_and_put(token: ProducedToken | PromptLogprobs | ClusterError) -> None:
+        def count_and_put(token: ProducedToken | PromptLogprobs | LoongError) -> None:
             if isinstance(token, ProducedToken):
                 stop_waiting(token.request_id)
             put(token)

@@ -2,12 +2,24 @@
 
 from collections.abc import Sequence
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove
-from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost, MigrationFinished
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove
+from loong.core.events import (
+    BatchFinished,
+    BatchStarted,
+    Event,
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLeft,
+    InstanceLost,
+    MigrationFinished,
+    RequestAborted,
+    RequestArrived,
+)
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
-from loong.core.plan import BatchPlan, IterationPlan, KVMigration
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, QueryBlock, Transfer
+from loong.core.request import Request, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.observability.timeline import Timeline
 
@@ -108,3 +120,55 @@ def test_a_run_begins_at_its_first_batch_after_the_warm_up() -> None:
     assert [(move.migration_id, move.started_at) for move in history.moves] == [(1, 1.0)]
     assert (history.instance_ids, history.end, history.kv_capacity) == ([2, 3], 3.0, {0: 9})
     assert history.after(9.0) == ClusterHistory((), (), {0: 9})
+
+
+def test_changes_of_instances_are_kept_with_their_reasons() -> None:
+    events = (
+        InstanceLost(2.0, 1, "it was killed", returns=True),
+        InstanceJoined(3.0, INSTANCES[1]),
+        InstanceDraining(4.0, 2),
+        InstanceLeft(5.0, 2),
+    )
+    changes = history_of((), *events).changes
+    assert changes == (
+        InstanceChange(1, "lost", 2.0, "it was killed"),
+        InstanceChange(1, "joined", 3.0),
+        InstanceChange(2, "draining", 4.0),
+        InstanceChange(2, "left", 5.0),
+    )
+    assert [change.time for change in ClusterHistory(changes=changes).after(2.5).changes] == [0.5, 1.5, 2.5]
+
+
+def chunk(
+    batch_id: int, first: int, stop: int, params: SamplingParams | None, num_output: int = 0
+) -> RunBatch:
+    """Return a batch that computes some positions of a prompt of 8 tokens."""
+    placement = Placement((KVSegment("r", range(first), 0),)) if first else Placement()
+    given = RequestInput("r", range(first, stop), 8, num_output, placement, params)
+    block = QueryBlock("r", range(first, stop), 0, Transfer.KV)
+    return RunBatch(batch_id, BatchPlan(ESPGroup((0,)), (block,), ()), (given,))
+
+
+def recomputed(*batches: RunBatch, aborts_before: int | None = None) -> list[int]:
+    """Return how many tokens of each batch count as computed again."""
+    timeline = Timeline()
+    timeline.on_event(RequestArrived(0.0, Request("r", tuple(range(8)), SamplingParams(), arrival_time=0.0)))
+    for reported in batches:
+        timeline.on_plan([], Snapshot(1.0, INSTANCES), IterationPlan(), (reported,))
+        if reported.batch_id == aborts_before:
+            timeline.on_event(RequestAborted(1.5, "r"))
+        timeline.on_event(BatchFinished(2.0, reported.batch_id, 1))
+    return [piece.num_recomputed_tokens for piece in timeline.history().batches]
+
+
+def test_a_batch_reports_how_much_of_a_prompt_it_computes_again() -> None:
+    params = SamplingParams()
+    assert recomputed(chunk(1, 0, 4, None), chunk(2, 4, 8, params)) == [0, 0]
+    assert recomputed(chunk(1, 0, 4, None), chunk(2, 0, 3, None), chunk(3, 3, 8, params)) == [0, 3, 1]
+    assert recomputed(chunk(1, 0, 8, params), chunk(2, 0, 11, params, num_output=3)) == [0, 10]
+
+
+def test_nothing_is_remembered_of_a_request_that_has_ended() -> None:
+    first, again = chunk(1, 0, 4, None), chunk(2, 0, 4, None)
+    assert recomputed(first, again, aborts_before=1) == [0, 0]
+    assert recomputed(first, again, aborts_before=2) == [0, 0]

@@ -26,7 +26,7 @@ def test_the_log_of_real_workers_explains_a_request_that_needed_several(
             )
             for num_tokens in (POOL + 40, 10)
         ]
-        wait_until(lambda: log.read_bytes().count(b'"line":"batch_ended"') > 2, 10, "the log to be seen")
+        wait_until(lambda: log.read_bytes().count(b'"line":"batch_ended"') > 2, 60, "the log to be seen")
     assert main(["explain", str(log), "--json"]) == 0
     summaries = {r["request_id"]: r for r in json.loads(capsys.readouterr().out)["requests"]}
     assert summaries.keys() == {answer.id for answer in answers}

@@ -35,7 +35,7 @@ def stopped(pids: Iterable[int]) -> Iterator[None]:
     """Stop processes one after the other; at the end, let the first go on first."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-        wait_until(lambda pid=pid: is_stopped(pid), 10, "a process to stop")  # type: ignore[misc]
+        wait_until(lambda pid=pid: is_stopped(pid), 60, "a process to stop")  # type: ignore[misc]
     try:
         yield
     finally:
@@ -62,7 +62,7 @@ def test_a_worker_that_stops_is_replaced_and_never_goes_on(tmp_path: Path) -> No
         stream = server.stream_of(300)
         with stopped(workers[1:]):
             assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-            wait_until(lambda: is_gone(workers[1]), 30, "the stopped worker to be killed")
+            wait_until(lambda: is_gone(workers[1]), 60, "the stopped worker to be killed")
         assert f"instance 1 was lost: it was silent for {MAX_SILENCE:g} s" in server.log
         assert server.stop() == 0
         assert_gone(workers)

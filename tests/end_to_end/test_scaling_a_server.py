@@ -14,13 +14,21 @@ KEY = "operators-key"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = ("--num-instances", "1", "--max-instances", "2", "--kv-cache-tokens", "2048")
-    log = ("--decision-log", "decisions.jsonl")
-    with served(tmp_path_factory.mktemp("scaling"), *flags, *log, "--admin-key", KEY) as running:
+    others = ("--api-server-count", "2", "--decision-log", "decisions.jsonl", "--admin-key", KEY)
+    with served(tmp_path_factory.mktemp("scaling"), *flags, *others) as running:
         yield running
 
 
 def scale(server: Served, *flags: str) -> None:
     assert main(["scale", "--base-url", server.url, "--admin-key", KEY, *flags]) == 0
+
+
+def assert_too_large(server: Served) -> None:
+    """Assert that a request for two instances is refused as too large by every API process."""
+    for _ in range(8):  # connections, which the system spreads among the processes
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "hello", "max_tokens": 3000})
+        assert answer.status_code == 400
+        assert "2048 tokens" in answer.json()["error"]["message"]
 
 
 def test_instances_join_and_leave_while_a_stream_goes_on(
@@ -37,6 +45,7 @@ def test_instances_join_and_leave_while_a_stream_goes_on(
         grown = capsys.readouterr().out
         scale(server, "--num-instances", "1")
         shrunk = capsys.readouterr().out
+        assert_too_large(server)
         rest = [line for line in lines if line]
     assert "instance 1: serving" in grown
     assert "done after" in grown

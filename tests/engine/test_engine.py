@@ -11,7 +11,7 @@ from plans import plannable, prefill
 from raw_http import until
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.errors import ClusterError, EngineStoppedError
+from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError
 from loong.core.events import (
     BatchFinished,
     Drained,
@@ -193,6 +193,14 @@ async def test_what_a_policy_fails_ends_with_its_reason() -> None:
         with pytest.raises(ClusterError, match="no room"):
             await first_token(engine)
         assert not engine.snapshot().request
+        assert engine.health().is_alive
+
+
+async def test_a_request_over_the_limit_that_a_policy_fails_is_itself_at_fault() -> None:
+    large = replace(REQUEST, sampling_params=SamplingParams(max_tokens=99))  # KV for 3 + 98 of 100 tokens
+    async with running_engine(IdleWorkers(), fail_all) as engine:
+        with pytest.raises(InvalidRequestError, match="no room"):
+            await first_token(engine, large)
         assert engine.health().is_alive
 
 

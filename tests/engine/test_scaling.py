@@ -145,6 +145,18 @@ async def test_an_instance_leaves_when_it_is_empty(machine: Machine) -> None:
     await machine.scaling.wait()  # returns at once
 
 
+async def test_a_changed_limit_is_reported(machine: Machine) -> None:
+    limits: list[int] = []
+    machine.scaling.report_limit = lambda: limits.append(machine.scaling.max_request_kv)
+    machine.scale(1)
+    machine.turn()
+    machine.turn()
+    machine.scale(2)
+    machine.be_ready(1)
+    machine.turn()
+    assert limits == [POOL, 2 * POOL]
+
+
 async def test_one_that_is_wanted_again_leaves_first_and_is_then_started(machine: Machine) -> None:
     machine.scale(1)
     machine.scale(2)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from new_garbage import only_new_garbage
 
-from loong.core.events import BatchFinished, MigrationFinished, RequestAborted, RequestArrived
+from loong.core.events import BatchFinished, InstanceLost, MigrationFinished, RequestAborted, RequestArrived
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
@@ -102,6 +102,15 @@ def test_moves_take_no_more_memory_than_their_bound() -> None:
         for _ in range(NUM_BOUNDS * BYTES // 300):
             push_move(timeline)
     assert timeline.history().moves
+
+
+def test_changes_take_no_more_memory_than_their_bound() -> None:
+    timeline = Timeline(max_change_bytes=BYTES)
+    with bytes_at_most(BYTES):
+        for _ in range(NUM_BOUNDS * BYTES // 256):
+            time = float(next(numbers))
+            timeline.on_event(InstanceLost(time, next(numbers), f"worker {time} was killed"))
+    assert timeline.history().changes[-1].time == time
 
 
 def test_requests_take_no_more_memory_than_their_bound() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from decision_logs import EventReporter, prefill_two
 from http_answers import get_json
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange
 from loong.core.events import RequestAborted
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import Snapshot
@@ -90,6 +91,25 @@ async def test_a_page_is_reported_what_is_and_then_what_is_new(serving: Serving)
     assert tick["errors"] == {"prefill": 0.25}
     assert not later["ended"]
     assert not later["over"]
+
+
+async def test_changes_of_instances_are_reported_in_every_tick_for_as_long_as_a_page_shows_them(
+    serving: Serving,
+) -> None:
+    dashboard = source()
+    old, new = InstanceChange(1, "joined", -1.0), InstanceChange(2, "lost", 200.0, "it was killed")
+    repair = replace(NEW, num_recomputed_tokens=5)
+    past = ClusterHistory((repair,), changes=(old, new))
+    async with serving(ScriptedEngine(cluster=two_requests(dashboard), past=past), dashboard) as url:
+        _, tick, later = await first(url, 3)
+    shown = [{"instance": 2, "kind": "lost", "time": 200.0, "reason": "it was killed"}]
+    assert tick["changes"] == later["changes"] == shown
+    assert [batch["recomputed"] for batch in tick["ended"]] == [5]
+
+
+def test_the_page_has_a_mark_for_every_change_of_an_instance() -> None:
+    marks = re.findall(r"^  ([a-z]+): \[", PAGE.joinpath("gantt.js").read_text(), re.MULTILINE)
+    assert marks == ["lost", "joined", "draining", "left"]
 
 
 async def test_a_request_reports_its_story(serving: Serving) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from loong.core.cluster_history import ClusterHistory
-from loong.core.errors import ClusterError, InvalidRequestError, RequestTooLargeError
+from loong.core.errors import ClusterError, InvalidRequestError, LoongError, RequestTooLargeError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.prompt_logprobs import PromptLogprobs
@@ -63,7 +63,7 @@ class ScriptedEngine:
     limits: EngineLimits = SMALL
     pause_at: int | None = None
     fail_at: int | None = None
-    failure: ClusterError = field(default_factory=lambda: ClusterError("instance 3 is lost"))
+    failure: LoongError = field(default_factory=lambda: ClusterError("instance 3 is lost"))
     last_reason: FinishReason = FinishReason.LENGTH  # when the reply is over
     top_logprobs: Callable[[TokenId], Sequence[tuple[TokenId, float]]] = chosen_and_others
     condition: Health = Health()  # noqa: RUF009  it is frozen

@@ -143,7 +143,7 @@ def _hangups_heeded() -> Iterator[None]:
         signal.signal(signal.SIGHUP, previous)
 
 
-def assert_gone(pids: Sequence[int], timeout: float = 10) -> None:
+def assert_gone(pids: Sequence[int], timeout: float = 60) -> None:
     """Fail unless none of these processes is left after a moment."""
     wait_until(lambda: not [p for p in pids if Path(f"/proc/{p}").exists()], timeout, f"{pids} to end")
 

@@ -1,4 +1,4 @@
-"""Reads batches and KV migrations back from a Chrome trace: a server's `/trace`, or a run's file."""
+"""Reads a history back from a Chrome trace: a server's `/trace`, or a run's file."""
 
 from itertools import groupby
 from operator import attrgetter
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, RequestSpan
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
 from loong.core.instance import ESPGroup
 
 MICROSECOND = 1e-6
@@ -37,6 +37,7 @@ class _WireBatch(msgspec.Struct):
     request_ids: tuple[str, ...] = ()
     num_prefill_tokens: int = 0
     longest_prompt: int = 0
+    num_recomputed_tokens: int = 0
     holders: tuple[int, ...] = ()
     kv_reserved: int | None = None
     kv_used: int | None = None
@@ -56,6 +57,11 @@ class _WireRequest(msgspec.Struct):
     first_token_at: float | None = None
     ended_at: float | None = None
     end: str | None = None
+
+
+class _WireChange(msgspec.Struct):
+    kind: str
+    reason: str = ""
 
 
 class _WireOther(msgspec.Struct):
@@ -82,11 +88,13 @@ def parse_trace(trace: bytes) -> ClusterHistory:
     batches.sort(key=lambda pair: pair[1].batch_id)
     slices = [_batch(list(same)) for _, same in groupby(batches, key=lambda pair: pair[1].batch_id)]
     moves = [_move(event) for event in events if event.cat == "kv_out"]
+    changes = [_change(event) for event in found.traceEvents if (event.ph, event.cat) == ("i", "instance")]
     return ClusterHistory(
         tuple(sorted(slices, key=attrgetter("ended_at"))),
         tuple(sorted(moves, key=attrgetter("ended_at"))),
         found.otherData.kv_capacity,
         tuple(sorted(requests, key=lambda span: (span.ended_at is None, span.ended_at or span.arrived_at))),
+        tuple(changes),
     )
 
 
@@ -107,7 +115,13 @@ def _batch(parts: list[tuple[_WireEvent, _WireBatch]]) -> BatchSlice:
         batch.num_prefill_tokens,
         batch.longest_prompt,
         batch.holders,
+        batch.num_recomputed_tokens,
     )
+
+
+def _change(event: _WireEvent) -> InstanceChange:
+    change = msgspec.json.decode(event.args, type=_WireChange)
+    return InstanceChange(int(event.tid), change.kind, event.started_at, change.reason)
 
 
 def _request(event: _WireEvent) -> RequestSpan:

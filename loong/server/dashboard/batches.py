@@ -61,6 +61,10 @@ def _parts(index: LogIndex, batch: LoggedBatch) -> Iterator[BatchPart]:
     for chunk in batch.chunks:
         span = f"{chunk.first_position:,} to {chunk.stop_position - 1:,}"
         does = f"prefill of {counted(chunk.num_tokens, 'token')} ({span})"
+        if chunk.num_repaired:
+            does += f", {chunk.num_repaired:,} of them lost before"
+        elif chunk.num_output_tokens:
+            does = f"{does}, again"
         yield BatchPart(chunk.request_id, prompt(chunk.request_id), does)
     for decode in batch.decodes:
         does = f"decode from position {decode.first_position:,} on instance {decode.master_id}"

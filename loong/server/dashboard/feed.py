@@ -7,7 +7,7 @@ from math import ceil, inf
 import msgspec
 
 import loong
-from loong.core.cluster_history import BatchSlice, KVMove
+from loong.core.cluster_history import BatchSlice, InstanceChange, KVMove
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.engine.health import HealthState
 from loong.observability.decision_log.runs import RequestRun
@@ -17,6 +17,7 @@ from loong.server.metrics.request_observers import RequestObservers
 from loong.workloads.report.timeline_cells import LONG_SHARE
 
 WINDOW_SECONDS = 120.0  # of the past, on a new page
+CHANGE_SECONDS = 300.0  # in which changes of instances are sent again, which is what a page can show
 MAX_BATCHES = 4_000  # in one tick
 MAX_LIVE = 100  # listed requests that have not ended
 LENGTH_EDGES = (128, 512, 2048, 8192, 32768, 131072)  # of buckets, in prompt tokens
@@ -25,7 +26,7 @@ LENGTH_EDGES = (128, 512, 2048, 8192, 32768, 131072)  # of buckets, in prompt to
 class FeedBatch(msgspec.Struct, frozen=True):
     """A batch. Its end is None while it runs, and `kv` is the KV of its instances at its end.
 
-    Holders are instances outside its group that serve it.
+    Holders are instances outside its group that serve it. `recomputed` are tokens that it computed again.
     """
 
     id: int
@@ -37,6 +38,16 @@ class FeedBatch(msgspec.Struct, frozen=True):
     longest_prompt: int
     kv: tuple[int, ...] = ()
     holders: tuple[int, ...] = ()
+    recomputed: int = 0
+
+
+class FeedChange(msgspec.Struct, frozen=True):
+    """A change of an instance: lost, joined, draining or left."""
+
+    instance: int
+    kind: str
+    time: float
+    reason: str
 
 
 class FeedMove(msgspec.Struct, frozen=True):
@@ -99,6 +110,7 @@ class Tick(msgspec.Struct, frozen=True):
     ended: list[FeedBatch]
     running: list[FeedBatch]
     moves: list[FeedMove]
+    changes: list[FeedChange]  # all recent ones, each time
     queue: list[Bucket]
     live: list[FeedRun]
     over: list[FeedRun]
@@ -153,6 +165,7 @@ class Feed:
             ended=ended,
             running=running,
             moves=[_move(move) for move in moves if move.is_committed],
+            changes=[_change(c) for c in history.changes if c.time > snapshot.now - CHANGE_SECONDS],
             queue=_buckets(snapshot),
             live=[self._run(run, snapshot) for run in islice(request_observers.runs.live, MAX_LIVE)],
             over=[self._run(run, snapshot) for run in self._new_runs()],
@@ -215,6 +228,7 @@ def _ended(batch: BatchSlice) -> FeedBatch:
         batch.longest_prompt,
         tuple(num_tokens for _, num_tokens in batch.kv_used),
         batch.holder_ids,
+        batch.num_recomputed_tokens,
     )
 
 
@@ -233,6 +247,10 @@ def _running(batch: RunningBatch, snapshot: Snapshot) -> FeedBatch:
         max(prompts, default=0),
         holders=batch.holder_ids,
     )
+
+
+def _change(change: InstanceChange) -> FeedChange:
+    return FeedChange(change.instance_id, change.kind, change.time, change.reason)
 
 
 def _move(move: KVMove) -> FeedMove:

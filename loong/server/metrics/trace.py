@@ -2,7 +2,8 @@
 
 Each instance has a track with a slice for each group that it is in, and inside it a slice for each batch.
 Counters show its KV. Migrations have tracks next to it, with an arrow from source to destination. A request
-is a slice from its arrival to its end, with a mark at its first token.
+is a slice from its arrival to its end, with a mark at its first token. Losses, joins, drains and leaves are
+marks on the track of their instance.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from operator import itemgetter
 
 import msgspec
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, RequestSpan
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 
@@ -38,7 +39,8 @@ def chrome_trace(history: ClusterHistory) -> bytes:
             track_ids.add(int(_number(event["tid"])))
         reported.append((_number(event["ts"]), -_number(event.get("dur", 0.0)), encode(event)))
     reported.sort(key=itemgetter(0, 1))
-    written = [encode(track) for track in _tracks(history.instance_ids, track_ids)]  # at least one
+    instance_ids = sorted({*history.instance_ids, *(change.instance_id for change in history.changes)})
+    written = [encode(track) for track in _tracks(instance_ids, track_ids)]  # at least one
     written += [event for *_, event in reported]
     capacity = {str(instance_id): tokens for instance_id, tokens in sorted(history.kv_capacity.items())}
     rest = encode({"displayTimeUnit": "ms", "otherData": {"kv_capacity": capacity}})
@@ -62,6 +64,7 @@ def letters(instance_id: InstanceId) -> str:
 def _events(history: ClusterHistory) -> Iterator[ChromeEvent]:
     yield from _request_events(history.requests)
     yield from _move_events(history.moves)
+    yield from map(_change_event, history.changes)
     for instance_id in history.instance_ids:
         yield from _instance_events(instance_id, history.on(instance_id))
 
@@ -107,6 +110,7 @@ def _batch_events(instance_id: InstanceId, batch: BatchSlice) -> Iterator[Chrome
         "phase": batch.phase,
         "num_prefill_tokens": batch.num_prefill_tokens,
         "longest_prompt": batch.longest_prompt,
+        "num_recomputed_tokens": batch.num_recomputed_tokens,
         "request_ids": list(batch.request_ids),
     }
     for name, counts in (("kv_reserved", kv_reserved), ("kv_used", kv_used)):
@@ -142,6 +146,19 @@ def _move_events(moves: Iterable[KVMove]) -> Iterator[ChromeEvent]:
         middle = (move.started_at + move.ended_at) / 2
         yield {"ph": "s", "ts": move.started_at * _US, "tid": out, **arrow}
         yield {"ph": "f", "bp": "e", "ts": middle * _US, "tid": to, **arrow}
+
+
+def _change_event(change: InstanceChange) -> ChromeEvent:
+    return {
+        "ph": "i",
+        "s": "t",  # a mark on its own track
+        "cat": "instance",
+        "name": f"instance {change.instance_id} {change.kind}",
+        "ts": change.time * _US,
+        "pid": _PROCESS_ID,
+        "tid": change.instance_id,
+        "args": {"kind": change.kind, "reason": change.reason},
+    }
 
 
 def _request_events(spans: Iterable[RequestSpan]) -> Iterator[ChromeEvent]:

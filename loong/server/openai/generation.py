@@ -23,7 +23,7 @@ async def generate(
     """Yield the answers to an admitted request, token by token. Its choices are numbered from `choice`.
 
     `arrived_at` is a time of the monotonic clock. The request is aborted when the generator is closed early,
-    or when its task is cancelled. Raises `ClusterError`.
+    or when its task is cancelled. Raises the error that ends the request.
     """
     answers = {
         choice_id: _Answer(

@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Self
 
-from loong.core.errors import ClusterError
+from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
@@ -14,14 +14,14 @@ from loong.stream import Stream
 class TokenStream:
     """A request, which is aborted at the end of its context unless it has ended.
 
-    Iterating yields the tokens of all choices. It raises `ClusterError` if the engine fails.
+    Iterating yields the tokens of all choices. It raises the error that ends the request.
     `prompt_logprobs` are set before the first token, if the request wants them.
     """
 
     def __init__(self, engine: TokenEngine, request: NewRequest) -> None:
         self._engine, self._request = engine, request
         self._open = set(request.choice_ids)
-        self._stream: Stream[ProducedToken | PromptLogprobs | ClusterError] = Stream()
+        self._stream: Stream[ProducedToken | PromptLogprobs | LoongError] = Stream()
         self.prompt_logprobs: PromptLogprobs | None = None
 
     def __enter__(self) -> Self:
@@ -40,7 +40,7 @@ class TokenStream:
     async def __anext__(self) -> ProducedToken:
         while self._open:
             token = await self._stream.get()
-            if isinstance(token, ClusterError):
+            if isinstance(token, LoongError):
                 raise token
             if isinstance(token, PromptLogprobs):
                 self.prompt_logprobs = token

@@ -7,7 +7,7 @@ from itertools import count
 from socket import socket
 from typing import assert_never
 
-from loong.core.errors import ClusterError, EngineStoppedError
+from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError, LoongError
 from loong.core.request import NewRequest, RequestId
 from loong.engine.client import EngineLimits, PutToken, RequestLoad
 from loong.server.api.errors import ApiError
@@ -20,6 +20,7 @@ from loong.server.remote.messages import (
     Failed,
     Leave,
     Listening,
+    NewLimits,
     NoteParent,
     Ping,
     Pong,
@@ -34,7 +35,7 @@ from loong.wire import encode
 
 
 class RemoteEngineClient:
-    """An `EngineClient` over a channel to an `ApiConnection`, whose pings report changed limits."""
+    """An `EngineClient` over a channel to an `ApiConnection`, which reports changed limits."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self.limits = limits
@@ -111,12 +112,11 @@ class RemoteEngineClient:
                 t = notice
                 self._answer(t.ticket, ApiError(t.status, t.message, t.code, t.param, t.headers))
             case Failed():
-                reason = notice.reason
-                error = EngineStoppedError() if reason is None else ClusterError(reason)
-                self._fail(notice.request_ids, error)
+                self._fail(notice.request_ids, _error_of(notice))
             case Ping():
-                self.limits = notice.limits
                 self._call(Pong())
+            case NewLimits():
+                self.limits = notice.limits
             case StopListening():
                 self.stop_listening.set()
             case _:
@@ -131,7 +131,7 @@ class RemoteEngineClient:
         else:
             answer.set_exception(error)
 
-    def _fail(self, request_ids: Iterable[RequestId], error: ClusterError) -> None:
+    def _fail(self, request_ids: Iterable[RequestId], error: LoongError) -> None:
         for request_id in request_ids:
             if (put := self._puts.pop(request_id, None)) is not None:
                 put(error)
@@ -142,3 +142,9 @@ class RemoteEngineClient:
         self._fail(tuple(self._puts), EngineStoppedError())
         for ticket in tuple(self._admissions):
             self._answer(ticket, EngineStoppedError())
+
+
+def _error_of(failed: Failed) -> LoongError:
+    if failed.reason is None:
+        return EngineStoppedError()
+    return InvalidRequestError(failed.reason) if failed.is_invalid else ClusterError(failed.reason)

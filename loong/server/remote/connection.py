@@ -7,7 +7,7 @@ from dataclasses import replace
 from socket import socket
 from typing import assert_never
 
-from loong.core.errors import ClusterError, EngineStoppedError
+from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
@@ -22,6 +22,7 @@ from loong.server.remote.messages import (
     Failed,
     Leave,
     Listening,
+    NewLimits,
     NoteParent,
     Notice,
     Ping,
@@ -60,6 +61,7 @@ class ApiConnection:
     async def open(self, end: socket) -> None:
         """Start to exchange messages on one end of a pair of sockets."""
         await self._channel.open(end)
+        self.report_limits()  # which may have changed since the process was configured
 
     async def watch(self) -> None:
         """Ping the process until it ends, and abort the channel when the process no longer answers."""
@@ -69,9 +71,13 @@ class ApiConnection:
                 self._channel.abort()
                 return
             self._num_unanswered += 1  # counts pings, not seconds, because this process may be blocked itself
-            self._report(Ping(self._engine.limits))
+            self._report(Ping())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.has_ended.wait(), ASK_SECONDS)
+
+    def report_limits(self) -> None:
+        """Report the present bounds of a request."""
+        self._report(NewLimits(self._engine.limits))
 
     def stop_listening(self) -> None:
         """Make the process refuse new connections."""
@@ -121,7 +127,7 @@ class ApiConnection:
     def _submit(self, request: NewRequest) -> None:
         self._open.update(request.choice_ids)
 
-        def put(token: ProducedToken | PromptLogprobs | ClusterError) -> None:
+        def put(token: ProducedToken | PromptLogprobs | LoongError) -> None:
             if isinstance(token, ProducedToken):
                 self._collect(token)
                 return
@@ -134,7 +140,7 @@ class ApiConnection:
             self._open -= failed
             self._report_tokens()  # the tokens before the failure
             reason = None if isinstance(token, EngineStoppedError) else str(token)
-            self._report(Failed(tuple(failed), reason))
+            self._report(Failed(tuple(failed), reason, isinstance(token, InvalidRequestError)))
 
         prompt = tuple(request.prompt_token_ids)  # decoding gives a list
         self._engine.submit(replace(request, prompt_token_ids=prompt), put)

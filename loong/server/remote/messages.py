@@ -94,10 +94,14 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """These choices of a request have failed. Without a reason, the engine has stopped."""
+    """These choices of a request have failed. Without a reason, the engine has stopped.
+
+    With `is_invalid`, the request is at fault.
+    """
 
     request_ids: tuple[RequestId, ...]
     reason: str | None
+    is_invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +111,20 @@ class StopListening:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Asks the API process for an answer, and reports the present bounds of a request."""
+    """Asks the API process for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewLimits:
+    """The bounds of a request from now on."""
 
     limits: EngineLimits
 
 
 Call: TypeAlias = Listening | Pong | Admit | Leave | Submit | Abort | NoteParent
-Notice: TypeAlias = Admitted | Refused | Produced | Scored | Failed | StopListening | Ping
+Notice: TypeAlias = Admitted | Refused | Produced | Scored | Failed | StopListening | Ping | NewLimits
 
 decode_call: MessageDecoder[Call] = MessageDecoder((Listening, Pong, Admit, Leave, Submit, Abort, NoteParent))
 decode_notice: MessageDecoder[Notice] = MessageDecoder(
-    (Admitted, Refused, Produced, Scored, Failed, StopListening, Ping)
+    (Admitted, Refused, Produced, Scored, Failed, StopListening, Ping, NewLimits)
 )

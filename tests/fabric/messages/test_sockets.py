@@ -68,7 +68,7 @@ def test_who_joins_is_welcomed_before_anything_can_be_sent_to_it(monkeypatch: py
         peer_registry = PeerRegistry(Path(directory), World(2, 1), 0, MessageQueue(World(2, 1)), deadline=5.0)
         newcomer.connect(f"{directory}/0.sock")
         newcomer.sendall(hello(1, Plane.BATCH))
-        wait_until(lambda: peer_registry.num_joins(1) == 1, 5, "the newcomer to be linked")
+        wait_until(lambda: peer_registry.num_joins(1) == 1, 60, "the newcomer to be linked")
         peer_registry.close()
     assert came_first == [b"\x01"]
 
@@ -99,7 +99,7 @@ def test_what_is_no_hello_is_counted_and_dropped_and_peers_can_still_join() -> N
         assert answers[-1] == b"\x01"
         assert not any(answers[:-1])
         assert peer_registry.strays.num_dropped == len(STRAYS)
-        wait_until(lambda: peer_registry.num_joins(2) == 1, 5, "the newcomer to be linked")
+        wait_until(lambda: peer_registry.num_joins(2) == 1, 60, "the newcomer to be linked")
         assert [peer_registry.num_joins(rank) for rank in range(world.size)] == [0, 0, 1, 0]
         peer_registry.close()
 

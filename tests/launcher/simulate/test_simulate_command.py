@@ -19,7 +19,7 @@ from loong.launcher.profile.found import Instances, found
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.roofline import roofline
 
-SMALL = ["--instances", "2", "--num-requests", "24", "--workload", "leval", "--seed", "3"]
+SMALL = ["--instances", "2", "--num-requests", "24", "--workload", "leval", "--seed", "3", "--jobs", "1"]
 
 
 def without_times_and_machine(path: Path) -> dict[str, object]:

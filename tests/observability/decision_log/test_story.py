@@ -15,6 +15,9 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.decision import Decision, DecisionKind
 from loong.core.events import (
     BatchFinished,
+    InstanceDraining,
+    InstanceJoined,
+    InstanceLeft,
     InstanceLost,
     MigrationFinished,
     ProducedToken,
@@ -363,6 +366,73 @@ def test_a_repair_is_told_from_a_prefill(tmp_path: Path, num_tokens: int, said: 
     assert "Instance 1 is lost, with 3 of 6 tokens of KV of this request." in text
     assert said in text
     assert "Having waited" not in text
+
+
+def test_a_wait_tells_how_the_cluster_changed_meanwhile(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        reporter.report(RequestArrived(0.0, timed_request(0, 6, 9)))
+        reporter.report(InstanceLost(1.0, 1, "it was killed", returns=True))
+        reporter.report(InstanceDraining(2.0, 2))
+        reporter.report(InstanceLeft(3.0, 2))
+        reporter.report(InstanceJoined(4.0, THREE[1]))
+        reporter.plan(5.0, IterationPlan((prefill(reporter.state.snapshot(5.0).waiting, (0, 1)),)))
+        reporter.report(InstanceJoined(6.0, THREE[2]))
+
+    log = reported(tmp_path / "log", THREE, script)
+    changes = (
+        "instance 1 is lost (it was killed), instance 2 is to leave, instance 2 leaves and instance 1 joins"
+    )
+    assert f"Meanwhile {changes}." in story(log, "r000")
+    assert story(log, "r000").count("Meanwhile") == 1
+    assert f"Meanwhile {changes}." in list(words.why_it_waited(story_of(indexed(log), "r000")))
+
+
+def test_an_arrival_tells_which_instances_are_missing(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        prefill_two(reporter)
+        reporter.report(InstanceDraining(2.0, 0))
+        reporter.report(InstanceLost(2.0, 1, returns=True))
+        reporter.report(RequestArrived(3.0, timed_request(2, 6, 9)))
+        reporter.report(InstanceJoined(4.0, THREE[1]))
+        reporter.report(RequestArrived(5.0, timed_request(3, 6, 9)))
+
+    log = reported(tmp_path / "log", THREE, script)
+    text = story(log, "r002")
+    assert "Instance 2 is idle. Instance 0 is to leave, and takes nothing new." in text
+    assert "Instance 1 is lost, and not back." in text
+    assert "14 of 20 tokens of KV are free (up to 14 on one instance)" in text
+    assert "not back" not in story(log, "r003")
+
+
+def test_a_request_is_told_that_an_instance_with_its_kv_is_to_leave(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        prefill_two(reporter)
+        reporter.report(InstanceDraining(2.0, 1))
+        reporter.report(InstanceDraining(3.0, 2))
+
+    log = reported(tmp_path / "log", THREE, script)
+    assert "Instance 1 is to leave: 3 of 6 tokens of this request's KV must go elsewhere." in story(
+        log, "r000"
+    )
+    assert "Instance 2" not in story(log, "r000").split("Its first token,")[1]
+    assert "Instance 2 is to leave: all of this request's KV must go elsewhere." in story(log, "r001")
+
+
+def test_a_part_of_a_prompt_whose_kv_was_lost_is_prefilled_again(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        reporter.report(RequestArrived(0.0, timed_request(0, 6, 9)))
+        (view,) = reporter.state.snapshot(0.0).waiting
+        reporter.plan(0.0, IterationPlan((prefill([view], (0,), num_tokens=4),)))
+        reporter.report(BatchFinished(1.0, 1, 1))
+        reporter.report(InstanceLost(2.0, 0))
+        (view,) = reporter.state.snapshot(2.0).waiting
+        reporter.plan(3.0, IterationPlan((prefill([view], (1,), num_tokens=5),)))
+
+    text = story(reported(tmp_path / "log", THREE, script), "r000")
+    assert "Prefill of 4 tokens (0 to 3)" in text
+    assert "Instance 0 is lost, with all KV of this request." in text
+    assert "4 tokens are to be computed again." in text
+    assert "Prefill again of 5 tokens (0 to 4)" in text
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from socket import socketpair
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raw_http import until
 from scripted_engine import ScriptedEngine
 
-from loong.core.errors import ClusterError, EngineStoppedError
+from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError, LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import SLO, FinishReason, NewRequest, SamplingParams
@@ -32,6 +32,7 @@ from loong.server.remote.messages import (
     Failed,
     Leave,
     Listening,
+    NewLimits,
     NoteParent,
     Ping,
     Pong,
@@ -73,7 +74,9 @@ NOTICES = (
     Scored("a", PromptLogprobs("a", range(1, 3), [-0.5, -1.0], [1, 9], [[5, 6]], [[-0.5, -0.25]])),
     Failed(("a", "a-1"), "instance 1 was lost"),
     StopListening(),
-    Ping(EngineLimits(100, 200, 300)),
+    Failed(("a",), "it needs KV for 130 tokens", is_invalid=True),
+    Ping(),
+    NewLimits(EngineLimits(100, 200, 300)),
 )
 
 
@@ -238,10 +241,34 @@ async def test_an_engine_that_fails_has_reported_its_tokens_before() -> None:
             put(ClusterError("instance 3 is lost"))
 
     async with office(Failing(), 1) as made:
-        put: Stream[ProducedToken | PromptLogprobs | ClusterError] = Stream()
+        put: Stream[ProducedToken | PromptLogprobs | LoongError] = Stream()
         made.clients[0].submit(request("a"), put.put)
         assert await put.get() == ProducedToken("a", 5)
         assert str(await put.get()) == "instance 3 is lost"
+
+
+async def test_a_request_that_is_at_fault_is_so_at_the_client() -> None:
+    failure = InvalidRequestError("it needs KV for 130 tokens")
+    async with office(ScriptedEngine(fail_at=0, failure=failure), 1) as made:
+        with pytest.raises(InvalidRequestError, match="KV for 130 tokens"):
+            await tokens_of(made.clients[0], request("a"))
+
+
+async def test_limits_are_reported_at_once_and_to_processes_that_start_later() -> None:
+    engine = ScriptedEngine()
+    async with office(engine, 1) as made:
+        (client,), (there,) = made.clients, made.connections
+        engine.limits = replace(engine.limits, max_request_kv=50)
+        there.report_limits()
+        await until(lambda: client.limits == engine.limits)
+        late = ApiConnection(LocalEngineClient(engine, made.admission), made.admission)
+        newcomer = RemoteEngineClient(EngineLimits(1, 1, 1))
+        ours, theirs = socketpair()
+        await late.open(ours)
+        await newcomer.open(theirs)
+        await until(lambda: newcomer.limits == engine.limits)
+        newcomer.close()
+        await late.has_ended.wait()
 
 
 async def test_who_gives_up_while_asking_is_counted_no_more() -> None:

@@ -3,7 +3,7 @@ import json
 import msgspec
 import pytest
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, RequestSpan
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
 from loong.core.instance import ESPGroup
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.report.timeline import parse_trace
@@ -11,17 +11,18 @@ from loong.workloads.report.timeline import parse_trace
 PREFILL = BatchSlice(
     1, ESPGroup((1, 0)), "prefill", 1.0, 2.0, ("a", "b"), ((1, 5), (0, 7)), ((1, 6), (0, 8)), 40, 30
 )
-DECODE = BatchSlice(2, ESPGroup((0,)), "decode", 2.0, 2.5, ("a",), ((0, 9),))
+DECODE = BatchSlice(2, ESPGroup((0,)), "decode", 2.0, 2.5, ("a",), ((0, 9),), num_recomputed_tokens=3)
 REQUESTS = (
     RequestSpan("a", 30, 0.5, 1.5, 2.5, "stop"),
     RequestSpan("b", 10, 0.75, 2.0),
     RequestSpan("c", 9, 2.25),
 )
+CHANGES = (InstanceChange(2, "lost", 1.25, "it was killed"), InstanceChange(2, "joined", 2.5))
 MOVE = KVMove(4, "b", 1, 0, 5, 2.25, 2.75, is_committed=True)
 
 
 def test_a_history_comes_back_from_its_trace() -> None:
-    history = ClusterHistory((PREFILL, DECODE), (MOVE,), {0: 100, 1: 100}, REQUESTS)
+    history = ClusterHistory((PREFILL, DECODE), (MOVE,), {0: 100, 1: 100}, REQUESTS, CHANGES)
     assert parse_trace(chrome_trace(history)) == history
 
 

@@ -39,6 +39,11 @@ def _occupation(found: StoryFindings, came: float) -> Iterator[str]:
             yield f"{group} batch {busy.batch_id} ({_phases([busy])}){_until(busy, came)}."
     if found.idle_ids:
         yield f"{capital(instances(found.idle_ids))} {verb('are', found.idle_ids)} idle."
+    if leaving := found.draining_ids:
+        takes = verb("take", leaving)
+        yield f"{capital(instances(leaving))} {verb('are', leaving)} to leave, and {takes} nothing new."
+    if lost := found.lost_ids:
+        yield f"{capital(instances(lost))} {verb('are', lost)} lost, and not back."
 
 
 def _room(found: StoryFindings, num_prompt: int) -> str:

@@ -24,7 +24,7 @@ class Busy(msgspec.Struct, frozen=True):
 
 
 class StoryFindings(msgspec.Struct, frozen=True):
-    """The cluster at an arrival. Host tiers are neither idle nor free."""
+    """The cluster at an arrival. Host tiers and draining instances are neither idle nor free."""
 
     ahead: tuple[RequestId, ...]  # arrived before, and not started
     ahead_tokens: int  # of their prompts
@@ -32,6 +32,8 @@ class StoryFindings(msgspec.Struct, frozen=True):
     busy: tuple[Busy, ...]
     idle_ids: tuple[int, ...]
     host_ids: tuple[int, ...]
+    draining_ids: tuple[int, ...]
+    lost_ids: tuple[int, ...]  # and not back
     kv_free: int
     kv_capacity: int
     most_kv_free: int  # on one instance
@@ -52,6 +54,8 @@ def found_by(index: LogIndex, request_id: RequestId) -> StoryFindings:
         busy=_busy(index, arrived.instances),
         idle_ids=idle_ids(arrived.instances),
         host_ids=tuple(i.instance_id for i in arrived.instances if i.kind == HOST),
+        draining_ids=tuple(i.instance_id for i in arrived.instances if i.is_draining),
+        lost_ids=index.lost_before[request_id],
         kv_free=kv_free,
         kv_capacity=kv_capacity,
         most_kv_free=max((room_of([i])[0] for i in arrived.instances), default=0),
@@ -59,15 +63,17 @@ def found_by(index: LogIndex, request_id: RequestId) -> StoryFindings:
 
 
 def room_of(instances: Iterable[InstanceState]) -> tuple[int, int]:
-    """Return the free KV slots of all instances, and their capacity, in tokens."""
-    pools = [i for i in instances if i.kind != HOST]
+    """Return the free KV slots of instances that take new KV, and their capacity, in tokens."""
+    pools = [i for i in instances if i.kind != HOST and not i.is_draining]
     capacity = sum(i.kv_capacity for i in pools)
     return capacity - sum(i.kv_used for i in pools), capacity
 
 
 def idle_ids(instances: Iterable[InstanceState]) -> tuple[int, ...]:
     """Return the instances that a batch can run on."""
-    return tuple(i.instance_id for i in instances if i.kind != HOST and i.batch_id is None)
+    return tuple(
+        i.instance_id for i in instances if i.kind != HOST and not i.is_draining and i.batch_id is None
+    )
 
 
 def _left_queue_at(index: LogIndex, request_id: RequestId) -> float:

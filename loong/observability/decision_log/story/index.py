@@ -66,15 +66,18 @@ class Considered:
     reason: Reason
 
 
-Entry: TypeAlias = Ran | MovedKV | Dropped | Considered | FirstTokenLine | EndedLine | InstanceLostLine
+InstanceLine: TypeAlias = InstanceLostLine | InstanceJoinedLine | InstanceDrainingLine | InstanceLeftLine
+"""A change of an instance."""
+
+Entry: TypeAlias = Ran | MovedKV | Dropped | Considered | FirstTokenLine | EndedLine | InstanceLine
 
 
 @dataclass(slots=True)
 class LogIndex:
     """The content of a log by subject. All lists are in the order of the log.
 
-    Every loss of an instance is among the entries of every request that was live. A batch or migration has an
-    end, or a loss that cut it off, or neither at the end of the log. A batch that has not started has no
+    Every change of an instance is among the entries of every request that was live. A batch or migration has
+    an end, or a loss that cut it off, or neither at the end of the log. A batch that has not started has no
     entry.
     """
 
@@ -83,6 +86,8 @@ class LogIndex:
     arrivals: dict[RequestId, ArrivedLine] = field(default_factory=dict)
     entries: defaultdict[RequestId, list[Entry]] = field(default_factory=lambda: defaultdict(list))
     ends: dict[RequestId, EndedLine] = field(default_factory=dict)
+    lost_ids: set[int] = field(default_factory=set)  # instances that are lost and not back
+    lost_before: dict[RequestId, tuple[int, ...]] = field(default_factory=dict)  # those at its arrival
     arrived_at: dict[RequestId, int] = field(default_factory=dict)  # numbers of lines
     started_at: dict[RequestId, int] = field(default_factory=dict)
     ended_at: dict[RequestId, int] = field(default_factory=dict)
@@ -138,6 +143,7 @@ def _add(index: LogIndex, number: int, line: Line) -> None:
         case ArrivedLine():
             index.arrivals[line.request_id] = line
             index.arrived_at[line.request_id] = number
+            index.lost_before[line.request_id] = tuple(sorted(index.lost_ids))
         case PlannedLine():
             _add_plan(index, line)
         case BatchStartedLine():
@@ -156,7 +162,7 @@ def _add(index: LogIndex, number: int, line: Line) -> None:
         case InstanceLostLine():
             _add_loss(index, line)
         case InstanceJoinedLine() | InstanceDrainingLine() | InstanceLeftLine():
-            pass
+            _add_change(index, line)
         case _:
             assert_never(line)
     index.last_time = max(index.last_time, line.time)
@@ -217,9 +223,17 @@ def _close_batch(index: LogIndex, batch_id: int, time: float) -> None:
                 del index.batch_of[part.request_id]
 
 
-def _add_loss(index: LogIndex, loss: InstanceLostLine) -> None:
+def _add_change(index: LogIndex, change: InstanceLine) -> None:
+    if isinstance(change, InstanceLostLine):
+        index.lost_ids.add(change.instance_id)
+    else:
+        index.lost_ids.discard(change.instance_id)
     for request_id in index.arrivals.keys() - index.ends.keys():
-        index.entries[request_id].append(loss)
+        index.entries[request_id].append(change)
+
+
+def _add_loss(index: LogIndex, loss: InstanceLostLine) -> None:
+    _add_change(index, loss)
     for batch_id in index.batches.keys() - index.batch_ends.keys() - index.batch_losses.keys():
         batch = index.batches[batch_id][1]
         if batch_id in loss.void_batch_ids or loss.instance_id in (*batch.instance_ids, *batch.holder_ids):

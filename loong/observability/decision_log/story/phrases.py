@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
 from loong.observability.decision_log.lines import Cause, Reason
-from loong.observability.decision_log.story.steps import WaitedFor
+from loong.observability.decision_log.story.steps import InstanceChange, WaitedFor
 
 MAX_LISTED = 4
 MAX_UNEVENNESS = 0.02  # relative difference of counts that are called equal
@@ -88,6 +88,19 @@ def happenings(causes: Sequence[Cause]) -> str:
     return some_of(list(map(_cause_words, reported)))
 
 
+_CHANGES = {"lost": "is lost", "joined": "joins", "draining": "is to leave", "left": "leaves"}
+
+
+def change_words(changes: Iterable[InstanceChange]) -> Iterator[str]:
+    """Yield a sentence on changes of instances during a wait, if there were any."""
+    reported = [
+        f"instance {change.instance_id} {_CHANGES[change.kind]}" + (f" ({change.why})" if change.why else "")
+        for change in changes
+    ]
+    if reported:
+        yield f"Meanwhile {some_of(reported)}."
+
+
 def _cause_words(cause: Cause) -> str:
     match cause.event:
         case "request_arrived":
@@ -106,14 +119,8 @@ def _cause_words(cause: Cause) -> str:
             return f"batch {cause.batch_id} ends"
         case "migration_finished":
             return f"migration {cause.migration_id} ends"
-        case "instance_lost":
-            return f"instance {cause.instance_id} is lost"
-        case "instance_joined":
-            return f"instance {cause.instance_id} joins"
-        case "instance_draining":
-            return f"instance {cause.instance_id} is to leave"
-        case "instance_left":
-            return f"instance {cause.instance_id} leaves"
+        case "instance_lost" | "instance_joined" | "instance_draining" | "instance_left":
+            return f"instance {cause.instance_id} {_CHANGES[cause.event.removeprefix('instance_')]}"
 
 
 def difference(measured: float, predicted: float) -> str:

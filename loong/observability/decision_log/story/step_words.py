@@ -6,6 +6,7 @@ from typing import assert_never
 
 from loong.observability.decision_log.story.phrases import (
     batches,
+    change_words,
     counted,
     duration,
     happenings,
@@ -19,6 +20,7 @@ from loong.observability.decision_log.story.phrases import (
 from loong.observability.decision_log.story.run_words import run_words
 from loong.observability.decision_log.story.steps import (
     ComputedBatches,
+    Drain,
     Drop,
     End,
     First,
@@ -62,6 +64,13 @@ def step_words(step: StoryStep, story: Story) -> Iterator[str]:
             total = counted(step.num_lost + step.num_kept, "token")
             kv = f"with {step.num_lost:,} of {total} of KV" if step.num_kept else "with all KV"
             yield f"Instance {step.instance_id} is lost{why}, {kv} of this request."
+            if step.num_lost:
+                are = verb("are", range(step.num_lost))
+                yield f"{counted(step.num_lost, 'token')} {are} to be computed again."
+        case Drain():
+            total = counted(step.num_held + step.num_elsewhere, "token")
+            kv = f"{step.num_held:,} of {total}" if step.num_elsewhere else "all"
+            yield f"Instance {step.instance_id} is to leave: {kv} of this request's KV must go elsewhere."
         case First():
             yield f"Its first token, {duration(step.ttft)} after it came{_margin(story.summary.ttft)}."
         case End():
@@ -87,6 +96,7 @@ def _wait(wait: Wait, story: Story) -> Iterator[str]:
         yield f"Having waited {duration(wait.until - wait.time)}, it starts as {happenings(wait.causes)}."
         yield f"{wait.kv_free:,} tokens of KV are free by now."
     yield from wait_words(wait.waited_for)
+    yield from change_words(wait.changes)
     if wait.time == story.summary.arrived_at and (others := story.found.overtaken_by):
         yield f"{some_of(others)}, which came later, {verb('have', others)} started before it."
 

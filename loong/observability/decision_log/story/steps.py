@@ -31,11 +31,20 @@ def summed(waits: Iterable[WaitedFor]) -> tuple[WaitedFor, ...]:
     return tuple(WaitedFor(reason, seconds[reason]) for reason in longest_first if seconds[reason])
 
 
+class InstanceChange(msgspec.Struct, frozen=True):
+    """An instance was lost, joined, began to drain or left; `why` it was lost."""
+
+    time: float
+    instance_id: int
+    kind: Literal["lost", "joined", "draining", "left"]
+    why: str = ""
+
+
 class Wait(_Step, frozen=True, tag="wait"):
     """The request waits without KV and is in no batch; `until` is None at the end of the log.
 
     `causes` are the events on which it started, and `kv_free` the free slots of all instances then; empty if
-    it did not start.
+    it did not start. `changes` are those of instances meanwhile.
     """
 
     until: float | None
@@ -43,6 +52,7 @@ class Wait(_Step, frozen=True, tag="wait"):
     kv_free: int | None = None
     waited_for: tuple[WaitedFor, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    changes: tuple[InstanceChange, ...] = ()
 
 
 class StoryPart(msgspec.Struct, frozen=True):
@@ -133,6 +143,14 @@ class Loss(_Step, frozen=True, tag="loss"):
     num_kept: int
 
 
+class Drain(_Step, frozen=True, tag="drain"):
+    """An instance with KV of the request is to leave. Tokens are held there, and elsewhere."""
+
+    instance_id: int
+    num_held: int
+    num_elsewhere: int
+
+
 class First(_Step, frozen=True, tag="first_token"):
     """The request's first token."""
 
@@ -146,4 +164,4 @@ class End(_Step, frozen=True, tag="end"):
     num_output_tokens: int
 
 
-StoryStep: TypeAlias = Wait | ComputedBatches | Move | Drop | Loss | First | End
+StoryStep: TypeAlias = Wait | ComputedBatches | Move | Drop | Loss | Drain | First | End

@@ -15,19 +15,32 @@ from loong.observability.decision_log.lines import (
     Chunk,
     EndedLine,
     FirstTokenLine,
+    InstanceDrainingLine,
+    InstanceJoinedLine,
+    InstanceLeftLine,
     InstanceLostLine,
     Migration,
     PlannedLine,
     Reason,
 )
 from loong.observability.decision_log.story.found import idle_ids, room_of
-from loong.observability.decision_log.story.index import Considered, Dropped, Entry, LogIndex, MovedKV, Ran
+from loong.observability.decision_log.story.index import (
+    Considered,
+    Dropped,
+    Entry,
+    InstanceLine,
+    LogIndex,
+    MovedKV,
+    Ran,
+)
 from loong.observability.decision_log.story.part import Pause, part_of
 from loong.observability.decision_log.story.steps import (
     ComputedBatches,
+    Drain,
     Drop,
     End,
     First,
+    InstanceChange,
     Loss,
     Move,
     Route,
@@ -62,6 +75,8 @@ class _Trail:
     pauses: list[Pause] = field(default_factory=list)  # since its last batch
     group: tuple[int, ...] | None = None
     kv: Counter[int] = field(default_factory=Counter)
+    computed_until: int = 0  # the position after the last one that it has computed
+    changes: list[InstanceLine] = field(default_factory=list)  # of instances, while it waits
     considered: list[Considered] = field(default_factory=list)  # since the last step
     waits: list[Considered] = field(default_factory=list)  # since it last ran, or lost its KV
 
@@ -81,8 +96,13 @@ class _Trail:
                 self.steps.append(First(entry.time, entry.time - self.arrived.time))
                 if self.is_waiting and self.arrived.choice_of is not None:
                     self.is_waiting, self.free_since = False, entry.time
+                    self.changes.clear()
             case InstanceLostLine():
                 self._lose(entry)
+            case InstanceDrainingLine():
+                self._drain(entry)
+            case InstanceJoinedLine() | InstanceLeftLine():
+                self._see_change(entry)
             case EndedLine():
                 self._end(entry)
             case _:
@@ -92,8 +112,9 @@ class _Trail:
         """Return all steps, and a last wait if the log ends during it."""
         if self.is_waiting and self.arrived.request_id not in self.index.ends:
             waited_for = self._waited_for(self.index.last_time)
+            reasons, changes = self._take_reasons(), self._take_changes()
             self.steps.append(
-                Wait(self.free_since, until=None, waited_for=waited_for, reasons=self._take_reasons())
+                Wait(self.free_since, None, waited_for=waited_for, reasons=reasons, changes=changes)
             )
         return tuple(self.steps)
 
@@ -102,28 +123,33 @@ class _Trail:
         self._cut_at(began)
         self._leave_rest(ran.plan, began)
         part = part_of(self.index, ran, self.pauses)
-        group = ran.batch.instance_ids
+        group, chunk = ran.batch.instance_ids, ran.part if isinstance(ran.part, Chunk) else None
         before = group if self.group is None else self.group
         self.steps.append(
             ComputedBatches(
                 began,
-                phase="prefill" if isinstance(ran.part, Chunk) else "decode",
+                phase="decode" if chunk is None else "prefill",
                 instance_ids=group,
                 joined_ids=tuple(i for i in group if i not in before),
                 left_ids=tuple(i for i in before if i not in group),
                 num_idle=len(idle_ids(ran.plan.instances)),
-                is_recomputed=isinstance(ran.part, Chunk) and ran.part.num_output_tokens > 0,
+                is_recomputed=chunk is not None and self._has_computed(chunk),
                 parts=(part,),
                 waited_for=self._waited_for(began),
                 reasons=self._take_reasons(),
                 holder_ids=ran.batch.holder_ids,
-                num_repaired=ran.part.num_repaired if isinstance(ran.part, Chunk) else 0,
+                num_repaired=0 if chunk is None else chunk.num_repaired,
             )
         )
         self.group, self.pauses = group, []
         if part.num_steps:
             self.kv.update(part.kept_on)
+            self.computed_until = max(self.computed_until, part.first_position + part.num_tokens)
         self.free_since = self.index.last_time if part.until is None else part.until
+
+    def _has_computed(self, chunk: Chunk) -> bool:
+        """Return whether some of a chunk was computed before. A choice has its prompt from another."""
+        return chunk.num_output_tokens > 0 or chunk.first_position < self.computed_until
 
     def _move(self, moved: MovedKV) -> None:
         migration, until = moved.migration, self._end_of(moved.migration)
@@ -186,12 +212,27 @@ class _Trail:
                 self._cut_at(loss.time)
             else:
                 self._lose_kv(loss.time)
+        else:
+            self._see_change(loss)
+
+    def _drain(self, drain: InstanceDrainingLine) -> None:
+        num_held = self.kv[drain.instance_id]
+        if num_held:
+            self.steps.append(Drain(drain.time, drain.instance_id, num_held, self.kv.total() - num_held))
+        else:
+            self._see_change(drain)
+
+    def _see_change(self, change: InstanceLine) -> None:
+        """Keep a change that may explain the present wait."""
+        if self.is_waiting:
+            self.changes.append(change)
 
     def _end(self, ended: EndedLine) -> None:
         if self.is_waiting and ended.time > self.free_since:
             waited_for = self._waited_for(ended.time)
+            reasons, changes = self._take_reasons(), self._take_changes()
             self.steps.append(
-                Wait(self.free_since, ended.time, waited_for=waited_for, reasons=self._take_reasons())
+                Wait(self.free_since, ended.time, waited_for=waited_for, reasons=reasons, changes=changes)
             )
         self.steps.append(End(ended.time, ended.reason, ended.num_output_tokens))
 
@@ -209,9 +250,10 @@ class _Trail:
         elif time > self.free_since:
             reasons = self._take_reasons(before=plan)
             kv_free, _ = room_of(plan.instances)
-            waited_for = self._waited_for(time)
-            self.steps.append(Wait(self.free_since, time, plan.causes, kv_free, waited_for, reasons))
+            waited_for, changes = self._waited_for(time), self._take_changes()
+            self.steps.append(Wait(self.free_since, time, plan.causes, kv_free, waited_for, reasons, changes))
         self.is_waiting = False
+        self.changes.clear()
 
     def _rest_until(self, time: float) -> None:
         if time > self.free_since:
@@ -231,8 +273,25 @@ class _Trail:
             for reason, (start, end) in zip(reasons, pairwise(times), strict=True)
         )
 
+    def _take_changes(self) -> tuple[InstanceChange, ...]:
+        taken = tuple(map(_change, self.changes))
+        self.changes.clear()
+        return taken
+
     def _take_reasons(self, before: PlannedLine | None = None) -> tuple[Reason, ...]:
         """Return the distinct reasons since the last step; with `before`, only those of earlier plans."""
         taken = [entry for entry in self.considered if entry.plan is not before]
         self.considered = [entry for entry in self.considered if entry.plan is before]
         return tuple({(entry.reason.kind, entry.reason.chosen): entry.reason for entry in taken}.values())
+
+
+def _change(line: InstanceLine) -> InstanceChange:
+    match line:
+        case InstanceLostLine():
+            return InstanceChange(line.time, line.instance_id, "lost", line.why)
+        case InstanceJoinedLine():
+            return InstanceChange(line.time, line.instance_id, "joined")
+        case InstanceDrainingLine():
+            return InstanceChange(line.time, line.instance_id, "draining")
+        case InstanceLeftLine():
+            return InstanceChange(line.time, line.instance_id, "left")

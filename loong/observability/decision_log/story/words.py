@@ -7,7 +7,13 @@ from operator import itemgetter
 from textwrap import fill
 
 from loong.observability.decision_log.story.arrival_words import arrival_words
-from loong.observability.decision_log.story.phrases import counted, difference, duration, wait_words
+from loong.observability.decision_log.story.phrases import (
+    change_words,
+    counted,
+    difference,
+    duration,
+    wait_words,
+)
 from loong.observability.decision_log.story.run_words import rest_words
 from loong.observability.decision_log.story.step_words import step_words, submitted_at
 from loong.observability.decision_log.story.steps import ComputedBatches, Wait
@@ -43,7 +49,8 @@ def why_it_waited(story: Story) -> Iterator[str]:
     for step in story.steps:
         if isinstance(step, Wait):
             seconds = (story.log_ends_at if step.until is None else step.until) - step.time
-            waits.append((seconds, [next(step_words(step, story)), *wait_words(step.waited_for)]))
+            why = (*wait_words(step.waited_for), *change_words(step.changes))
+            waits.append((seconds, [next(step_words(step, story)), *why]))
         elif isinstance(step, ComputedBatches):
             waits.append((sum(part.paused_seconds for part in step.parts), list(rest_words(step))))
     for seconds, sentences in sorted(waits, key=itemgetter(0), reverse=True):

@@ -18,7 +18,7 @@ let state, edges = [], isPaused = false;
 
 function begin(hello) {
   edges = hello.length_edges;
-  state = { now: 0, instances: [], batches: [], running: [], moves: [], live: [], over: [], kv: new Map(), ticks: [], past: hello.past };
+  state = { now: 0, instances: [], batches: [], running: [], moves: [], changes: [], live: [], over: [], kv: new Map(), ticks: [], past: hello.past };
   byId("what").textContent = `${hello.model}, policy ${hello.policy}, up to ${tokens(hello.max_model_len)} tokens`;
   document.title = `loong: ${hello.model}`;
 }
@@ -43,7 +43,7 @@ function take(tick) {
     batch.instances.forEach((id, i) => remember(id, batch.end, batch.kv[i], since));
   }
   for (const [id, used] of tick.instances) remember(id, tick.now, used, since);
-  Object.assign(state, { now: tick.now, instances: tick.instances, running: tick.running, live: tick.live, tick });
+  Object.assign(state, { now: tick.now, instances: tick.instances, running: tick.running, changes: tick.changes, live: tick.live, tick });
   if (!isPaused) draw();
 }
 
