@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, RequestSpan
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
 from loong.core.instance import ESPGroup
 from loong.observability.decision_log.lines import (
     ArrivedLine,
     BatchEndedLine,
     BatchStartedLine,
+    InstanceDrainingLine,
+    InstanceJoinedLine,
+    InstanceLeftLine,
     InstanceLostLine,
     InstanceState,
     Line,
@@ -32,8 +35,8 @@ def history_of_log(path: Path) -> ClusterHistory:
     for line in read_log(path):
         reading.take(line)
     requests = tuple(map(_span, (*reading.over, *reading.runs.live)))
-    history = ClusterHistory(tuple(reading.batches), tuple(reading.moves), reading.kv_capacity, requests)
-    return history.after(-1.0)
+    batches, moves, changes = tuple(reading.batches), tuple(reading.moves), tuple(reading.changes)
+    return ClusterHistory(batches, moves, reading.kv_capacity, requests, changes).after(-1.0)
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class _Reading:
 
     batches: list[BatchSlice] = field(default_factory=list)
     moves: list[KVMove] = field(default_factory=list)
+    changes: list[InstanceChange] = field(default_factory=list)
     kv_capacity: dict[int, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
     kv_used: dict[int, int] = field(default_factory=dict)
@@ -71,6 +75,13 @@ class _Reading:
                 self.moves.append(_move(*self.moving.pop(line.migration_id), line))
             case InstanceLostLine():
                 self._lose(line.instance_id)
+                self.changes.append(InstanceChange(line.instance_id, "lost", line.time, line.why))
+            case InstanceJoinedLine():
+                self.changes.append(InstanceChange(line.instance_id, "joined", line.time))
+            case InstanceDrainingLine():
+                self.changes.append(InstanceChange(line.instance_id, "draining", line.time))
+            case InstanceLeftLine():
+                self.changes.append(InstanceChange(line.instance_id, "left", line.time))
 
     def _plan(self, line: PlannedLine) -> None:
         self._see(line.instances)

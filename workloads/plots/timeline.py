@@ -4,12 +4,12 @@ A group is as tall as its number of instances, so its DoP is its height; the col
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
-from loong.core.cluster_history import ClusterHistory
+from loong.core.cluster_history import ClusterHistory, InstanceChange
 from loong.core.placement import InstanceId
 from loong.workloads.distributions.scalings import Scaling, scalings_of
 from loong.workloads.plots.queue import STRIP_INCHES, WAITING_COLORS, Queue, draw_queue
@@ -17,6 +17,7 @@ from loong.workloads.plots.style import (
     INK,
     ON_COLOR,
     PALE_INK,
+    PAPER,
     PINK,
     new_figure,
     say_nothing_to_show,
@@ -46,6 +47,13 @@ MAX_INCHES = 24.0  # of all rows, which are lower for many instances
 MIN_LABEL_INCHES = 0.3  # of a row that has room for words
 SCALING_MARKERS = {True: "^", False: "v"}  # by whether the group grows
 SCALING_POINTS = 4
+CHANGE_MARKS = {  # of instances
+    "lost": ("X", "an instance is lost"),
+    "joined": ("P", "an instance joins"),
+    "draining": ("d", "an instance is to leave"),
+    "left": ("s", "an instance leaves"),
+}
+CHANGE_POINTS = 7
 MAX_TICKS = 48
 NUM_LEGEND_COLUMNS = 3
 LABEL_POINTS = 7
@@ -89,7 +97,8 @@ def timelines_figure(
         top.set_title(title)
     panel.set_xlabel("time since the first request (s)")
     has_served = any(batch.holder_ids for history in histories.values() for batch in history.batches)
-    _draw_legend(figure, scale, has_queue=bool(queues), has_served=has_served)
+    changes = {change.kind for history in histories.values() for change in history.changes}
+    _draw_legend(figure, scale, changes, has_queue=bool(queues), has_served=has_served)
     return figure
 
 
@@ -112,6 +121,7 @@ def _draw_panel(panel: "Axes", history: ClusterHistory, scale: Scale, *, has_lab
     if has_labels:
         _draw_labels(panel, rows, height, scale)
     _draw_scalings(panel, list(scalings_of(history)), height, scale)
+    _draw_changes(panel, history.changes, height, scale)
     _draw_axes(panel, list(rows), scale)
     if not rows:
         say_nothing_to_show(panel, "no batch ran")
@@ -207,6 +217,29 @@ def _draw_scalings(
         marks.set_in_layout(False)  # where there are none, they are nowhere
 
 
+def _draw_changes(
+    panel: "Axes", changes: Sequence[InstanceChange], height: Mapping[InstanceId, float], scale: Scale
+) -> None:
+    """Mark where instances are lost, join, are to leave and leave, on their rows."""
+    for kind, (marker, _) in CHANGE_MARKS.items():
+        shown = [
+            change
+            for change in changes
+            if change.kind == kind and change.instance_id in height and scale.start <= change.time < scale.end
+        ]
+        if shown:
+            panel.plot(
+                [change.time for change in shown],
+                [height[change.instance_id] + (BAR_TOP + BAR_BOTTOM) / 2 for change in shown],
+                linestyle="",
+                marker=marker,
+                markersize=CHANGE_POINTS,
+                color=INK,
+                markeredgecolor=PAPER,
+                zorder=6,
+            )
+
+
 def _labels(cells: Sequence[Cell]) -> Iterator[str]:
     """Yield the labels of a stretch, the longest first."""
     dop = f"DoP {len(cells[0].members)}"
@@ -232,7 +265,9 @@ def _draw_axes(panel: "Axes", instance_ids: Sequence[InstanceId], scale: Scale) 
     panel.grid(visible=False)
 
 
-def _draw_legend(figure: "Figure", scale: Scale, *, has_queue: bool, has_served: bool) -> None:
+def _draw_legend(
+    figure: "Figure", scale: Scale, changes: Container[str], *, has_queue: bool, has_served: bool
+) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -266,6 +301,11 @@ def _draw_legend(figure: "Figure", scale: Scale, *, has_queue: bool, has_served:
         )
         mark.set_label(words_of_change)
         handles.append(mark)
+    for kind, (marker, what) in CHANGE_MARKS.items():
+        if kind in changes:
+            mark = Line2D([], [], color=INK, marker=marker, linestyle="", markersize=CHANGE_POINTS)
+            mark.set_label(what)
+            handles.append(mark)
     if scale.peak_kv:
         handles.append(
             Patch(

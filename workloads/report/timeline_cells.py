@@ -84,18 +84,24 @@ def long_prompt_of(batches: Iterable[BatchSlice]) -> int:
 def kv_shares(history: ClusterHistory, instance_id: InstanceId) -> list[tuple[float, float]]:
     """Return times and shares of an instance's pool in use from each time on.
 
-    Empty if its size is unknown.
+    Empty if its size is unknown. An instance that is lost or has left holds nothing.
     """
     capacity = history.kv_capacity.get(instance_id)
     if not capacity:
         return []
-    return sorted(
+    gone = [
+        (change.time, 0.0)
+        for change in history.changes
+        if change.instance_id == instance_id and change.kind in ("lost", "left")
+    ]
+    held = [
         (time, tokens / capacity)
         for batch in history.batches
         for time, counts in ((batch.started_at, batch.kv_reserved), (batch.ended_at, batch.kv_used))
         for held_by, tokens in counts
         if held_by == instance_id
-    )
+    ]
+    return sorted(held + gone)
 
 
 def rows_of(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, Row]:

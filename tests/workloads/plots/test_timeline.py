@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 from matplotlib.patches import Patch
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, RequestSpan
 from loong.core.instance import ESPGroup
 from loong.workloads.plots.style import PINK, house_style, write_figure
 from loong.workloads.plots.timeline import kv_strip, timelines_figure
@@ -90,6 +90,20 @@ def test_an_instance_that_serves_others_is_marked_as_long_as_it_does(tmp_path: P
     words = "serves KV to a batch that runs elsewhere"
     assert words in drawn({"esp-served": history}, tmp_path)
     assert words not in drawn({"esp": elastic()}, tmp_path)
+
+
+def test_changes_of_instances_are_marked_and_named(tmp_path: Path) -> None:
+    changes = (InstanceChange(1, "lost", 1.0, "killed"), InstanceChange(9, "joined", 1.5))
+    text = drawn({"esp": replace(elastic(), changes=changes)}, tmp_path)
+    assert "an instance is lost" in text
+    assert "an instance joins" in text
+    assert "an instance is lost" not in drawn({"esp": elastic()}, tmp_path)
+
+
+def test_an_instance_that_is_lost_or_has_left_holds_nothing() -> None:
+    changes = tuple(InstanceChange(i, kind, 5.0) for i, kind in enumerate(("lost", "left", "draining")))
+    history = replace(elastic(), changes=changes)
+    assert [kv_shares(history, i)[-1][1] > 0 for i in range(3)] == [False, False, True]
 
 
 def test_an_instance_serves_batches_that_meet_as_if_they_were_one() -> None:
