@@ -249,7 +249,7 @@ class ServiceDevice(CudaDevice):
 
     def __init__(self, index: int, dtype: torch.dtype) -> None:
         super().__init__(index, dtype)
-        self.stream = torch.cuda.Stream(index, priority=-1)  # type: ignore[no-untyped-call]  # torch's own
+        self.stream: torch.cuda.Stream = torch.cuda.Stream(index, priority=-1)  # type: ignore[no-untyped-call]  # torch's own
 
     def use(self) -> None:
         """See Device."""
