@@ -242,7 +242,7 @@ def num_pieces_on(q: Tensor, num_keys: int) -> int:
 
 
 class ServiceDevice(CudaDevice):
-    """A GPU as work sees it that serves others, beside all other work.
+    """A GPU for work that serves others while all other work goes on.
 
     It has a stream of high priority, which the threads that use it work on, and workspaces of its own.
     """

@@ -37,7 +37,7 @@ class Device(Protocol):
         """Make the device usable in the calling thread. A thread calls it first."""
 
     def shared(self) -> AbstractContextManager[None]:
-        """Return a context in which work of other streams gets processors soon, beside steps here."""
+        """Return a context in which other streams get processors soon, though steps run here."""
 
     def upload(self, tensor: Tensor) -> Tensor:
         """Return a host tensor's copy on the device. The host may change the original at once."""
