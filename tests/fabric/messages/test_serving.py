@@ -94,16 +94,18 @@ def test_an_error_of_a_member_ends_what_its_holders_wait_for() -> None:
 
 
 def lose_the_holder(fabric: SocketFabric, instance_id: int, tp_rank: int) -> int:
+    """Let the holder die after its first answers, so that all processes have met before."""
+    group = (0, 1)
     if instance_id == HOLDER:
-        with fabric.serve(1, (0,)):
+        with fabric.serve(1, group) as members:
+            for member_id in group:
+                answer(members, member_id)
             os.kill(os.getpid(), signal.SIGKILL)
-    if instance_id == 0:
-        with pytest.raises(PeerLostError) as caught, fabric.batch(1, (0,), (HOLDER,)):
-            ask(fabric, 0.0)
-        return caught.value.instance_id
-    return -1
+    with pytest.raises(PeerLostError) as caught, fabric.batch(1, group, (HOLDER,)):
+        assert [ask(fabric, float(number)) for number in range(2)] == []
+    return caught.value.instance_id
 
 
 def test_a_lost_holder_ends_the_batch_long_before_the_deadline() -> None:
     results = run_in_world(lose_the_holder, World(3, 1), deadline=600.0, num_victims=1)
-    assert results == [HOLDER, -1, Exited(-signal.SIGKILL)]
+    assert results == [HOLDER, HOLDER, Exited(-signal.SIGKILL)]
