@@ -258,7 +258,7 @@ class ServiceDevice(CudaDevice):
 
 
 def _linear_in_turns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a linear layer of x [T, I], computed for a part of the rows after the other."""
+    """Return a linear layer of x [T, I], by kernels of up to `_SHARED_ROWS` rows each."""
     out = x.new_empty(len(x), len(weight))
     for rows, target in zip(torch.split(x, _SHARED_ROWS), torch.split(out, _SHARED_ROWS), strict=True):
         if bias is None:

@@ -228,11 +228,7 @@ def check_holders(case: Case) -> None:
     The KV that a batch reads needs no rule of its own: it belongs to requests of the batch, and no plan may
     move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`).
     """
-    serving = {
-        instance_id
-        for batch in case.snapshot.batches
-        for instance_id in set(batch.participant_ids).difference(batch.plan.group.instance_ids)
-    }
+    serving = {instance_id for batch in case.snapshot.batches for instance_id in batch.holder_ids}
     for batch, parts in case.parts:
         group = frozenset(batch.group.instance_ids)
         for part in parts:
