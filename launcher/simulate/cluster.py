@@ -6,7 +6,7 @@ from functools import cache
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import InstanceWork
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind, spread_over_hosts
+from loong.core.instance import ElasticInstance, InstanceKind, Service, spread_over_hosts
 from loong.launcher.hardware.cost_model_file import CostModelFile
 from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.policy_flags import named_kind
@@ -64,7 +64,7 @@ class Hardware:
             self._check_one(policy, tp_size)
         capacity = self._fitting_tokens(tp_size) if num_tokens is None else num_tokens
         instances = tuple(
-            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, host_id=host_id)
+            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, serves=Service.LEASES, host_id=host_id)
             for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
         )
         max_tokens = admissible_tokens(policy, instances, config)
