@@ -20,16 +20,14 @@ from loong.scheduler.baselines.esp_disaggregated import max_tokens_of_parts, pla
 from loong.scheduler.baselines.esp_fixed import plan_esp_fixed
 from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one_per_instance
 from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
-from loong.scheduler.common.batching_program import warm_up
+from loong.scheduler.paper.batching_program import warm_up
 from loong.scheduler.common.cluster_parts import groups_of
 from loong.scheduler.common.draining import Draining
 from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.ablations import ABLATIONS
-from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.esp.policy import ABLATIONS, plan_esp
 from loong.scheduler.infinite.policy import plan_infinite
 from loong.scheduler.paper.policy import plan_esp_paper
-from loong.scheduler.served.policy import plan_esp_served
 from loong.scheduler.tuning import MAX_LOSSES
 
 DEFAULT_CONFIG = PolicyConfig()
@@ -71,7 +69,7 @@ _whole = partial(plan_fixed_groups, filling=WHOLE_PROMPTS)
 _chunked = partial(plan_fixed_groups, filling=SPLIT_FUSE)
 
 POLICIES: dict[str, PolicyKind] = {
-    "esp": PolicyKind(plan_esp, prepare=warm_up),
+    "esp": PolicyKind(plan_esp),
     "static-sp": PolicyKind(partial(_whole, partition=one_group)),
     "replicas": PolicyKind(partial(_whole, partition=one_per_instance), _largest_pool),
     "tp": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
@@ -80,14 +78,10 @@ POLICIES: dict[str, PolicyKind] = {
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
     "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
     "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
-    "esp-served": PolicyKind(plan_esp_served),
     "infinite": PolicyKind(plan_infinite, services=(Service.ALL,)),
     "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
-    **{
-        name: PolicyKind(partial(plan_esp, planner=planner), prepare=warm_up)
-        for name, planner in ABLATIONS.items()
-    },
+    **{name: PolicyKind(partial(plan_esp, variant=variant)) for name, variant in ABLATIONS.items()},
 }
 
 

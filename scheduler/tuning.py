@@ -1,4 +1,4 @@
-"""The constants of `esp`, `esp-served` and `infinite`: neither an operator's choices nor measured times.
+"""The constants of `esp` and `infinite`: neither an operator's choices nor measured times.
 
 `PolicyConfig` has the operator's choices, and the cost model the times of a machine. Shares are fractions of
 the whole that their line names.
@@ -12,12 +12,8 @@ MAX_CONSIDERED = 512  # waiting prompts in a plan: the oldest and the newest hal
 MAX_CONSIDERED_PER_INSTANCE = 2  # the same limit of a large cluster
 BULK_REQUESTS = 8  # more requests than this change the KV forecast at once, fewer one by one
 STARVATION_FACTOR = 4  # TTFT targets after which no other prompt may pass one that finds no room
-MIN_ON_TIME_SHARE = 0.25  # of a step of all instances: with less on-time work, deferred prompts run as well
 
-# Allocation and consolidation
-LONG_PROMPT_STEPS = 8  # steps of one instance, beyond which a prompt is long
-SLOW_DECODE_FACTOR = 2.0  # a group whose decode takes this many times as long as on one instance should part
-MAX_MIGRATION_SHARE = 0.1  # of a request's remaining decode time, for the migration of its KV
+
 
 # Steps and chunks
 MAX_STEP_SECONDS = 2.0  # of a step of prompts, beyond which longer ones are hardly more efficient

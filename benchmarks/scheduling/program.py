@@ -23,7 +23,7 @@ from result import print_result, script_parser
 from loong.core.cost.cost_model import PrefillTerms
 from loong.core.placement import Placement
 from loong.core.request import RequestView
-from loong.scheduler.common.batching_program import Demand, Offer, solve
+from loong.scheduler.paper.batching_program import Demand, Offer, solve
 from loong.scheduler.common.future_kv import FutureKV, paper_weight
 from loong.scheduler.common.request_lengths import Lengths
 from loong.scheduler.cost.cost_model import WorkCostModel
@@ -33,7 +33,7 @@ NUM_UNITS = (2, 4, 8, 16)
 CEILINGS = {(64, 8): 150e-6, (256, 8): 3e-3}
 START = """
 from time import perf_counter
-from loong.scheduler.common.batching_program import warm_up
+from loong.scheduler.paper.batching_program import warm_up
 start = perf_counter()
 warm_up()
 print(perf_counter() - start)

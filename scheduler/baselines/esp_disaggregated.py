@@ -8,25 +8,19 @@ is left, it does both.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan, LeaseEnd
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import roles
-from loong.scheduler.baselines.esp_fixed import NoConsolidation, joined_plan, plan_group
+from loong.scheduler.baselines.esp_fixed import FIXED
 from loong.scheduler.baselines.handoff import hand_off
 from loong.scheduler.common.cluster_parts import split
 from loong.scheduler.common.leases import lease_ends
 from loong.scheduler.common.planning_view import PlanningView, make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.consolidation import KVConsolidation
-from loong.scheduler.esp.planner import ElasticPlanner, plan_view
-
-
-class _DecodePlanner(ElasticPlanner):
-    consolidation: ClassVar[type[KVConsolidation]] = NoConsolidation
+from loong.scheduler.esp.stages import joined_plan, plan_group
 
 
 def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
@@ -35,21 +29,20 @@ def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Po
     waiting = {view.request_id: 0 for view in snapshot.waiting}
     if not decode_ids:
         parts = split(snapshot, (prefill_ids,), waiting) if prefill_ids else []
-        return joined_plan(plan_group(part, cost_model, config, len(prefill_ids)) for part in parts)
+        return joined_plan(plan_group(part, cost_model, config, len(prefill_ids), FIXED) for part in parts)
     sources, destinations = split(snapshot, (prefill_ids, decode_ids), waiting)
     handoff = hand_off(snapshot, sources, destinations)
-    found = make_planning_view(handoff.come_to(destinations))
-    arrived = _ends_for_arrived(found)
+    decoding = handoff.come_to(destinations)
+    found = make_planning_view(decoding)
+    sets = tuple(instance_set.instance_ids for instance_set in found.instance_sets)
     plan = joined_plan(
-        (
-            plan_group(handoff.left_by(sources), cost_model, config, len(snapshot.pools)),
-            plan_view(found, cost_model, config, _DecodePlanner),
-        )
+        plan_group(part, cost_model, config, len(snapshot.pools), FIXED)
+        for part in (handoff.left_by(sources), *split(decoding, sets, {}))
     )
-    ends = {end.batch_id: end for end in plan.lease_ends} | arrived
+    ends = {end.batch_id: end for end in plan.lease_ends} | _ends_for_arrived(found)
     return replace(
         plan,
-        migrations=plan.migrations + handoff.migrations,
+        migrations=handoff.migrations,
         preemptions=plan.preemptions + handoff.preemptions,
         lease_ends=tuple(ends.values()),
         decisions=(*plan.decisions, *handoff.decisions),

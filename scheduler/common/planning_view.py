@@ -66,7 +66,8 @@ class PlanningView:
     ended leave their batches. `occupied` are the instance sets that hold KV of requests not in flight. Most
     plans need only these, so the others are computed on demand: sets `running` a batch, and `idle` instances,
     host by host and on each
-    those with most room first.
+    those with most room first. `cluster_size` is the number of full instances of the whole cluster, of which
+    this may be a part.
 
     A request that needs more KV than all instances have is not in `waiting`, so that it delays no other: it
     has failed, or waits for a first instance.
@@ -77,6 +78,7 @@ class PlanningView:
     free: dict[InstanceId, int]
     waiting: tuple[RequestView, ...]
     occupied: tuple[InstanceSet, ...]
+    cluster_size: int
 
     @property
     def num_instances(self) -> int:
@@ -84,32 +86,24 @@ class PlanningView:
         return len(self.free)
 
     @property
-    def cluster_size(self) -> int:
-        """Return the number of full instances of the whole cluster, of which this may be a part."""
-        return self.num_instances
+    def begun(self) -> tuple[RequestView, ...]:
+        """Return the prompts not in flight that have been begun."""
+        return tuple(view for instance_set in self.occupied for view in instance_set.prefills)
 
-    def pausing(self, paused_ids: Set[RequestId]) -> "PlanningView":
-        """Return a new view of the same snapshot that leaves these requests alone."""
-        return make_planning_view(self.snapshot, paused_ids)
+    @property
+    def decodes(self) -> tuple[RequestView, ...]:
+        """Return the decoding requests not in flight."""
+        return tuple(view for instance_set in self.occupied for view in instance_set.decodes)
 
     @property
     def is_quiet(self) -> bool:
         """Return whether no prompt waits, begun or not, except those in a step."""
-        return not self.waiting and not any(instance_set.prefills for instance_set in self.occupied)
+        return not (self.waiting or self.begun)
 
     @property
     def instance_sets(self) -> tuple[InstanceSet, ...]:
         """Return all instance sets: every full instance is in one."""
         return (*self.occupied, *self.running, *(InstanceSet.of_idle(i, self.snapshot) for i in self.idle))
-
-    @property
-    def is_any_usable(self) -> bool:
-        """Return whether an instance set is ready, or can be at a step boundary."""
-        if any(instance_set.is_ready for instance_set in self.occupied):
-            return True  # the usual case: no need to look at the others
-        return bool(self.idle) or any(
-            instance_set.is_in_lease for instance_set in (*self.occupied, *self.running)
-        )
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -139,10 +133,11 @@ class PlanningView:
         return frozenset(i for instance_set in self.occupied for i in instance_set.instance_ids)
 
 
-def make_planning_view(snapshot: Snapshot, paused_ids: Set[RequestId] = frozenset()) -> PlanningView:
+def make_planning_view(snapshot: Snapshot, cluster_size: int | None = None) -> PlanningView:
     """Sort requests not in flight by instance set, and predict when other instances become free.
 
-    Requests with KV on anything but full instances, such as a host tier, are left out, as are paused ones.
+    Requests with KV on anything but full instances, such as a host tier, are left out. The snapshot is of a
+    part of a cluster of `cluster_size` full instances, or (None) of a whole one.
     """
     free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
     occupied = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
@@ -150,12 +145,11 @@ def make_planning_view(snapshot: Snapshot, paused_ids: Set[RequestId] = frozense
         _free_kv_of(view, snapshot, free)
     if len(free) < len(snapshot.instances):
         occupied = [view for view in occupied if free.keys() >= set(view.placement.instance_ids)]
-    if paused_ids:
-        occupied = [view for view in occupied if view.request_id not in paused_ids]
     waiting = [v for v in snapshot.waiting if not (v.is_migrating or v.has_ended)]  # none is in a batch
     if snapshot.most_tokens > capacity:
         waiting = [view for view in waiting if view.num_final_tokens <= capacity]
-    return PlanningView(snapshot, capacity, free, tuple(waiting), _occupied_sets(occupied, snapshot, free))
+    sets = _occupied_sets(occupied, snapshot, free)
+    return PlanningView(snapshot, capacity, free, tuple(waiting), sets, cluster_size or len(free))
 
 
 def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:
@@ -184,7 +178,7 @@ def _occupied_sets(
                 set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
         instance_set = set_of[holders[0]]
         if len(holders) > 1 and any(set_of[i] is not instance_set for i in holders):
-            instance_set = joined({id(set_of[i]): set_of[i] for i in holders}.values())
+            instance_set = _joined({id(set_of[i]): set_of[i] for i in holders}.values())
             set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
         if view.is_decoding:
             instance_set.decodes.append(view)
@@ -202,7 +196,7 @@ def _set_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[Instanc
     return InstanceSet.of_batch(snapshot.batch[batch_id], snapshot.now, full)
 
 
-def joined(parts: Collection[InstanceSet]) -> InstanceSet:
+def _joined(parts: Collection[InstanceSet]) -> InstanceSet:
     """Merge instance sets into one."""
     return InstanceSet(
         tuple(sorted(i for part in parts for i in part.instance_ids)),

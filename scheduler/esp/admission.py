@@ -87,10 +87,6 @@ class AdmissionDecision:
     prefills: list[PrefillCandidate]
     refused: dict[Refusal, list[RequestView]]
 
-    def pause(self, request_ids: Set[RequestId]) -> None:
-        """Remove these requests."""
-        self.prefills[:] = [p for p in self.prefills if p.view.request_id not in request_ids]
-
 
 @dataclass(frozen=True, slots=True)
 class PrefillAdmission:
@@ -104,8 +100,7 @@ class PrefillAdmission:
     def admit(self) -> AdmissionDecision:
         """Order and admit all prompts not in flight."""
         considered, others = self.considered()
-        begun = (view for instance_set in self.planning_view.occupied for view in instance_set.prefills)
-        admission = self._admitted(self.ordered((*considered, *begun)))
+        admission = self._admitted(self.ordered((*considered, *self.planning_view.begun)))
         if others:
             admission.refused[Refusal.NOT_CONSIDERED] = list(others)
         return admission

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
@@ -14,7 +13,6 @@ from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.common.striping import RequestPart
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
-from loong.scheduler.esp.group import Group
 from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
 from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.tuning import (
@@ -28,22 +26,22 @@ from loong.scheduler.tuning import (
     SLOW_INSTANCE_SHARE,
 )
 
+NO_LIMIT = 10**9  # seconds, or tokens
+
 
 @dataclass(frozen=True, slots=True)
 class BatchBuilder:
-    """Makes batches of groups that are ready. Leases have `long_lease_steps` where many slots are free."""
+    """Makes batches of idle instances. Leases have `long_lease_steps` where many slots are free.
+
+    Steps have chunks of prompts, or whole ones unless `is_chunked`, and a group that `is_fixed` is whole.
+    """
 
     planning_view: PlanningView
     cost_model: CostModel
     config: PolicyConfig
     long_lease_steps: int = 0
-
-    step: ClassVar[type[StepBuilder]] = StepBuilder
-
-    def batch(self, group: Group) -> BatchPlan | None:
-        """Return the group's next batch; None if it has no room for a step, or nothing to run."""
-        decodes = [view for instance_set in group.instance_sets for view in instance_set.decodes]
-        return self.together(group.instance_ids, decodes, group.prefills)
+    is_chunked: bool = True
+    is_fixed: bool = False
 
     def together(
         self,
@@ -75,7 +73,7 @@ class BatchBuilder:
         if (found := choose_lease(decodes, free, most_steps)) is None:
             return None
         num_steps, masters = found
-        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, num_steps)
+        step = self._step(instance_ids, free, num_steps)
         step.add_decodes(masters)
         if seconds is not None:
             step.shorten(int(seconds / step.seconds))
@@ -99,9 +97,15 @@ class BatchBuilder:
         masters = choose_masters(decodes, free, 1)
         if masters is None:
             return None
-        step = self.step(instance_ids, free, self.cost_model, self.config.max_num_batched_tokens, 1)
+        step = self._step(instance_ids, free)
         step.add_decodes(masters)
         return step
+
+    def _step(
+        self, instance_ids: tuple[InstanceId, ...], free: dict[InstanceId, int], num_steps: int = 1
+    ) -> StepBuilder:
+        max_tokens = self.config.max_num_batched_tokens if self.is_chunked else NO_LIMIT
+        return StepBuilder(instance_ids, free, self.cost_model, max_tokens, num_steps, self.is_fixed)
 
     def _free(self, instance_ids: tuple[InstanceId, ...]) -> dict[InstanceId, int]:
         return {i: self.planning_view.free[i] for i in instance_ids}
@@ -223,6 +227,8 @@ class BatchBuilder:
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Return the seconds that a step may take."""
+        if not self.is_chunked:
+            return NO_LIMIT
         budget = self.config.step_time
         for view in decodes:
             tpot = target_tpot(view, self.config)

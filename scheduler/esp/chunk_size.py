@@ -12,7 +12,7 @@ from typing import NamedTuple
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import StepWork, WorkCount
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, striped
+from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.request import RequestView
 from loong.scheduler.common.striping import RequestPart, retained_part, striped_part
@@ -91,8 +91,8 @@ class ChunkSizer:
     def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
         """Return the largest chunk that all instances compute together in stripes, or None.
 
-        Either queries travel or KV does, by the ring: whichever allows the larger chunk. Of two alike, the
-        ring is taken if it leaves the KV on one instance, else the one that takes less time.
+        Either queries travel or KV does, by the ring: whichever allows the larger chunk, or of two alike takes
+        less time. The KV stays on all of them.
 
         It has at least `min_tokens` tokens where there is room, even if they exceed the budget.
         """
@@ -105,8 +105,6 @@ class ChunkSizer:
             return ringed or exchanged
         if ringed.num_tokens != exchanged.num_tokens:
             return ringed if ringed.num_tokens > exchanged.num_tokens else exchanged
-        if len(ringed.keeper_ids) == 1:
-            return ringed
         return min(ringed, exchanged, key=partial(self.seconds_with, view))
 
     def least_seconds(self, view: RequestView) -> float:
@@ -122,16 +120,6 @@ class ChunkSizer:
             ways.append(self._by_one(view, (holders or self.ring.instance_ids)[0]))
         parts = (way.part_of(min(way.most_tokens, LEAST_TOKENS)) for way in ways if way.most_tokens)
         return min((self.seconds_with(view, part) for part in parts), default=0.0)
-
-    def keeper(self, view: RequestView) -> InstanceId | None:
-        """Return the roomiest instance that can keep a whole prompt without KV on others, or None."""
-        held = view.placement.instance_ids
-        able = [
-            i
-            for i in held or self.ring.instance_ids
-            if i in self.free and self.free[i] > view.num_uncomputed_tokens
-        ]
-        return max(able, key=lambda i: (self.free[i], -i)) if able and len(held) <= 1 else None
 
     def _sized(
         self, view: RequestView, way: _Way, budget: float, min_tokens: int, at_least: int = 0
@@ -215,35 +203,20 @@ class ChunkSizer:
         return _Way(part_of, min(view.num_uncomputed_tokens, most_tokens))
 
     def _by_ring(self, view: RequestView) -> _Way:
-        """Return the way in which all compute a stripe; KV travels and stays on those that are to keep it."""
-        num_new, keeper_id = view.num_uncomputed_tokens, self.keeper(view)
-        is_kept_whole = keeper_id is not None and self._is_kept_whole(view)
+        """Return the way in which all compute a stripe; KV travels, and stays on those with most room."""
 
         def part_of(num_tokens: int) -> RequestPart:
-            if keeper_id is not None and (is_kept_whole or num_tokens >= num_new):
-                return retained_part(view, num_tokens, self.ring, {keeper_id: self.free[keeper_id]})
             keepers = _roomiest(self.free, num_tokens)
             if len(keepers) * min(keepers.values()) < num_tokens:
                 keepers = {i: slots for i, slots in self.free.items() if slots}
             return retained_part(view, num_tokens, self.ring, keepers)
 
         stripe = min(self.max_tokens - self.count.instances[i].num_tokens for i in self.ring.instance_ids)
-        return _Way(part_of, min(num_new, self.ring.dop * stripe, sum(self.free.values())))
+        return _Way(part_of, min(view.num_uncomputed_tokens, self.ring.dop * stripe, sum(self.free.values())))
 
     def _num_room(self, instance_id: InstanceId) -> int:
         """Return how many tokens an instance may still compute and store."""
         return min(self.free[instance_id], self.max_tokens - self.count.instances[instance_id].num_tokens)
-
-    def _is_kept_whole(self, view: RequestView) -> bool:
-        """Return whether a prompt's decode is no slower with all its KV on one instance of the group."""
-        instance_ids = self.ring.instance_ids
-        return self._decode_seconds(view, instance_ids[:1]) <= self._decode_seconds(view, instance_ids)
-
-    def _decode_seconds(self, view: RequestView, instance_ids: tuple[InstanceId, ...]) -> float:
-        count = WorkCount(instance_ids)
-        placement = striped(view.request_id, range(view.num_known_tokens), instance_ids)
-        count.add_decode(instance_ids[0], placement)
-        return self.cost_model.step_time(count.step(ESPGroup(instance_ids)))
 
 
 def _roomiest(room: Mapping[InstanceId, int], num_tokens: int) -> dict[InstanceId, int]:

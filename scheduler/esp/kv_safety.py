@@ -105,7 +105,7 @@ def kv_safety(
 
     KV of requests that are leaving counts as free, as it will be in any case.
     """
-    decodes = [view for instance_set in planning_view.occupied for view in instance_set.decodes]
+    decodes = planning_view.decodes
     lengths = planning_view.lengths.adding([prefill.view for prefill in prefills if not prefill.is_begun])
     num_free = sum(planning_view.free.values()) + sum(planning_view.snapshot.leaving.values())
     num_demanded = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)

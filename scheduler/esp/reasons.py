@@ -11,24 +11,20 @@ from typing import TypeAlias
 from loong.core.cost.cost_model import CostModel, prefill_time
 from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, KVMigration
+from loong.core.plan import BatchPlan
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch
 from loong.scheduler.common.planning_view import PlanningView
-from loong.scheduler.esp.admission import AdmissionDecision, PrefillCandidate, Refusal
-from loong.scheduler.esp.group import Group
+from loong.scheduler.esp.admission import PrefillCandidate, Refusal
 
 DEFERRED_BY_DEADLINE = "it is deferred, as not all prompts can be in time and most can without it"
-NO_PLACE = "too little KV is free on the instances that it could have now"
+BUSY = "the instances that are to compute it are in a step, or decode first"
+FULL_STEP = "the step of its instances is full of more urgent prompts"
 PAUSED = "free slots are kept for others, so that these can end"
-PAUSED_DEFERRED = (
-    "others that can be in time fill its instances, which need not wait for each other meanwhile"
-)
 DEFERRED = frozenset(
     {
         DEFERRED_BY_DEADLINE,
         PAUSED,
-        PAUSED_DEFERRED,
         Refusal.ONE_DEFERRED_AT_A_TIME.value,
         Refusal.OVERTAKING.value,
     }
@@ -84,26 +80,20 @@ def _taken(
 
 
 def reasons_to_wait(
-    admission: AdmissionDecision, groups: Sequence[Group], batch_of: BatchOf
+    prefills: Iterable[PrefillCandidate],
+    refused: Mapping[Refusal, Sequence[RequestView]],
+    batch_of: BatchOf,
 ) -> Iterator[Decision]:
-    """Yield the reason of each prompt that waits."""
+    """Yield the reason of each prompt that waits, admitted or refused."""
     waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
-    for refusal, refused in admission.refused.items():
-        waiting[refusal.value] += [view.request_id for view in refused]
-    place_of = {prefill.view.request_id: i for i, group in enumerate(groups) for prefill in group.prefills}
-    reasons: dict[int, str] = {}  # of groups, by index: many prompts may wait for one
-    for prefill in admission.prefills:
-        request_id = prefill.view.request_id
-        if request_id in batch_of:
-            continue
-        if (place := place_of.get(request_id)) is None:
-            waiting[NO_PLACE].append(request_id)
-        elif prefill.is_deferred:
-            waiting[DEFERRED_BY_DEADLINE].append(request_id)
-        else:
-            if place not in reasons:
-                reasons[place] = _wait_of(groups[place], batch_of)
-            waiting[reasons[place]].append(request_id)
+    for refusal, views in refused.items():
+        waiting[refusal.value] += [view.request_id for view in views]
+    is_any_computed = any(prefill.view.request_id in batch_of for prefill in prefills)
+    for prefill in prefills:
+        if prefill.view.request_id not in batch_of:
+            usual = FULL_STEP if is_any_computed else BUSY
+            reason = DEFERRED_BY_DEADLINE if prefill.is_deferred else usual
+            waiting[reason].append(prefill.view.request_id)
     for reason, request_ids in waiting.items():
         yield Decision(DecisionKind.WAIT, tuple(request_ids), reason)
 
@@ -118,34 +108,9 @@ def reasons_to_defer(prefills: Iterable[PrefillCandidate]) -> Iterator[Decision]
         )
 
 
-def _wait_of(group: Group, batch_of: BatchOf) -> str:
-    """Return what the prompts of a group wait for that are not deferred."""
-    if not group.is_ready:
-        instance_ids = group.instance_ids
-        if len(instance_ids) == 1:
-            return f"it is to run on instance {instance_ids[0]} once that is free"
-        return f"it is to run on instances {', '.join(map(str, instance_ids))} once all are free"
-    if any(p.view.request_id in batch_of for p in group.prefills):
-        return "the step of its instances is full of more urgent prompts"
-    return "its instances decode first, until more prompts have come or slots are free"
-
-
-def reasons_while_busy(planning_view: PlanningView) -> Iterator[Decision]:
-    """Yield the reason of prompts that came since the last batch began, while nothing can begin."""
-    snapshot = planning_view.snapshot
-    last_start = min(snapshot.now, max((batch.started_at for batch in snapshot.batches), default=0.0))
-    if new := tuple(view.request_id for view in planning_view.waiting if view.arrival_time >= last_start):
-        yield Decision(DecisionKind.WAIT, new, "no instance is free before the end of its step")
-
-
 def reason_to_pause(request_ids: Set[RequestId]) -> Decision:
     """Return why requests not in flight pause, though instances are free."""
     return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PAUSED)
-
-
-def reason_to_pause_deferred(request_ids: Set[RequestId]) -> Decision:
-    """Return why deferred prompts are paused."""
-    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PAUSED_DEFERRED)
 
 
 def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> Decision:
@@ -155,15 +120,6 @@ def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> D
         (victim.request_id,),
         f"too few slots are free ({num_free}) for a step of those before it, and of {num_holders} requests "
         "that hold KV it came last",
-    )
-
-
-def reason_to_consolidate(move: KVMigration) -> Decision:
-    """Return why KV of a request moves."""
-    return Decision(
-        DecisionKind.MIGRATE,
-        (move.segment.owner_id,),
-        f"all of its KV on instance {move.destination_id}, to decode there alone",
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import InstanceWork, WorkCount
@@ -20,7 +19,8 @@ from loong.scheduler.tuning import MIN_CHUNK_SHARE
 class StepBuilder:
     """A batch for `instance_ids`. `free` is their free slots, of which every added request takes some.
 
-    An instance computes at most `max_tokens`. A step that begins a lease of `num_steps` has only decodes.
+    An instance computes at most `max_tokens`. A step that begins a lease of `num_steps` has only decodes. A
+    group that `is_fixed` is whole, with or without work for each instance.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -28,13 +28,12 @@ class StepBuilder:
     cost_model: CostModel
     max_tokens: int
     num_steps: int = 1
+    is_fixed: bool = False
     decodes: list[tuple[RequestView, InstanceId]] = field(default_factory=list)  # with their masters
     shares: list[RequestPart] = field(default_factory=list)  # of prompts
     count: WorkCount = field(init=False)
     ring: ESPGroup = field(init=False)  # all its instances
     _costs: dict[InstanceId, float] = field(default_factory=dict)  # seconds; empty until needed
-
-    sizer: ClassVar[type[ChunkSizer]] = ChunkSizer
 
     def __post_init__(self) -> None:
         self.count = WorkCount(self.instance_ids, is_lease=self.num_steps > 1)
@@ -48,7 +47,7 @@ class StepBuilder:
     @property
     def group(self) -> ESPGroup:
         """Return the instances that take part in it."""
-        if self.count.has_ring or self.dop == 1:
+        if self.is_fixed or self.count.has_ring or self.dop == 1:
             return self.ring
         having = tuple(i for i in self.instance_ids if self.count.instances[i].num_attends)
         return ESPGroup(having) if having else self.ring
@@ -158,4 +157,4 @@ class StepBuilder:
         return self.cost_model.instance_time(InstanceWork(num_keys=max(held.values(), default=0)))
 
     def _sizer(self, count: WorkCount) -> ChunkSizer:
-        return self.sizer(self.ring, self.free, count, self.cost_model, self.max_tokens)
+        return ChunkSizer(self.ring, self.free, count, self.cost_model, self.max_tokens)

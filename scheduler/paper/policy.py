@@ -29,7 +29,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.batching_program import Demand, Offer, solve
+from loong.scheduler.paper.batching_program import Demand, Offer, solve
 from loong.scheduler.common.future_kv import paper_weight
 from loong.scheduler.common.leases import arrival_order, lease_ends, plan_lease
 from loong.scheduler.common.planning_view import make_planning_view

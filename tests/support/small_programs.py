@@ -7,7 +7,7 @@ from random import Random
 from typing import NamedTuple
 
 from loong.core.cost.cost_model import PrefillTerms
-from loong.scheduler.common.batching_program import Demand, Offer, SolvedBatch
+from loong.scheduler.paper.batching_program import Demand, Offer, SolvedBatch
 
 
 class Program(NamedTuple):

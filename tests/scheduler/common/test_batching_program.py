@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numba.core.dispatcher import Dispatcher
 from small_programs import Program, cost_of, least_cost_by_equation, least_cost_of_all, random_program
 
-import loong.scheduler.common.batching_program as batching
+import loong.scheduler.paper.batching_program as batching
 from loong.core.cost.cost_model import PrefillTerms
-from loong.scheduler.common.batching_program import Demand, Offer, SolvedBatch, solve, warm_up
+from loong.scheduler.paper.batching_program import Demand, Offer, SolvedBatch, solve, warm_up
 
 
 def prompt(num_tokens: int, weight: float = 1.0) -> Demand:

@@ -1,4 +1,4 @@
-"""A plan in the making, which goes through the stages of `policy.py`."""
+"""A plan in the making, which goes through stages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,22 @@ from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import PrefillCandidate, Refusal
+from loong.scheduler.esp.admission import Order, PrefillCandidate, Refusal, by_deadline
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a variant of `esp` does. `esp` itself has all: variants measure the value of each part.
+
+    Prompts go in `order`, in chunks, and short ones on instances of their own. Decodes run apart from
+    prompts. A group that `is_fixed` is always whole.
+    """
+
+    order: Order = by_deadline
+    has_chunks: bool = True
+    has_lone_instances: bool = True
+    has_apart: bool = True
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,7 @@ class PlanDraft:
     view: PlanningView
     cost_model: CostModel
     config: PolicyConfig
+    variant: Variant
     prefills: tuple[PrefillCandidate, ...] = ()
     refused: Mapping[Refusal, Sequence[RequestView]] = field(default_factory=dict)
     decodes: tuple[RequestView, ...] = ()
@@ -48,6 +64,11 @@ class PlanDraft:
     def snapshot(self) -> Snapshot:
         """Return the snapshot that it plans for."""
         return self.view.snapshot
+
+    @cached_property
+    def everywhere(self) -> tuple[InstanceId, ...]:
+        """All full instances."""
+        return tuple(sorted(self.view.free))
 
     @cached_property
     def idle_ids(self) -> frozenset[InstanceId]:

@@ -21,7 +21,7 @@ from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.reasons import reason_to_end_lease
-from loong.scheduler.served.service import leased, serves_all
+from loong.scheduler.esp.service import leased, serves_all
 from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
 
 NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"

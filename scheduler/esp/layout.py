@@ -12,17 +12,16 @@ from loong.core.instance import ESPGroup
 from loong.core.request import RequestView
 from loong.scheduler.common.slo_targets import FirstTokenTargets, target_tpot
 from loong.scheduler.esp.admission import PrefillCandidate, prefill_work
-from loong.scheduler.served.decodes import ServedDecodes
-from loong.scheduler.served.draft import Layout, PlanDraft
-from loong.scheduler.served.service import can_reach, serves_leases
+from loong.scheduler.esp.decodes import ServedDecodes
+from loong.scheduler.esp.draft import Layout, PlanDraft
+from loong.scheduler.esp.service import can_reach, serves_leases
 from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
 
 
 def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
     """Choose the instances for decodes and those for prompts."""
-    everywhere = tuple(sorted(draft.view.free))
-    together = Layout(everywhere, is_mixed=True)
-    if len(everywhere) < 2 or not serves_leases(draft.snapshot):
+    everywhere, together = draft.everywhere, Layout(draft.everywhere, is_mixed=True)
+    if len(everywhere) < 2 or not (draft.variant.has_apart and serves_leases(draft.snapshot)):
         return together
     decode_ids = decodes.busy_ids.union(decodes.instance_ids)
     prompt_ids = tuple(i for i in everywhere if i not in decode_ids)
@@ -71,7 +70,7 @@ def apart_speed(draft: PlanDraft, first: PrefillCandidate, dop: int) -> float:
 
 def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[RequestView]) -> float:
     """Return the work on the first prompt in a second of steps on all instances, with these decodes."""
-    everywhere = tuple(sorted(draft.view.free))
+    everywhere = draft.everywhere
     live = (view for view in draft.snapshot.request.values() if not view.has_ended)
     seconds = PLANNED_TPOT_SHARE * min(target_tpot(view, draft.config) for view in live)
     seconds = min(seconds, longest_step(draft))

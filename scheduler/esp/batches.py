@@ -2,33 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
-from loong.scheduler.esp.ablations import InPlaceStep
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
 from loong.scheduler.esp.reasons import reason_to_end_lease
-from loong.scheduler.esp.step_builder import StepBuilder
-from loong.scheduler.served.decodes import ServedDecodes
-from loong.scheduler.served.draft import PlanDraft
-from loong.scheduler.served.layout import step_seconds
-from loong.scheduler.served.service import can_reach, leased
+from loong.scheduler.esp.decodes import ServedDecodes
+from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.layout import step_seconds
+from loong.scheduler.esp.service import can_reach, leased
 from loong.scheduler.tuning import MIN_ALIGNED_SHARE
 
 PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instances"
-
-
-class InPlaceBatches(BatchBuilder):
-    """Steps whose KV stays where it is computed.
-
-    A decode reads KV that is spread over many instances faster than KV that one of them keeps.
-    """
-
-    step: ClassVar[type[StepBuilder]] = InPlaceStep
 
 
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
@@ -89,7 +77,10 @@ def batch_builder(draft: PlanDraft, seconds: float | None = None) -> BatchBuilde
     seconds = step_seconds(draft) if seconds is None else seconds
     lease_steps = min(draft.lease_steps, draft.config.lease_steps)
     config = replace(draft.config, max_step_time=seconds, lease_steps=lease_steps)
-    return InPlaceBatches(draft.view, draft.cost_model, config, draft.lease_steps)
+    variant = draft.variant
+    return BatchBuilder(
+        draft.view, draft.cost_model, config, draft.lease_steps, variant.has_chunks, variant.is_fixed
+    )
 
 
 def lease_before_prompts(draft: PlanDraft, builder: BatchBuilder) -> BatchPlan | None:

@@ -1,0 +1,79 @@
+"""Elastic sequence parallelism that keeps deadlines: the policy `esp`.
+
+The instances of a batch, its group, are chosen anew at every chunk boundary, and no KV moves for it:
+
+- Where all prompts are short and targets loose, each instance runs its own requests.
+- Otherwise the last instances decode, as few as meet the TPOT target, and the others compute prompts in one
+  group. All serve the KV that they have computed.
+- Where steps with decodes and prompts on all instances leave prompts more of the cluster, they run together.
+
+A plan is made in stages. Each takes a draft, and returns one that says more.
+"""
+
+from dataclasses import replace
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.scheduler.common.cluster_parts import groups_of
+from loong.scheduler.common.planning_view import make_planning_view
+from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.admission import by_arrival
+from loong.scheduler.esp.batches import build_apart, build_together
+from loong.scheduler.esp.decodes import ServedDecodes
+from loong.scheduler.esp.draft import PlanDraft, Variant
+from loong.scheduler.esp.layout import lay_out
+from loong.scheduler.esp.parts import plan_parts
+from loong.scheduler.esp.service import can_reach
+from loong.scheduler.esp.stages import planned
+from loong.scheduler.tuning import PLANNED_TPOT_SHARE
+
+ESP = Variant()
+ABLATIONS = {
+    "esp-fcfs": Variant(order=by_arrival),
+    "esp-no-chunks": Variant(has_chunks=False),
+    "esp-no-apart": Variant(has_apart=False),
+    "esp-no-lone": Variant(has_lone_instances=False),
+}
+"""Variants of `esp` without one of its parts, to measure the value of that part."""
+
+
+def plan_esp(
+    snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, variant: Variant = ESP
+) -> IterationPlan:
+    """Plan every instance that can run now."""
+    if variant.has_lone_instances and has_only_short_prompts(snapshot, cost_model, config):
+        each = groups_of(tuple(sorted(snapshot.pools)), 1)
+        plan = plan_parts(snapshot, each, cost_model, config, variant)
+        if (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
+            return plan  # otherwise one has too little room for what it has, and all together may have it
+    return planned(PlanDraft(make_planning_view(snapshot), cost_model, config, variant), build)
+
+
+def has_only_short_prompts(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
+    """Return whether each instance can run requests by itself.
+
+    That is so if every request fits into the KV of each, and its prompt into a step of one. TPOT targets must
+    leave most of a step with decodes to prompts. Where instances do not serve such steps, all KV of a request
+    must be on one of them.
+    """
+    if snapshot.most_tokens > min(snapshot.pools.values()):
+        return False
+    live = [view for view in snapshot.request.values() if not view.has_ended]
+    if not all(any(can_reach(snapshot, view, (i,)) for i in snapshot.pools) for view in live):
+        return False
+    target = min((target_tpot(view, config) for view in live), default=config.target_tpot)
+    alone = cost_model.prefill_terms(1)
+    most_tokens = alone.max_tokens(config.step_time, 0)
+    is_loose = alone.least <= PLANNED_TPOT_SHARE * target / 2
+    return is_loose and all(view.is_decoding or view.num_prompt_tokens <= most_tokens for view in live)
+
+
+def build(draft: PlanDraft) -> PlanDraft:
+    """Choose the instances for decodes and for prompts, and make their batches."""
+    decodes = ServedDecodes.of(
+        draft.snapshot, draft.cost_model, draft.config, draft.decodes, draft.lease_steps
+    )
+    draft = replace(draft, layout=lay_out(draft, decodes))
+    return build_together(draft) if draft.layout.is_mixed else build_apart(draft, decodes)

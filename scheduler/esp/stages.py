@@ -1,0 +1,108 @@
+"""The stages of a plan, each a function from draft to draft.
+
+`plan_group` plans one group of all instances of a snapshot; `policy.py` puts the same stages around its choice
+of instances.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeAlias
+
+from loong.core.cost.cost_model import CostModel
+from loong.core.plan import IterationPlan
+from loong.core.snapshot import Snapshot
+from loong.scheduler.common.leases import arrival_order
+from loong.scheduler.common.planning_view import make_planning_view
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.admission import PrefillAdmission
+from loong.scheduler.esp.batches import batch_builder, batch_of_all, build_together
+from loong.scheduler.esp.draft import Layout, PlanDraft, Variant
+from loong.scheduler.esp.kv_safety import kv_safety
+from loong.scheduler.esp.reasons import (
+    reason_to_pause,
+    reason_to_preempt,
+    reasons_to_begin,
+    reasons_to_defer,
+    reasons_to_wait,
+)
+from loong.scheduler.tuning import LONG_LEASE_FACTOR
+
+Stage: TypeAlias = Callable[[PlanDraft], PlanDraft]
+
+
+def plan_group(
+    part: Snapshot, cost_model: CostModel, config: PolicyConfig, cluster_size: int, variant: Variant
+) -> IterationPlan:
+    """Plan one group of all instances of `part`, which is a part of a cluster of `cluster_size` instances."""
+    view = make_planning_view(part, cluster_size)
+    return planned(PlanDraft(view, cost_model, config, variant), build_in_one_group)
+
+
+def planned(draft: PlanDraft, build: Stage) -> IterationPlan:
+    """Return the plan of a new draft, whose batches the stage `build` makes."""
+    for stage in (admit, pause_unsafe, build, relieve, explain):
+        draft = stage(draft)
+    return draft.plan()
+
+
+def build_in_one_group(draft: PlanDraft) -> PlanDraft:
+    """Make a batch of prompts and decodes on all instances."""
+    return build_together(replace(draft, layout=Layout(draft.everywhere, is_mixed=True)))
+
+
+def admit(draft: PlanDraft) -> PlanDraft:
+    """Order the prompts, defer those that would make others late, and admit those with room."""
+    admission = PrefillAdmission(draft.view, draft.cost_model, draft.config, draft.variant.order).admit()
+    return replace(draft, prefills=tuple(admission.prefills), refused=admission.refused)
+
+
+def pause_unsafe(draft: PlanDraft) -> PlanDraft:
+    """Pause the requests whose next slots others need to end."""
+    most_steps = draft.config.lease_steps * (LONG_LEASE_FACTOR if draft.view.is_quiet else 1)
+    safe = kv_safety(draft.view, draft.prefills, most_steps)
+    decisions = (reason_to_pause(safe.paused_ids),) if safe.paused_ids else ()
+    return replace(
+        draft,
+        prefills=tuple(p for p in draft.prefills if p.view.request_id not in safe.paused_ids),
+        decodes=tuple(view for view in draft.view.decodes if view.request_id not in safe.paused_ids),
+        lease_steps=safe.lease_steps,
+        decisions=draft.decisions + decisions,
+    )
+
+
+def relieve(draft: PlanDraft) -> PlanDraft:
+    """Where nothing would run, use the room of all instances together, or preempt the last to come."""
+    if draft.batches or draft.snapshot.is_anything_in_flight or not draft.view.free:
+        return draft
+    batch = batch_of_all(draft, batch_builder(draft), draft.everywhere)
+    if batch is not None:
+        return replace(draft, batches=(batch,))
+    full = draft.view.free.keys()
+    holders = [v for v in draft.snapshot.running if v.is_plannable and full >= set(v.placement.instance_ids)]
+    if len(holders) < 2:
+        return draft  # one alone has room
+    latest = max(holders, key=arrival_order)
+    reason = reason_to_preempt(latest, len(holders), sum(draft.view.free.values()))
+    return replace(draft, preempted=(latest,), decisions=(*draft.decisions, reason))
+
+
+def explain(draft: PlanDraft) -> PlanDraft:
+    """Add the reasons for which prompts begin, are deferred or wait."""
+    computed = [prefill for prefill in draft.prefills if prefill.view.request_id in draft.batch_of]
+    decisions = (
+        *reasons_to_begin(computed, draft.batch_of, draft.cost_model, draft.view),
+        *reasons_to_defer(computed),
+        *reasons_to_wait(draft.prefills, draft.refused, draft.batch_of),
+    )
+    return replace(draft, decisions=draft.decisions + decisions)
+
+
+def joined_plan(plans: Iterable[IterationPlan]) -> IterationPlan:
+    """Merge the plans of parts of a cluster into one."""
+    each = tuple(plans)
+    return IterationPlan(
+        batches=tuple(batch for plan in each for batch in plan.batches),
+        preemptions=tuple(preemption for plan in each for preemption in plan.preemptions),
+        lease_ends=tuple(end for plan in each for end in plan.lease_ends),
+        decisions=tuple(decision for plan in each for decision in plan.decisions),
+    )
