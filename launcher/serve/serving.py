@@ -17,6 +17,7 @@ import loong
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
+from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
@@ -128,16 +129,17 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     backoff = None if cluster.device != "cpu" else Backoff()  # the fabrics of GPUs keep their peers mapped
     async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
-        base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
+        instances = executor.members.serving(cluster.instances)
+        base, last_id = await calibrate(prior, instances, executor, config.calibration_time)
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)
         cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
         request_observers = _request_observers(config, cost_model, recalibration, clock_start)
-        setting = _setting(config, base, last_id)
+        setting = _setting(config, instances, base, last_id)
         listeners = (request_observers.recent, request_observers.runs)
         with run_logs(config.logs, setting, clock_start=clock_start, listeners=listeners) as logs:
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             tune_gc()
-            state = ClusterState(config.cluster.instances, last_id)
+            state = ClusterState(instances, last_id)
             timeline = Timeline()
             alarm = CostModelAlarm(recalibration, config.cost_model)
             observers: tuple[Observer, ...] = (timeline, recalibration, alarm, *logs)
@@ -250,12 +252,14 @@ def _request_observers(
     )
 
 
-def _setting(config: ServeConfig, cost_model: WorkCostModel, last_id: int) -> Setting:
+def _setting(
+    config: ServeConfig, instances: tuple[ElasticInstance, ...], cost_model: WorkCostModel, last_id: int
+) -> Setting:
     """Return the settings that a recording needs for a replay to plan the same."""
     return Setting(
         version=VERSION,
         loong_version=loong.__version__,
-        instances=config.cluster.instances,
+        instances=instances,
         policy=config.policy_name,
         policy_config=config.policy,
         cost_model=cost_model,

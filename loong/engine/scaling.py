@@ -31,8 +31,8 @@ class Scaling:
     raises `ConfigError` unless the policy runs that number of instances, and `limit_of` returns the most KV
     of one request on some instances.
 
-    `max_request_kv` is that limit on the instances that are to stay and serve, or are being started again after
-    a loss. Those that have yet to join for the first time, drain or are quarantined do not count.
+    `max_request_kv` is that limit on the instances that are to stay and serve, or are being started again
+    after a loss. Those that have yet to join for the first time, drain or are quarantined do not count.
     `report_limit` is called when it changes.
     """
 
