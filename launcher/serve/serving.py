@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.core.instance import ElasticInstance
+from loong.core.placement import InstanceId
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.faults import WorkerFaults
@@ -51,7 +53,7 @@ from loong.scheduler.common.slo_targets import default_ttft
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
-from loong.scheduler.policy import admissible_tokens, make_policy
+from loong.scheduler.policy import admissible_tokens, check_instances, make_policy, policy_kind
 from loong.server.api.large_json import compile_ahead
 from loong.server.api.listen import allow_many_connections
 from loong.server.app import create_app
@@ -218,12 +220,16 @@ def _front(
 
 
 def _scaling(config: ServeConfig, executor: WorkersExecutor) -> Scaling:
-    cluster = config.cluster
+    cluster, kind = config.cluster, policy_kind(config.policy_name)
 
-    def limit_of(num_instances: int) -> int:
-        return admissible_tokens(config.policy_name, cluster.first(num_instances), config.policy)
+    def check(num_instances: int) -> None:
+        check_instances(config.policy_name, cluster.first(num_instances), config.policy)
 
-    return Scaling(executor.members, cluster.num_instances, cluster.world_size, cluster.kv_capacity, limit_of)
+    def limit_of(instance_ids: Iterable[InstanceId]) -> int:
+        return kind.max_request_tokens(dict.fromkeys(instance_ids, cluster.kv_capacity), config.policy)
+
+    numbers = cluster.num_instances, cluster.world_size
+    return Scaling(executor.members, *numbers, cluster.kv_capacity, check, limit_of)
 
 
 def _faults(engine: Engine, executor: WorkersExecutor) -> WorkerFaults:
