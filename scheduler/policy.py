@@ -20,13 +20,13 @@ from loong.scheduler.baselines.esp_disaggregated import max_tokens_of_parts, pla
 from loong.scheduler.baselines.esp_fixed import plan_esp_fixed
 from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one_per_instance
 from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
-from loong.scheduler.paper.batching_program import warm_up
 from loong.scheduler.common.cluster_parts import groups_of
 from loong.scheduler.common.draining import Draining
 from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.policy import ABLATIONS, plan_esp
 from loong.scheduler.infinite.policy import plan_infinite
+from loong.scheduler.paper.batching_program import warm_up
 from loong.scheduler.paper.policy import plan_esp_paper
 from loong.scheduler.tuning import MAX_LOSSES
 

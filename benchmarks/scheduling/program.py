@@ -23,10 +23,10 @@ from result import print_result, script_parser
 from loong.core.cost.cost_model import PrefillTerms
 from loong.core.placement import Placement
 from loong.core.request import RequestView
-from loong.scheduler.paper.batching_program import Demand, Offer, solve
 from loong.scheduler.common.future_kv import FutureKV, paper_weight
 from loong.scheduler.common.request_lengths import Lengths
 from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.paper.batching_program import Demand, Offer, solve
 
 NUM_REQUESTS = (16, 64, 128, 256, 512)
 NUM_UNITS = (2, 4, 8, 16)

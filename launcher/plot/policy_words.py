@@ -14,15 +14,13 @@ POLICY_WORDS = {
     "chunked-replicas": "every instance works alone, prompts in chunks together with decodes",
     "disaggregated": "half of the instances prefill, half decode, and KV moves between",
     "esp-disaggregated": "esp's order and chunks, prefill and decode on fixed parts, and KV moves between",
-    "esp-served": "esp's order, few instances decode and read KV where it is, or all do both",
     "infinite": "every instance works alone, and those with room keep KV of the others",
     "vllm-m": "every instance works alone, new requests go where most memory is free",
     "vllm-s": "one instance of all devices, as vLLM on one host",
     "esp-fcfs": "esp, but first come, first served",
-    "esp-no-scale-up": "esp, but prompts keep the group that they began with",
-    "esp-no-retention": "esp, but without choosing who keeps KV",
+    "esp-no-apart": "esp, but decodes have no instances of their own",
+    "esp-no-lone": "esp, but no instance runs short prompts alone",
     "esp-no-chunks": "esp, but prompts are whole",
-    "esp-no-split": "esp, but decode batches merge and never split",
 }
 
 

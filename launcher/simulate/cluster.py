@@ -63,8 +63,9 @@ class Hardware:
             num_tokens = None if num_tokens is None else num_tokens * self.num_instances
             self._check_one(policy, tp_size)
         capacity = self._fitting_tokens(tp_size) if num_tokens is None else num_tokens
+        serves = self._served(policy)
         instances = tuple(
-            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, serves=Service.LEASES, host_id=host_id)
+            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, serves=serves, host_id=host_id)
             for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
         )
         max_tokens = admissible_tokens(policy, instances, config)
@@ -85,6 +86,11 @@ class Hardware:
     def num_devices(self) -> int:
         """Return the devices of all instances."""
         return self.num_instances * self.tp_size
+
+    def _served(self, policy: str) -> Service:
+        """Return what instances serve: as workers on such devices do, or more if the policy needs it."""
+        usual = Service.ALL if self.device == "cpu" else Service.LEASES
+        return usual if usual in named_kind(policy).services else Service.ALL
 
     def _check_one(self, policy: str, tp_size: int) -> None:
         if self.num_hosts > 1:

@@ -7,12 +7,12 @@ in turn.
 """
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from loong.core.placement import InstanceId, tokens_by_instance
-from loong.core.request import RequestId, RequestView
+from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.request_lengths import Lengths
 

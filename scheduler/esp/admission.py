@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel, PrefillTerms
-from loong.core.request import RequestId, RequestView
+from loong.core.request import RequestView
 from loong.scheduler.common.future_kv import FutureKV
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.slo_targets import FirstTokenTargets

@@ -8,11 +8,11 @@ from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
 from loong.scheduler.esp.batching import BatchBuilder
-from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
-from loong.scheduler.esp.reasons import reason_to_end_lease
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.layout import step_seconds
+from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
+from loong.scheduler.esp.reasons import reason_to_end_lease
 from loong.scheduler.esp.service import can_reach, leased
 from loong.scheduler.tuning import MIN_ALIGNED_SHARE
 

@@ -91,8 +91,8 @@ class ChunkSizer:
     def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
         """Return the largest chunk that all instances compute together in stripes, or None.
 
-        Either queries travel or KV does, by the ring: whichever allows the larger chunk, or of two alike takes
-        less time. The KV stays on all of them.
+        Either queries travel or KV does, by the ring: whichever allows the larger chunk, or takes less time
+        for the same. The KV stays on all of them.
 
         It has at least `min_tokens` tokens where there is room, even if they exceed the budget.
         """

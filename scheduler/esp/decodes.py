@@ -110,7 +110,7 @@ class ServedDecodes:
         A lease lasts for some time, so that decodes that come one by one do not each cost all a new one.
         """
         wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
-        if not wanted or (not self.resting and wanted == self.busy_ids):
+        if not wanted or (wanted == self.busy_ids and not self._can_any_join()):
             return ()
         return tuple(
             LeaseEnd(batch.batch_id, step)
@@ -173,13 +173,21 @@ class ServedDecodes:
         return self.snapshot.instance[instance_id].host_id
 
     def _has_room(self, number: int) -> bool:
-        last = self._last(number)
-        free = sum(self.snapshot.free[i] for i in last)
+        return sum(view.num_remaining_tokens for view in self.all_views) <= self._num_free(self._last(number))
+
+    def _can_any_join(self) -> bool:
+        """Return whether any that is at rest has room for all its tokens beside those in flight."""
+        num_left = self._num_free(self.instance_ids) - sum(v.num_remaining_tokens for v in self.in_flight)
+        return any(view.num_remaining_tokens <= num_left for view in self.resting)
+
+    def _num_free(self, instance_ids: Sequence[InstanceId]) -> int:
+        """Return the slots there that are free, or that leases have for steps to come."""
+        num_free = sum(self.snapshot.free[i] for i in instance_ids)
         for batch in self.leases:
             masters = [block.master_id for block in batch.plan.queries]
-            free += sum(batch.plan.num_stored_tokens.get(i, 0) for i in last)
-            free -= batch.num_steps_taken * sum(map(masters.count, last))
-        return sum(view.num_remaining_tokens for view in self.all_views) <= free
+            num_free += sum(batch.plan.num_stored_tokens.get(i, 0) for i in instance_ids)
+            num_free -= batch.num_steps_taken * sum(map(masters.count, instance_ids))
+        return num_free
 
     def _step_seconds(self, number: int) -> float:
         """Return the seconds of a step of all decodes, with this number of masters."""

@@ -1,7 +1,7 @@
 """The stages of a plan, each a function from draft to draft.
 
-`plan_group` plans one group of all instances of a snapshot; `policy.py` puts the same stages around its choice
-of instances.
+`plan_group` plans one group of all instances of a snapshot. `policy.py` has a stage of its own that chooses
+instances.
 """
 
 from collections.abc import Callable, Iterable

@@ -29,12 +29,12 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Preemption
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.paper.batching_program import Demand, Offer, solve
 from loong.scheduler.common.future_kv import paper_weight
 from loong.scheduler.common.leases import arrival_order, lease_ends, plan_lease
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.paper.allocation import Moves, PaperAllocation
+from loong.scheduler.paper.batching_program import Demand, Offer, solve
 from loong.scheduler.paper.cluster import DecodeBatch, PaperCluster
 from loong.scheduler.paper.dispatch import dispatch
 from loong.scheduler.paper.scaling import find_slots, prefill_batch, repair, scale_up

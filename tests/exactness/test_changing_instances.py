@@ -59,7 +59,7 @@ def scaling(cluster: Cluster, policy: Policy, least: int, late_ids: frozenset[Re
         ("esp", 1),
         ("replicas", 1),
         ("static-sp", 1),
-        ("esp-served", 2),
+        ("esp", 2),
         ("esp-disaggregated", 2),
         ("esp-fixed-2", 2),
     ],

@@ -198,7 +198,7 @@ def test_a_ring_pushes_parts_of_its_stripes_to_several_instances(cluster: Cluste
     assert {run.holder_ids for run in served_batches(cluster)} == {(0, 3), (2,)}
 
 
-@pytest.mark.parametrize("name", ["esp-served"])
+@pytest.mark.parametrize("name", ["esp"])
 def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     any_cluster: Cluster, folder: Path, name: str
 ) -> None:

@@ -28,9 +28,9 @@ def test_every_choice_has_a_flag(field: str) -> None:
 
 
 def test_names_of_policies_have_those_of_fixed_groups_of_any_size() -> None:
-    tried = ("esp", "esp-fixed-0", "esp-fixed-1", "esp-fixed-12", "esp-served", "esp-fixed-N", "swift")
+    tried = ("esp", "esp-fixed-0", "esp-fixed-1", "esp-fixed-12", "esp", "esp-fixed-N", "swift")
     assert [name for name in tried if name in POLICY_NAMES] == [
-        *("esp", "esp-fixed-1", "esp-fixed-12", "esp-served")
+        *("esp", "esp-fixed-1", "esp-fixed-12", "esp")
     ]
     assert named_kind("esp-fixed-3").group_size == 3
     with pytest.raises(ConfigError, match=r"--policy 'swift' is unknown; choose from esp, .*, esp-fixed-N"):

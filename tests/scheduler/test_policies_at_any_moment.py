@@ -131,7 +131,7 @@ def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, s
 @settings(max_examples=6)
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: Service, seed: int) -> None:
-    whatever_happens(PolicyMachine("esp-served", serves), Random(seed))
+    whatever_happens(PolicyMachine("esp", serves), Random(seed))
 
 
 def whatever_happens(machine: PolicyMachine, random: Random) -> None:

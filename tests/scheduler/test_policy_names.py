@@ -20,7 +20,6 @@ COMPARED = {
     "esp",
     "esp-disaggregated",
     "esp-paper",
-    "esp-served",
     "infinite",
     "replicas",
     "static-sp",
@@ -104,4 +103,4 @@ def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:
 def test_a_policy_of_lenders_needs_instances_that_serve_everything(serves: Service) -> None:
     with pytest.raises(ConfigError, match="policy infinite needs instances that attend for batches"):
         admissible_tokens("infinite", instances_with([100] * 2, serves))
-    assert admissible_tokens("esp-served", instances_with([100] * 2, serves)) == 200
+    assert admissible_tokens("esp", instances_with([100] * 2, serves)) == 200

@@ -53,12 +53,10 @@ POLICY_STYLES = {
     "vllm-m": LineStyle(GREEN, "--", "<"),
     "vllm-s": LineStyle(GRAY, "--", ">"),
     "esp-disaggregated": LineStyle(SKY, "--", ">"),
-    "esp-served": LineStyle(VERMILION, "--", "D"),
     "esp-fcfs": LineStyle(BLUE, "--", "v"),
     "esp-no-chunks": LineStyle(VERMILION, "--", "^"),
-    "esp-no-scale-up": LineStyle(GREEN, "--", "s"),
-    "esp-no-retention": LineStyle(ORANGE, "--", "o"),
-    "esp-no-split": LineStyle(PINK, "--", "D"),
+    "esp-no-apart": LineStyle(GREEN, "--", "s"),
+    "esp-no-lone": LineStyle(ORANGE, "--", "o"),
 }
 FIXED_GROUPS = re.compile(r"esp-fixed-(\d+)")
 FIXED_GROUP_MARKERS = "o^sDvP"  # of groups of 1, 2, 4, 8, 16, 32 instances, and so on

@@ -9,7 +9,7 @@ def test_every_policy_has_words_and_a_style_of_its_own() -> None:
 
 def test_fixed_groups_of_any_size_have_words_and_a_style() -> None:
     assert words_of(["esp-fixed-4"]) == "esp-fixed-4: esp's order and chunks on fixed groups of 4."
-    styles = styles_of(["esp-fixed-1", "esp-fixed-2", "esp-fixed-2 (simulated)", "esp-served", "infinite"])
+    styles = styles_of(["esp-fixed-1", "esp-fixed-2", "esp-fixed-2 (simulated)", "esp", "infinite"])
     assert len(set(styles.values())) == 5
 
 

@@ -144,9 +144,7 @@ def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> 
         assert len(happening.plans) == 1
 
 
-@pytest.mark.parametrize(
-    "policy", ["esp", "static-sp", "replicas", "esp-fixed-1", "esp-disaggregated", "esp-served"]
-)
+@pytest.mark.parametrize("policy", ["esp", "static-sp", "replicas", "esp-fixed-1", "esp-disaggregated"])
 def test_a_replay_plans_the_same(policy: str, tmp_path: Path) -> None:
     run = recorded(tmp_path / "log", replace_setting(policy=policy), slower=1.5)
     result = asyncio.run(replay(run))
@@ -161,9 +159,8 @@ def test_what_came_together_is_replayed_together(tmp_path: Path) -> None:
     assert asyncio.run(replay(run)).difference is None
 
 
-@pytest.mark.parametrize("policy", ["esp", "esp-served"])
-def test_a_replay_plans_the_same_when_instances_come_and_go(policy: str, tmp_path: Path) -> None:
-    run = recorded(tmp_path / "log", replace_setting(policy=policy), incidents=INCIDENTS)
+def test_a_replay_plans_the_same_when_instances_come_and_go(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "log", replace_setting(policy="esp"), incidents=INCIDENTS)
     assert asyncio.run(replay(run)).difference is None
 
 

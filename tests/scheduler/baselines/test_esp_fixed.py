@@ -11,7 +11,6 @@ from loong.core.errors import ConfigError
 from loong.core.plan import BatchPlan
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
-from loong.scheduler.baselines.esp_fixed import make_group_view
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission, Refusal, by_deadline
@@ -84,7 +83,10 @@ def test_a_prompt_goes_where_it_has_room_though_another_group_has_less_work() ->
 
 def test_default_targets_are_those_of_esp() -> None:
     long = waiting("new", 400_000)
-    views = make_planning_view(snapshot_of(FOUR, [long])), make_group_view(snapshot_of(FOUR[:1], [long]), 4)
+    views = (
+        make_planning_view(snapshot_of(FOUR, [long])),
+        make_planning_view(snapshot_of(FOUR[:1], [long]), 4),
+    )
     ttfts = [
         PrefillAdmission(view, H200, PolicyConfig(), by_deadline).ordered([long])[0].ttft for view in views
     ]

@@ -11,7 +11,7 @@ from loong.core.plan import IterationPlan, Preemption
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
-from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.esp.policy import plan_esp
 from loong.scheduler.policy import make_policy
 
 GONE = decoding("gone", 10, (0,))

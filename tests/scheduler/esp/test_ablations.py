@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from machines import CPU, H200, H200_CAPACITY
+from machines import H200, H200_CAPACITY
 from simulation import Run, simulate, timed_request
-from snapshots import begun, decoding, snapshot_of
 
 from loong.core.request import SLO, Request
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.ablations import ABLATIONS
-from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.esp.policy import ABLATIONS
 from loong.scheduler.policy import POLICIES
 
 NAMES = sorted(ABLATIONS)
@@ -66,36 +64,6 @@ def test_first_come_is_first_served() -> None:
     assert by_deadline == in_order[::-1]
 
 
-def test_without_scale_up_a_prompt_goes_on_at_the_dop_that_it_began_with() -> None:
-    snapshot = snapshot_of(FOUR, [begun("long", 300_000, 10_000, (0, 1))])
-    dops = {
-        name: POLICIES[name].plan(snapshot, H200, PolicyConfig()).batches[0].group.dop
-        for name in ("esp", "esp-no-scale-up")
-    }
-    assert dops == {"esp": 4, "esp-no-scale-up": 2}
-
-
-def test_without_scale_up_groups_still_grow_where_nothing_would_end_otherwise() -> None:
-    run = simulate("esp-no-scale-up", [100, 100], [timed_request(0, 70, 60)])
-    assert run.stats.num_scale_ups == 1
-
-
-def test_without_retention_kv_stays_where_it_is_made_while_there_is_room() -> None:
-    requests = [timed_request(n, 4000, 20, n * 0.2) for n in range(5)]
-    retained = {
-        name: simulate(name, FOUR, requests, cost_model=H200).stats.num_retained_tokens
-        for name in ("esp", "esp-no-retention")
-    }
-    assert retained["esp"] > 0
-    assert retained["esp-no-retention"] == 0
-
-
-def test_without_retention_kv_still_goes_where_there_is_room_if_not_all_have_any() -> None:
-    requests = [timed_request(0, 90, 30), timed_request(1, 150, 2, 0.02)]
-    run = simulate("esp-no-retention", [100, 150], requests)
-    assert all(run.tokens[request.request_id] for request in requests)
-
-
 def test_without_chunks_a_prompt_is_one_batch() -> None:
     requests = [timed_request(0, 100_000, 4), timed_request(1, 30_000, 4, 0.01)]
     chunked, whole = (simulate(name, FOUR, requests, cost_model=H200) for name in ("esp", "esp-no-chunks"))
@@ -103,10 +71,22 @@ def test_without_chunks_a_prompt_is_one_batch() -> None:
     assert min(num_chunks(chunked, request) for request in requests) > 1
 
 
-def test_without_split_all_that_only_decode_are_one_batch() -> None:
-    snapshot = snapshot_of([999] * 3, [decoding(f"d{i}", 100, (i,)) for i in range(3)])
-    config = PolicyConfig()
-    apart = plan_esp(snapshot, CPU, config, ABLATIONS["esp-fcfs"])
-    together = plan_esp(snapshot, CPU, config, ABLATIONS["esp-no-split"])
-    assert [batch.request_ids for batch in apart.batches] == [("d0",), ("d1",), ("d2",)]
-    assert [batch.request_ids for batch in together.batches] == [("d0", "d1", "d2")]
+def groups(run: Run) -> set[tuple[int, ...]]:
+    return {batch.group.instance_ids for _, plan in run.plans for batch in plan.batches}
+
+
+def test_without_instances_for_decodes_all_run_everything_together() -> None:
+    tight = PolicyConfig(target_tpot=0.009)
+    runs = [simulate(name, FOUR, mixed(), cost_model=H200, config=tight) for name in ("esp", "esp-no-apart")]
+    apart, together = map(groups, runs)
+    assert {(0, 1, 2), (3,)} <= apart
+    assert (0, 1, 2, 3) in together
+    assert (0, 1, 2) not in together
+
+
+def test_without_lone_instances_short_prompts_are_computed_in_groups_too() -> None:
+    chats = [timed_request(n, 300 + 37 * n, 60, n * 0.05) for n in range(24)]
+    runs = [simulate(name, FOUR, chats, cost_model=H200) for name in ("esp", "esp-no-lone")]
+    alone, together = ({len(group) for group in groups(run)} for run in runs)
+    assert alone == {1}
+    assert max(together) > 1

@@ -1,7 +1,7 @@
 """The next batch of a group: leases with room, prompts that go on, and decodes that keep their pace."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -18,21 +18,35 @@ from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission, PrefillCandidate, by_deadline
 from loong.scheduler.esp.batching import BatchBuilder
-from loong.scheduler.esp.group import Group
 from loong.scheduler.tuning import MIN_CHUNK_TOKENS, MIN_TPOT_SHARE, PLANNED_TPOT_SHARE
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
 
 
+@dataclass(frozen=True)
+class WholeCluster:
+    """The whole cluster as one group, which computes all prompts."""
+
+    builder: BatchBuilder
+    prefills: Sequence[PrefillCandidate]
+
+    @property
+    def decodes(self) -> Sequence[RequestView]:
+        return self.builder.planning_view.decodes
+
+    def batch(self) -> BatchPlan | None:
+        instance_ids = tuple(sorted(self.builder.planning_view.free))
+        return self.builder.together(instance_ids, self.decodes, self.prefills)
+
+
 def group_of(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, *, late_ids: Sequence[str] = ()
-) -> tuple[BatchBuilder, Group]:
-    """Return the whole cluster as one group, which computes all prompts."""
+) -> WholeCluster:
     found = make_planning_view(snapshot)
     prefills = PrefillAdmission(found, cost_model, config, by_deadline).admit().prefills
     for prefill in prefills:
         prefill.is_deferred = prefill.view.request_id in late_ids
-    return BatchBuilder(found, cost_model, config), Group(list(found.instance_sets), prefills)
+    return WholeCluster(BatchBuilder(found, cost_model, config), prefills)
 
 
 def batch_of(
@@ -42,8 +56,7 @@ def batch_of(
     *,
     late_ids: Sequence[str] = (),
 ) -> BatchPlan:
-    batch_builder, group = group_of(snapshot, cost_model, config or PolicyConfig(), late_ids=late_ids)
-    batch = batch_builder.batch(group)
+    batch = group_of(snapshot, cost_model, config or PolicyConfig(), late_ids=late_ids).batch()
     assert batch is not None
     check_plan(snapshot, IterationPlan((batch,)))
     return batch
@@ -97,10 +110,9 @@ def test_whatever_a_group_runs_keeps_the_rules_and_holds_up_no_decode_alone(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, data: st.DataObject
 ) -> None:
     late_ids = [view.request_id for view in snapshot.waiting if data.draw(st.booleans())]
-    batch_builder, group = group_of(snapshot, cost_model, config, late_ids=late_ids)
-    decodes = [view.request_id for instance_set in group.instance_sets for view in instance_set.decodes]
-    batch = batch_builder.batch(group)
-    num_free = sum(batch_builder.planning_view.free.values())
+    group = group_of(snapshot, cost_model, config, late_ids=late_ids)
+    decodes, batch = [view.request_id for view in group.decodes], group.batch()
+    num_free = sum(group.builder.planning_view.free.values())
     if batch is None:
         assert num_free < len(decodes) or not decodes
         assert num_free == 0 or not group.prefills or decodes
@@ -116,8 +128,7 @@ def test_a_lease_has_as_many_steps_as_there_is_room_for() -> None:
     for num_free, expected in ((400, 16), (48, 16), (47, 8), (23, 4), (5, 1), (3, 1)):
         views = [decoding(f"d{n}", 100, (0,), max_tokens=99) for n in range(3)]
         assert batch_of(snapshot_of([300 + num_free], views)).num_steps == expected
-    batch_builder, group = group_of(snapshot_of([302], views), H200, PolicyConfig())
-    assert batch_builder.batch(group) is None
+    assert group_of(snapshot_of([302], views), H200, PolicyConfig()).batch() is None
 
 
 def test_a_lease_has_no_more_steps_than_any_request_takes() -> None:
@@ -128,7 +139,7 @@ def test_a_lease_has_no_more_steps_than_any_request_takes() -> None:
 def test_a_lease_fits_into_the_seconds_it_is_given() -> None:
     views = [decoding(f"d{n}", 10_000, (0,), max_tokens=99) for n in range(8)]
     snapshot = snapshot_of([99_999], views)
-    batch_builder, _ = group_of(snapshot, H200, PolicyConfig())
+    batch_builder = group_of(snapshot, H200, PolicyConfig()).builder
     step = batch_builder.lease((0,), views, 10.0)
     assert step is not None
     for num_steps in (1, 3, 7):
@@ -137,13 +148,12 @@ def test_a_lease_fits_into_the_seconds_it_is_given() -> None:
         assert lease.num_steps == num_steps
     assert batch_builder.lease((0,), views, seconds_of(step) * 0.9) is None
     assert batch_builder.lease((0,), [], 10.0) is None
-    full, _ = group_of(snapshot_of([80_000], views), H200, PolicyConfig())
+    full = group_of(snapshot_of([80_000], views), H200, PolicyConfig()).builder
     assert full.lease((0,), views, 10.0) is None
 
 
 def test_nothing_to_run_is_no_batch() -> None:
-    batch_builder, group = group_of(snapshot_of([100, 100]), H200, PolicyConfig())
-    assert batch_builder.batch(group) is None
+    assert group_of(snapshot_of([100, 100]), H200, PolicyConfig()).batch() is None
 
 
 @pytest.mark.parametrize("model", [CPU, H200], ids=["cpu", "h200"])
@@ -174,7 +184,8 @@ def test_who_is_behind_has_shorter_steps_but_not_without_end(
     first_token_time: float | None, expected: float
 ) -> None:
     view = replace(decoding("d", 500, (0,), num_output=2), first_token_time=first_token_time)
-    batch_builder, _ = group_of(snapshot_of([9999], [view], now=10.0), H200, PolicyConfig(target_tpot=0.1))
+    snapshot = snapshot_of([9999], [view], now=10.0)
+    batch_builder = group_of(snapshot, H200, PolicyConfig(target_tpot=0.1)).builder
     assert batch_builder.budget([view]) == pytest.approx(expected * 0.1)
 
 
@@ -309,13 +320,8 @@ def test_one_that_is_late_goes_on_though_its_share_is_too_short_for_a_chunk(
         assert sum(num_computed(batch, view.request_id) for view in soon) > 4 * MIN_CHUNK_TOKENS
 
 
-def prompts_of(prefills: Sequence[PrefillCandidate]) -> list[str]:
-    return [prefill.view.request_id for prefill in prefills]
-
-
 def test_without_room_for_its_decodes_a_group_runs_nothing() -> None:
     views = [decoding("a", 50, (0,)), decoding("b", 50, (0,)), waiting("p", 10)]
-    batch_builder, group = group_of(snapshot_of([101], views), H200, PolicyConfig())
-    group.prefills.append(PrefillCandidate(views[2], 10, 0, 0.01, 1.0, 1.0))
-    assert prompts_of(group.prefills) == ["p"]
-    assert batch_builder.batch(group) is None
+    builder = group_of(snapshot_of([101], views), H200, PolicyConfig()).builder
+    prefills = [PrefillCandidate(views[2], 10, 0, 0.01, 1.0, 1.0)]
+    assert WholeCluster(builder, prefills).batch() is None

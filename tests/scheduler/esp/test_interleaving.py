@@ -16,7 +16,7 @@ from loong.core.request import RequestView
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
-from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.esp.policy import plan_esp
 
 LENGTHS = (300, 9_000, 25_000, 700, 4_000, 15_000)
 LOAD = [timed_request(n, LENGTHS[n % 6], 20 + 17 * n % 60, 0.08 * n) for n in range(40)]

@@ -13,7 +13,7 @@ from loong.core.request import SLO, RequestView
 from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import DEFAULT_HOST
-from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.esp.policy import plan_esp
 from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
 
 NOW = 100.0

@@ -15,7 +15,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission, Refusal, by_deadline
-from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.esp.policy import plan_esp
 from loong.scheduler.esp.reasons import DEFERRED_BY_DEADLINE, reason_to_preempt, reasons_to_wait
 from loong.scheduler.tuning import MAX_REFUSED
 

@@ -18,7 +18,7 @@ from loong.core.request import RequestId, RequestView
 from loong.scheduler.common.masters import choose_masters
 from loong.scheduler.common.striping import striped_part
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
-from loong.scheduler.esp.chunk_size import LEAST_TOKENS, largest_within
+from loong.scheduler.esp.chunk_size import LEAST_TOKENS, ChunkSizer, largest_within
 from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.tuning import MIN_CHUNK_SHARE
 
@@ -157,7 +157,7 @@ def test_chunks_fill_the_time_they_are_given_and_no_more(model: CostModel, data:
     assert step.seconds <= budget
     bigger = step_on(dop, model, free=[10**6] * dop)
     more = count + count // 8 + 2 * dop
-    part = bigger.sizer(bigger.ring, bigger.free, bigger.count, model, UNLIMITED)
+    part = ChunkSizer(bigger.ring, bigger.free, bigger.count, model, UNLIMITED)
     later = min(
         part.seconds_with(view, striped_part(view, more, bigger.ring, transfer)) for transfer in Transfer
     )
@@ -210,23 +210,7 @@ def test_a_long_prompt_keeps_to_a_handful_of_ranges_over_many_chunks() -> None:
     assert len(placement.segments) <= 8
 
 
-def test_the_last_chunk_stays_on_one_instance_and_the_group_is_free_again() -> None:
-    step = step_on(4, H200, free=[9000, 10_000, 50_000, 9000])
-    assert add_striped(step, waiting("p", 20_000), budget=0.3) == 20_000
-    batch = step.plan()
-    assert {block.transfer for block in batch.queries} == {Transfer.KV}
-    assert {segment.instance_id for segment in batch.writes} == {2}
-
-
-@pytest.mark.parametrize(("holder", "keeper"), [((), 2), ((0,), 0)])
-def test_the_last_chunk_goes_where_the_prompt_has_its_kv(holder: tuple[int, ...], keeper: int) -> None:
-    step = step_on(3, H200, free=[20_000, 10_000, 50_000])
-    view = begun("p", 12_000, 4000, holder) if holder else waiting("p", 8000)
-    assert add_striped(step, view, budget=0.3) == 8000
-    assert {segment.instance_id for segment in step.plan().writes} == {keeper}
-
-
-def test_a_last_chunk_that_fits_on_no_single_instance_stays_where_it_is_made() -> None:
+def test_a_last_chunk_stays_where_it_is_made() -> None:
     step = step_on(4, H200, free=[2500] * 4)
     assert add_striped(step, waiting("p", 8000), budget=0.3) == 8000
     assert step.plan().num_stored_tokens == dict.fromkeys(range(4), 2000)

@@ -85,10 +85,10 @@ def test_an_instance_that_serves_others_is_marked_as_long_as_it_does(tmp_path: P
     columns = range(NUM_COLUMNS // 3, 2 * NUM_COLUMNS // 3 + 1)
     assert served_stretches(history, scale) == {0: [columns], 1: [columns]}
     path = tmp_path / "timeline.png"
-    plot_timelines({"esp-served": history}, [path])
+    plot_timelines({"esp": history}, [path])
     assert PINK in colors_in(path)
     words = "serves KV to a batch that runs elsewhere"
-    assert words in drawn({"esp-served": history}, tmp_path)
+    assert words in drawn({"esp": history}, tmp_path)
     assert words not in drawn({"esp": elastic()}, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`esp-served` decodes on few instances, which read KV where it was computed."""
+"""`esp` decodes on few instances, which read KV where it was computed, or runs all on all."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,10 +17,10 @@ from loong.core.request import SLO, Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.esp.batches import PROMPTS_JOIN
+from loong.scheduler.esp.decodes import JOINED, NO_SLOTS
+from loong.scheduler.esp.reasons import BUSY
 from loong.scheduler.policy import admissible_tokens, make_policy
-from loong.scheduler.served.batches import PROMPTS_JOIN
-from loong.scheduler.served.decodes import JOINED, NO_SLOTS
-from loong.scheduler.served.policy import BUSY
 
 FOUR = [H200_CAPACITY] * 4
 TIGHT = PolicyConfig(target_tpot=0.009)
@@ -34,7 +34,7 @@ def mixed(num_output: int = 60) -> list[Request]:
 def planned(
     snapshot: Snapshot, cost_model: WorkCostModel = CPU, config: PolicyConfig | None = None
 ) -> IterationPlan:
-    plan = make_policy("esp-served", config or TIGHT)(snapshot, cost_model)
+    plan = make_policy("esp", config or TIGHT)(snapshot, cost_model)
     check_plan(snapshot, plan)
     return plan
 
@@ -55,7 +55,7 @@ def group_of_decodes(*views: RequestView, capacities: tuple[int, ...] = (90_000,
 
 
 def test_with_tight_targets_decodes_run_on_the_last_instance_and_prompts_on_the_others() -> None:
-    run = simulate("esp-served", FOUR, mixed(), cost_model=H200, config=TIGHT)
+    run = simulate("esp", FOUR, mixed(), cost_model=H200, config=TIGHT)
     assert {batch.group.instance_ids for batch in batches_of(run) if is_decode(batch)} == {(3,)}
     prompts = [batch for batch in batches_of(run) if not is_decode(batch)]
     assert {i for batch in prompts for i in batch.group.instance_ids} == {0, 1, 2}
@@ -64,14 +64,14 @@ def test_with_tight_targets_decodes_run_on_the_last_instance_and_prompts_on_the_
 
 
 def test_with_loose_targets_few_instances_run_decodes_and_prompts_together() -> None:
-    run = simulate("esp-served", FOUR[:2], mixed(), cost_model=H200)
+    run = simulate("esp", FOUR[:2], mixed(), cost_model=H200)
     sizes = [{len(block.positions) > 1 for block in batch.queries} for batch in batches_of(run)]
     assert {True, False} in sizes
     assert (run.stats.num_migrated_tokens, run.stats.num_preemptions) == (0, 0)
 
 
 def test_prompts_are_computed_while_decodes_read_their_kv() -> None:
-    run = simulate("esp-served", FOUR, mixed(), cost_model=H200, config=TIGHT)
+    run = simulate("esp", FOUR, mixed(), cost_model=H200, config=TIGHT)
     serving = [
         batch
         for snapshot, _ in run.plans
@@ -84,7 +84,7 @@ def test_prompts_are_computed_while_decodes_read_their_kv() -> None:
 
 def test_tight_targets_are_met_beside_prompts() -> None:
     config = PolicyConfig(target_tpot=0.01)
-    run = simulate("esp-served", [H200_CAPACITY] * 8, mixed(200), cost_model=H200, config=config)
+    run = simulate("esp", [H200_CAPACITY] * 8, mixed(200), cost_model=H200, config=config)
     tpots = [(times[-1] - times[0]) / (len(times) - 1) for times in run.token_times.values()]
     assert max(tpots) < 0.01
 
@@ -176,7 +176,7 @@ def test_an_instance_that_is_left_alone_does_both() -> None:
 
 
 def test_where_instances_serve_leases_alone_decodes_leave_prompts_all_the_same() -> None:
-    run = simulate("esp-served", FOUR, mixed(), cost_model=H200, config=TIGHT, serves=Service.LEASES)
+    run = simulate("esp", FOUR, mixed(), cost_model=H200, config=TIGHT, serves=Service.LEASES)
     groups = {batch.group.instance_ids for batch in batches_of(run) if not is_decode(batch)}
     assert (0, 1, 2) in groups
     for snapshot, plan in run.plans:
@@ -191,8 +191,8 @@ def test_where_instances_serve_leases_alone_decodes_leave_prompts_all_the_same()
 
 
 def test_one_request_may_come_to_what_all_hold() -> None:
-    assert admissible_tokens("esp-served", instances_with([100, 40, 30])) == 170
-    assert admissible_tokens("esp-served", instances_with([100])) == 100
+    assert admissible_tokens("esp", instances_with([100, 40, 30])) == 170
+    assert admissible_tokens("esp", instances_with([100])) == 100
 
 
 def test_where_no_decode_finds_a_slot_and_nothing_runs_the_last_to_come_is_preempted() -> None:
@@ -209,7 +209,7 @@ def test_one_alone_is_never_preempted() -> None:
 
 
 def test_instances_that_serve_nothing_run_long_prompts_and_decodes_together() -> None:
-    run = simulate("esp-served", FOUR, mixed(), cost_model=H200, config=TIGHT, serves=Service.NONE)
+    run = simulate("esp", FOUR, mixed(), cost_model=H200, config=TIGHT, serves=Service.NONE)
     long = {"r002", "r005", "r008", "r011"}
     groups = {b.group.instance_ids for b in batches_of(run) if long.intersection(b.request_ids)}
     assert groups == {(0, 1, 2, 3)}
@@ -238,11 +238,11 @@ def test_decodes_run_on_hosts_in_turn_each_where_its_kv_is() -> None:
 
 def test_where_all_prompts_are_short_and_targets_loose_each_instance_runs_its_own() -> None:
     chats = [timed_request(n, 300 + 37 * n, 60, n * 0.05) for n in range(24)]
-    run = simulate("esp-served", FOUR, chats, cost_model=H200)
+    run = simulate("esp", FOUR, chats, cost_model=H200)
     assert {batch.group.dop for batch in batches_of(run)} == {1}
     assert {i for batch in batches_of(run) for i in batch.group.instance_ids} == {0, 1, 2, 3}
     tight = PolicyConfig(target_tpot=0.008)
-    run = simulate("esp-served", FOUR, chats, cost_model=H200, config=tight)
+    run = simulate("esp", FOUR, chats, cost_model=H200, config=tight)
     assert {batch.group.instance_ids for batch in batches_of(run) if is_decode(batch)} == {(3,)}
 
 

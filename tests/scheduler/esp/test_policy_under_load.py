@@ -17,7 +17,7 @@ from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import SLO, Request
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.planner import plan_esp
+from loong.scheduler.esp.policy import plan_esp
 
 
 def mixed_workload(num_requests: int, request_rate: float, seed: int) -> list[Request]:
