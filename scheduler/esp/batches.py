@@ -7,11 +7,13 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
+from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.layout import step_seconds
 from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
+from loong.scheduler.esp.quick import QuickPrompts
 from loong.scheduler.esp.reasons import reason_to_end_lease
 from loong.scheduler.esp.service import can_reach, leased
 from loong.scheduler.tuning import MIN_ALIGNED_SHARE
@@ -20,18 +22,22 @@ PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instan
 
 
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
-    """Make a lease of the decodes, and a step of the prompts on those of their instances that are idle."""
-    lease, ends = decodes.lease(), decodes.lease_ends()
-    step = _prompt_step(draft) if draft.prefills else None
+    """Make a lease of the decodes or a step of quick prompts, and a step of the others where it can begin."""
+    quick = QuickPrompts(draft, decodes)
+    pause = quick.step(batch_builder(draft, quick.seconds))
+    lease = decodes.lease() if pause is None else None
+    ends = {end.batch_id: end for end in (*quick.lease_ends(), *decodes.lease_ends())}.values()
+    others = tuple(prefill for prefill in draft.prefills if prefill not in quick.prefills)
+    step = _prompt_step(draft, others) if others else None
     return replace(
         draft,
-        batches=tuple(batch for batch in (lease, step) if batch is not None),
-        lease_ends=ends,
-        decisions=(*draft.decisions, *decodes.decisions(lease, ends)),
+        batches=tuple(batch for batch in (lease, pause, step) if batch is not None),
+        lease_ends=tuple(ends),
+        decisions=(*draft.decisions, *decodes.decisions(lease, tuple(ends))),
     )
 
 
-def _prompt_step(draft: PlanDraft) -> BatchPlan | None:
+def _prompt_step(draft: PlanDraft, prefills: tuple[PrefillCandidate, ...]) -> BatchPlan | None:
     """Return a step of prompts; None if too little time is left before the busy instances become idle.
 
     While some are busy, the step ends with theirs, so that all can begin the next one. It has only prompts
@@ -39,7 +45,7 @@ def _prompt_step(draft: PlanDraft) -> BatchPlan | None:
     """
     prompt_ids, seconds = draft.layout.prompt_ids, step_seconds(draft)
     idle = tuple(i for i in prompt_ids if i in draft.idle_ids)
-    prefills = tuple(p for p in draft.prefills if can_reach(draft.snapshot, p.view, idle))
+    prefills = tuple(p for p in prefills if can_reach(draft.snapshot, p.view, idle))
     if len(idle) < len(prompt_ids):
         seconds, usual = _seconds_until_all_idle(draft), seconds
         if seconds < MIN_ALIGNED_SHARE * usual:

@@ -25,7 +25,7 @@ from loong.scheduler.esp.service import leased, serves_all
 from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
 
 NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
-JOINED = "decodes have come that are to join it, or need other instances"
+JOINED = "others are to join it, or to run on its instances"
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,16 @@ class ServedDecodes:
         """Return whether any that is at rest has room for all its tokens beside those in flight."""
         num_left = self._num_free(self.instance_ids) - sum(v.num_remaining_tokens for v in self.in_flight)
         return any(view.num_remaining_tokens <= num_left for view in self.resting)
+
+    @property
+    def num_spare(self) -> int:
+        """Return the slots of their instances that none of them needs until its end."""
+        return self._num_free(self.instance_ids) - sum(view.num_remaining_tokens for view in self.all_views)
+
+    @property
+    def step_seconds(self) -> float:
+        """Return the seconds of a step of all of them."""
+        return self._step_seconds(len(self.instance_ids))
 
     def _num_free(self, instance_ids: Sequence[InstanceId]) -> int:
         """Return the slots there that are free, or that leases have for steps to come."""

@@ -1,0 +1,89 @@
+"""Short prompts on the instances for decodes, between leases, while the other instances compute long ones.
+
+So a chat waits for a step of a decode, not for one of a long prompt.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from loong.core.plan import BatchPlan, LeaseEnd
+from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.esp.admission import PrefillCandidate
+from loong.scheduler.esp.batching import BatchBuilder
+from loong.scheduler.esp.decodes import ServedDecodes
+from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
+from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
+
+
+@dataclass(frozen=True)
+class QuickPrompts:
+    """Prompts for pauses of the decodes. These make up for a pause, as their steps are faster than targets."""
+
+    draft: PlanDraft
+    decodes: ServedDecodes
+
+    @cached_property
+    def prefills(self) -> tuple[PrefillCandidate, ...]:
+        """The most urgent prompts that fit into one pause, and into the slots that the decodes leave.
+
+        None if there are no others, and the instances for prompts are idle.
+        """
+        seconds, room, chosen = self.seconds, self.decodes.num_spare, []
+        for prefill in self.draft.prefills:
+            is_new = not (prefill.is_begun or prefill.is_deferred)
+            if is_new and prefill.work <= seconds and prefill.view.num_final_tokens <= room:
+                chosen.append(prefill)
+                seconds -= prefill.work
+                room -= prefill.view.num_final_tokens
+        if len(chosen) == len(self.draft.prefills) and self.draft.idle_ids.issuperset(
+            self.draft.layout.prompt_ids
+        ):
+            return ()
+        return tuple(chosen)
+
+    @cached_property
+    def seconds(self) -> float:
+        """The time of a pause."""
+        config = self.draft.config
+        if self._interleaving is None:
+            return config.step_time
+        return min(config.step_time, self._interleaving.saved * config.lease_steps)
+
+    @cached_property
+    def _interleaving(self) -> PrefillDecodeInterleaving | None:
+        """The decodes' pace; None if there are none."""
+        views = self.decodes.all_views
+        if not views:
+            return None
+        target = min(target_tpot(view, self.draft.config) for view in views)
+        return PrefillDecodeInterleaving(self.decodes.step_seconds, target)
+
+    @cached_property
+    def num_steps_due(self) -> int:
+        """The decode steps that are due before a pause for the prompts."""
+        if self._interleaving is None:
+            return 0
+        pause = sum(prefill.work for prefill in self.prefills)
+        views, now = self.decodes.all_views, self.draft.snapshot.now
+        return self._interleaving.num_due(views, now, pause, self.draft.config.lease_steps)
+
+    def step(self, builder: BatchBuilder) -> BatchPlan | None:
+        """Return a step of the prompts; None if no instance for decodes is idle, or decode steps are due."""
+        idle = [i for i in self.decodes.instance_ids if i in self.draft.idle_ids]
+        if not (idle and self.prefills) or self.num_steps_due:
+            return None
+        roomiest = max(idle, key=lambda i: (self.draft.view.free[i], i))
+        return builder.with_prompts((roomiest,), (), self.prefills)
+
+    def lease_ends(self) -> Iterator[LeaseEnd]:
+        """Yield ends of leases for these prompts."""
+        draft = self.draft
+        for batch in self.decodes.leases if self.prefills else ():
+            group, num_decodes = batch.plan.group.instance_ids, len(batch.plan.request_ids)
+            least = least_lease_seconds(group, num_decodes, self.prefills, draft.cost_model, draft.config)
+            step = last_step_before(self.prefills, batch, least)
+            step = max(step, batch.num_steps_taken + self.num_steps_due)
+            if step < batch.last_step:
+                yield LeaseEnd(batch.batch_id, step)
