@@ -104,8 +104,7 @@ class Snapshot:
     """The state that a policy plans from.
 
     Waiting requests have no KV, and are in order of arrival. Running ones have KV or are in a batch, and are
-    in the order in which they began. `recent_prompt_lengths` are those of the last arrivals, latest last, as
-    an estimate of the next ones. `version` is that of the state: each event and each plan makes another.
+    in the order in which they began. `version` is that of the state: each event and each plan makes another.
 
     `ending` are batches still running whose end is predicted. The snapshot already shows the state after
     them, except that the KV they free (`leaving`) is not yet available. That KV belongs to requests that end
@@ -122,7 +121,6 @@ class Snapshot:
     batches: tuple[RunningBatch, ...] = ()
     migrations: tuple[KVMigration, ...] = ()
     stats: ClusterStats = field(default_factory=ClusterStats)
-    recent_prompt_lengths: tuple[int, ...] = ()
     version: int = 0
     ending: tuple[RunningBatch, ...] = ()
     leaving: Mapping[InstanceId, int] = field(default_factory=dict)

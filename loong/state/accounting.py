@@ -1,6 +1,6 @@
 """The accounting of `ClusterState`: instances, requests, batches, and the KV slots that they use."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -17,8 +17,6 @@ from loong.state.in_flight_batch import InFlightBatch
 from loong.state.live_request import LiveRequest
 from loong.state.request_view_cache import RequestViewCache
 from loong.state.shared_kv import SharedKV
-
-NUM_RECENT = 32  # arrivals whose prompt lengths are kept
 
 
 @dataclass(slots=True)
@@ -43,7 +41,6 @@ class Accounting:
     counts: Counter[str] = field(default_factory=Counter)  # by their names in `ClusterStats`
     num_batches_by_dop: Counter[int] = field(default_factory=Counter)
     returning: dict[InstanceId, int] = field(default_factory=dict)
-    recent_prompt_lengths: deque[int] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
     view_cache: RequestViewCache = field(default_factory=RequestViewCache)
 
     def snapshot(self, now: float, version: int) -> Snapshot:
@@ -57,7 +54,6 @@ class Accounting:
             batches=tuple([batch.running for batch in self.batches.values()]),
             migrations=tuple(self.migrations.values()),
             stats=self.stats,
-            recent_prompt_lengths=tuple(self.recent_prompt_lengths),
             version=version,
             ending=tuple([batch.running for batch in self.ending.values()]),
             leaving=self._leaving(),
@@ -94,7 +90,6 @@ class Accounting:
 
     def admit(self, live: LiveRequest) -> None:
         """Add a new request, with its siblings."""
-        self.recent_prompt_lengths.append(len(live.request.prompt_token_ids))
         self.most_tokens = max(self.most_tokens, live.view().num_final_tokens)
         for new in (live, *live.siblings):
             self.count(num_arrived=1)

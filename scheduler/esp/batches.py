@@ -47,7 +47,7 @@ def _prompt_step(draft: PlanDraft, prefills: tuple[PrefillCandidate, ...]) -> Ba
     idle = tuple(i for i in prompt_ids if i in draft.idle_ids)
     prefills = tuple(p for p in prefills if can_reach(draft.snapshot, p.view, idle))
     if len(idle) < len(prompt_ids):
-        seconds, usual = _seconds_until_all_idle(draft), seconds
+        seconds, usual = _seconds_until_all_idle(draft, idle), seconds
         if seconds < MIN_ALIGNED_SHARE * usual:
             return None
         prefills = tuple(p for p in prefills if set(p.view.placement.instance_ids) <= set(idle))
@@ -66,7 +66,7 @@ def build_together(draft: PlanDraft) -> PlanDraft:
     ends = tuple(_lease_ends(draft, draft.snapshot.batches)) if draft.prefills else ()
     idle, meanwhile = tuple(sorted(draft.idle_ids)), None
     if idle and draft.decodes:
-        meanwhile = builder.lease(idle, _leased(draft, idle), _seconds_until_all_idle(draft))
+        meanwhile = builder.lease(idle, _leased(draft, idle), _seconds_until_all_idle(draft, idle))
     return replace(
         draft,
         batches=() if meanwhile is None else (meanwhile,),
@@ -115,13 +115,15 @@ def _leased(draft: PlanDraft, instance_ids: tuple[InstanceId, ...]) -> Sequence[
     return leased(draft.snapshot, draft.decodes, instance_ids)
 
 
-def _seconds_until_all_idle(draft: PlanDraft) -> float:
-    """Return the seconds until all instances that are to compute prompts are idle."""
-    prompt_ids = set(draft.layout.prompt_ids)
-    ends = (
-        b.step_ends_at for b in draft.snapshot.batches if not prompt_ids.isdisjoint(b.plan.group.instance_ids)
-    )
-    return max(0.0, max(ends, default=0.0) - draft.snapshot.now)
+def _seconds_until_all_idle(draft: PlanDraft, idle: Iterable[InstanceId]) -> float:
+    """Return the seconds from when `idle` instances can begin until all that are to compute prompts are idle.
+
+    The batches of some of them may still be ending.
+    """
+    snapshot, prompt_ids = draft.snapshot, set(draft.layout.prompt_ids)
+    begins = max((snapshot.predicted_ends.get(i, 0.0) for i in idle), default=0.0)
+    ends = (b.step_ends_at for b in snapshot.batches if not prompt_ids.isdisjoint(b.plan.group.instance_ids))
+    return max(0.0, max(ends, default=0.0) - max(begins, snapshot.now))
 
 
 def _lease_ends(draft: PlanDraft, busy: Iterable[RunningBatch]) -> Iterator[LeaseEnd]:

@@ -2,7 +2,8 @@
 
 The instances of a batch, its group, are chosen anew at every chunk boundary, and no KV moves for it:
 
-- Where all prompts are short and targets loose, each instance runs its own requests.
+- Where all prompts are short and targets loose, each instance runs its own requests. So it does where
+  decodes that read KV of others would miss the TPOT target.
 - Otherwise the last instances decode, as few as meet the TPOT target, and the others compute prompts in one
   group. All serve the KV that they have computed.
 - Where steps with decodes and prompts on all instances leave prompts more of the cluster, they run together.
@@ -13,6 +14,9 @@ A plan is made in stages. Each takes a draft, and returns one that says more.
 from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
+from loong.core.cost.work import WorkCount
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, striped
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import groups_of
@@ -43,7 +47,7 @@ def plan_esp(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, variant: Variant = ESP
 ) -> IterationPlan:
     """Plan every instance that can run now."""
-    if variant.has_lone_instances and has_only_short_prompts(snapshot, cost_model, config):
+    if variant.has_lone_instances and suits_lone_instances(snapshot, cost_model, config):
         each = groups_of(tuple(sorted(snapshot.pools)), 1)
         plan = plan_parts(snapshot, each, cost_model, config, variant)
         if (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
@@ -51,12 +55,13 @@ def plan_esp(
     return planned(PlanDraft(make_planning_view(snapshot), cost_model, config, variant), build)
 
 
-def has_only_short_prompts(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
-    """Return whether each instance can run requests by itself.
+def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
+    """Return whether each instance is to run requests by itself.
 
-    That is so if every request fits into the KV of each, and its prompt into a step of one. TPOT targets must
-    leave most of a step with decodes to prompts. Where instances do not serve such steps, all KV of a request
-    must be on one of them.
+    Every request must fit into the KV of each. Where instances do not serve steps of prompts, all its KV must
+    be on one of them. Each prompt must fit into a step of one, and TPOT targets must leave most of a step
+    with decodes to prompts; or decodes must meet targets by KV of their own instance, but not by that of
+    others.
     """
     if snapshot.most_tokens > min(snapshot.pools.values()):
         return False
@@ -66,8 +71,20 @@ def has_only_short_prompts(snapshot: Snapshot, cost_model: CostModel, config: Po
     target = min((target_tpot(view, config) for view in live), default=config.target_tpot)
     alone = cost_model.prefill_terms(1)
     most_tokens = alone.max_tokens(config.step_time, 0)
-    is_loose = alone.least <= PLANNED_TPOT_SHARE * target / 2
+    budget = PLANNED_TPOT_SHARE * target
+    own, remote = (_decode_seconds(holder_id, cost_model) for holder_id in (0, 1))
+    if own <= budget < remote:
+        return True
+    is_loose = alone.least <= budget / 2
     return is_loose and all(view.is_decoding or view.num_prompt_tokens <= most_tokens for view in live)
+
+
+def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:
+    """Return the seconds of a decode step on instance 0 with a token of KV on this instance."""
+    group = ESPGroup((0,))
+    count = WorkCount(group.instance_ids, is_lease=True)
+    count.add_decode(0, striped("", range(1), (holder_id,)))
+    return cost_model.step_time(count.step(group, is_first=False))
 
 
 def build(draft: PlanDraft) -> PlanDraft:

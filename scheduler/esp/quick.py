@@ -19,7 +19,7 @@ from loong.scheduler.esp.lease_timing import last_step_before, least_lease_secon
 
 @dataclass(frozen=True)
 class QuickPrompts:
-    """Prompts for pauses of the decodes. These make up for a pause, as their steps are faster than targets."""
+    """Prompts for pauses of the decodes, which make up for a pause by steps faster than their targets."""
 
     draft: PlanDraft
     decodes: ServedDecodes

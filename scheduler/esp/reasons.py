@@ -52,10 +52,9 @@ def reasons_to_begin(
         dop = len({block.master_id for block in batch.blocks_of(view.request_id)})
         if prefill.is_begun and dop <= len(view.placement.instance_ids):
             continue
-        dops = sorted(
-            {1, dop, planning_view.num_instances} | {d for d in (2, 4) if d < planning_view.num_instances}
-        )
-        num_open = planning_view.num_instances - len(taken.difference(batch.group.instance_ids))
+        most = planning_view.cluster_size
+        dops = sorted({1, dop, most} | {d for d in (2, 4) if d < most})
+        num_open = most - len(taken.difference(batch.group.instance_ids))
         yield Decision(
             DecisionKind.DOP,
             (view.request_id,),

@@ -61,7 +61,6 @@ def snapshot_of(
     batches: Sequence[RunningBatch] = (),
     *,
     now: float = 0.0,
-    recent_prompt_lengths: tuple[int, ...] = (),
 ) -> Snapshot:
     """Return instances 0, 1, ... with these pools, used by the KV of `views` and the writes of `batches`.
 
@@ -83,5 +82,4 @@ def snapshot_of(
         tuple(view for view in views if not view.has_begun),
         tuple(view for view in views if view.has_begun),
         tuple(batches),
-        recent_prompt_lengths=recent_prompt_lengths,
     )

@@ -9,7 +9,7 @@ import pytest
 from machines import CPU, H200, H200_CAPACITY
 from plans import decode
 from simulation import Run, simulate, timed_request
-from snapshots import begun, decoding, running, snapshot_of, waiting
+from snapshots import decoding, running, snapshot_of, waiting
 
 from loong.core.cost.cost_model import prefill_time
 from loong.core.events import InstanceLost
@@ -47,12 +47,10 @@ def p99(values: list[float]) -> float:
     return quantiles(values, n=100)[98]
 
 
-def test_a_mixed_workload_uses_many_dops_and_retains_and_evicts_nobody() -> None:
+def test_a_mixed_workload_uses_several_dops_and_moves_and_evicts_nothing() -> None:
     stats = simulate("esp", [16384] * 4, mixed_workload(80, request_rate=16, seed=1)).stats
-    assert len(stats.num_batches_by_dop) >= 3
-    assert stats.num_scale_downs > 0
-    assert stats.num_retained_tokens > 0
-    assert stats.num_preemptions == 0
+    assert stats.num_batches_by_dop.keys() > {1}
+    assert (stats.num_migrated_tokens, stats.num_preemptions) == (0, 0)
 
 
 def test_the_same_requests_are_planned_the_same_again() -> None:
@@ -72,34 +70,12 @@ def test_longer_prompts_get_more_instances() -> None:
     assert dops[-1] == 4
 
 
-def test_a_long_prompt_decodes_on_one_instance_if_its_kv_fits_there() -> None:
+def test_a_long_prompt_decodes_on_one_instance_that_reads_its_kv_on_the_others() -> None:
     run = simulate("esp", [16384] * 4, [timed_request(0, 4000, 20)])
-    assert [batch.group.dop for batch in batches_of(run)] == [4, 1]
-    assert run.stats.num_scale_downs == 1
-
-
-def test_decode_that_outgrows_its_instance_takes_another_and_moves_nothing() -> None:
-    run = simulate("esp", [100, 100], [timed_request(0, 70, 60)])
-    assert run.stats.num_scale_ups == 1
-    assert run.stats.num_migrated_tokens == run.stats.num_preemptions == 0
-
-
-def test_decode_groups_merge_for_room_and_nobody_is_evicted() -> None:
-    run = simulate("esp", [85, 85], [timed_request(0, 50, 40), timed_request(1, 20, 60)])
-    assert batches_of(run)[1].group.dop == 1
-    assert any(set(batch.request_ids) == {"r000", "r001"} for batch in batches_of(run))
-    assert run.stats.num_scale_ups > 0
-    assert run.stats.num_preemptions == 0
-
-
-def test_decode_groups_part_when_what_tied_them_has_ended() -> None:
-    requests = [timed_request(0, 200, 10), timed_request(1, 20, 60), timed_request(2, 20, 60)]
-    run = simulate("esp", [150, 150], requests)
-    tied = [set(batch.request_ids) for batch in batches_of(run) if "r000" in batch.request_ids]
-    assert {"r000", "r001", "r002"} in tied
-    after = batches_of(run)[-2:]
-    assert {batch.group.dop for batch in after} == {1}
-    assert {batch.request_ids for batch in after} == {("r001",), ("r002",)}
+    first, *decodes = batches_of(run)
+    assert first.group.dop == len({segment.instance_id for segment in first.writes}) == 4
+    assert {batch.group.dop for batch in decodes} == {1}
+    assert (run.stats.num_migrated_tokens, run.stats.num_retained_tokens) == (0, 0)
 
 
 def test_short_prompts_hardly_notice_a_very_long_one() -> None:
@@ -163,6 +139,17 @@ def test_decodes_beside_a_very_long_prompt_keep_their_pace() -> None:
         assert (times[-1] - times[0]) / (len(times) - 1) <= PolicyConfig().target_tpot
 
 
+def test_decodes_beside_a_stream_of_short_prompts_and_a_very_long_one_keep_their_pace_too() -> None:
+    config = PolicyConfig(target_tpot=0.012)
+    chats = [timed_request(n, 500, 60, n * 0.02) for n in range(1, 200)]
+    long = timed_request(0, 600_000, 4, 0.001)
+    run = simulate("esp", [H200_CAPACITY] * 4, [long, *chats], cost_model=H200, config=config)
+    assert run.token_times["r000"][0] > chats[-1].arrival_time
+    for chat in chats:
+        times = run.token_times[chat.request_id]
+        assert (times[-1] - times[0]) / (len(times) - 1) <= config.target_tpot
+
+
 def test_a_prompt_that_finds_only_leases_begins_at_the_end_of_their_step() -> None:
     first, second = timed_request(0, 20, 300), timed_request(1, 20, 4, 0.1)
     run = simulate("esp", [16384], [first, second])
@@ -182,41 +169,21 @@ def planned(snapshot: Snapshot, config: PolicyConfig | None = None) -> Iteration
     return plan_esp(snapshot, H200, config or PolicyConfig())
 
 
-def test_while_a_prompt_waits_for_its_last_instance_the_leases_in_its_way_end_and_others_decode() -> None:
-    here, there = decoding("here", 100, (0,), 99), decoding("there", 100, (1,), 99)
-    lease = replace(decode([there], (1,), {"there": 1}, num_steps=16), predicted_time=0.02)
-    tying = begun("long", 300_000, 10_000, (0, 1))
-    snapshot = snapshot_of([H200_CAPACITY] * 2, [here, there, tying], [running(7, lease)], now=0.001)
-    plan = planned(snapshot)
-    assert [(end.batch_id, end.step) for end in plan.lease_ends] == [(7, 1)]
-    assert plan.batches == ()
-    apart = snapshot_of(
-        [H200_CAPACITY] * 2, [here, there, waiting("long", 100_000)], [running(7, lease)], now=0.001
-    )
-    plan = planned(apart)
-    assert [(end.batch_id, end.step) for end in plan.lease_ends] == [(7, 1)]
-    (meanwhile,) = plan.batches
-    assert meanwhile.request_ids == ("here",)
-    assert meanwhile.predicted_time is not None
-    assert 1 < meanwhile.num_steps <= 0.019 / meanwhile.predicted_time
-
-
 @pytest.mark.parametrize(
-    ("capacity", "num_waiting", "instance_ids", "num_steps"),
+    ("capacity", "num_waiting", "num_steps"),
     [
-        (10_000, 0, (0,), 128),
-        (10_000, 1, (0,), 16),  # a prompt that waits for room
-        (75, 0, (0, 1), 16),  # several instances, which are to part soon
-        (220, 0, (0,), 55),  # half of the room is left for the next prompt
-        (130, 0, (0,), 16),
+        (10_000, 0, 128),
+        (10_000, 1, 16),  # a prompt that waits for room
+        (220, 0, 55),  # half of the room is left for the next prompt
+        (130, 0, 16),
     ],
 )
 def test_leases_are_long_while_no_prompt_waits_and_room_abounds(
-    capacity: int, num_waiting: int, instance_ids: tuple[int, ...], num_steps: int
+    capacity: int, num_waiting: int, num_steps: int
 ) -> None:
-    view = decoding("d", 110, instance_ids, max_tokens=500)
-    too_long = [waiting(f"w{n}", 19_950) for n in range(num_waiting)]
-    (batch,) = planned(snapshot_of([capacity] * 2, [view, *too_long])).batches
+    view = decoding("d", 110, (0,), max_tokens=500)
+    too_long = [waiting(f"w{n}", 9_950) for n in range(num_waiting)]
+    (batch,) = planned(snapshot_of([capacity], [view, *too_long])).batches
     assert batch.num_steps == num_steps
 
 
@@ -227,11 +194,9 @@ def test_nothing_is_planned_while_every_instance_is_in_a_step() -> None:
     assert replace(planned(snapshot), decisions=()) == IterationPlan()
 
 
-def test_the_latest_gives_way_if_after_a_loss_nobody_can_end() -> None:
+def test_all_end_after_a_loss_that_leaves_room_for_one_at_a_time() -> None:
     requests = [timed_request(n, 40, 45, n * 1e-3) for n in range(3)]
     run = simulate("esp", [130, 130], requests, incidents=[InstanceLost(0.1, 0)])
-    (preemption,) = (preemption for _, plan in run.plans for preemption in plan.preemptions)
-    assert preemption.request_id == "r002"
     assert all(len(run.tokens[request.request_id]) == 45 for request in requests)
 
 

@@ -32,7 +32,7 @@ from loong.observability.decision_log.lines import (
 )
 from loong.observability.decision_log.recent import RecentLines
 from loong.observability.decision_log.runs import RequestRuns
-from loong.scheduler.esp.reasons import DEFERRED_BY_DEADLINE, NO_PLACE, PAUSED
+from loong.scheduler.esp.reasons import BUSY, DEFERRED_BY_DEADLINE, PAUSED
 from loong.server.metrics.request_observers import RequestObservers, Targets
 
 # Every series that the queries of vLLM's published Grafana boards name and that is here, with their labels.
@@ -176,7 +176,7 @@ async def test_requests_that_wait_are_distinguished_by_reason(serving: Serving) 
         engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views)
         reasons = (
             Reason("wait", ("deferred", "preempted", "gone"), DEFERRED_BY_DEADLINE),
-            Reason("wait", ("no place",), NO_PLACE),
+            Reason("wait", ("no place",), BUSY),
             Reason("defer", ("new",), PAUSED),
         )
         causes = (Cause("request_arrived"),)
