@@ -20,7 +20,6 @@ WORKLOADS = ("mixed", "zipf1.0")
 RULES = ("tight", "interactive")
 POLICIES = (
     "esp",
-    "esp-served",
     "esp-fixed-8",
     "esp-fixed-4",
     "esp-fixed-2",

@@ -25,7 +25,6 @@ RULE_TPOT_MS = 50.0
 TPOTS_MS = (8.0, 10.0, 15.0, 25.0, 50.0)
 POLICIES = (
     "esp",
-    "esp-served",
     "esp-fixed-8",
     "esp-fixed-4",
     "esp-fixed-1",
