@@ -6,6 +6,7 @@ elasticity. Groups do not grow or shrink, and KV is not moved or retained. A req
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import ClassVar
 
 from loong.core.cost.cost_model import CostModel
@@ -122,12 +123,13 @@ def plan_group(
 
 
 def joined_plan(plans: Iterable[IterationPlan]) -> IterationPlan:
-    """Merge the plans of several parts into one."""
+    """Merge the plans of several parts into one. The first step at which one of them ends a lease holds."""
     each = tuple(plans)
+    ends = sorted((end for plan in each for end in plan.lease_ends), key=attrgetter("step"), reverse=True)
     return IterationPlan(
         batches=tuple(batch for plan in each for batch in plan.batches),
         migrations=tuple(migration for plan in each for migration in plan.migrations),
         preemptions=tuple(preemption for plan in each for preemption in plan.preemptions),
-        lease_ends=tuple(end for plan in each for end in plan.lease_ends),
+        lease_ends=tuple({end.batch_id: end for end in ends}.values()),
         decisions=tuple(decision for plan in each for decision in plan.decisions),
     )
