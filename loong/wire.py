@@ -17,6 +17,7 @@ import msgspec
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.grammar import Grammar
+from loong.core.instance import Service
 from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, RunScoredBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
@@ -85,12 +86,14 @@ Command: TypeAlias = (
 class WorkerReady:
     """A worker has its weights and its pools, and the fabric is connected.
 
-    On another host than the engine's it takes commands at an endpoint, which is known only now.
+    On another host than the engine's it takes commands at an endpoint, which is known only now. What it
+    `serves` depends on the fabric.
     """
 
     instance_id: InstanceId
     tp_rank: int
     commands_endpoint: str = ""
+    serves: Service = Service.ALL
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,8 +235,15 @@ def admissible_tokens(
 
     Raises `ConfigError` if the policy cannot run these instances at all.
     """
-    kind = policy_kind(name)
-    pools = {i.instance_id: i.kv_capacity for i in instances if i.kind is InstanceKind.FULL}
+    check_instances(name, instances, config)
+    return policy_kind(name).max_request_tokens(_pools_of(instances), config)
+
+
+def check_instances(
+    name: str, instances: tuple[ElasticInstance, ...], config: PolicyConfig = DEFAULT_CONFIG
+) -> None:
+    """Raise `ConfigError` if a policy cannot run these instances."""
+    kind, pools = policy_kind(name), _pools_of(instances)
     if kind.max_instances is not None and len(pools) > kind.max_instances:
         raise ConfigError(
             f"policy {name} runs {kind.max_instances} instance, but there are {len(pools)}; "
@@ -260,4 +267,7 @@ def admissible_tokens(
         raise ConfigError(
             f"--decode-instances {config.decode_instances} of {len(pools)} instances leaves none for prompts"
         )
-    return kind.max_request_tokens(pools, config)
+
+
+def _pools_of(instances: tuple[ElasticInstance, ...]) -> Pools:
+    return {i.instance_id: i.kv_capacity for i in instances if i.kind is InstanceKind.FULL}

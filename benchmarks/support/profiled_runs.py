@@ -125,7 +125,8 @@ async def profiled_runs(args: argparse.Namespace) -> AsyncIterator[ProfiledRuns]
     """Start the workers that the flags name, and end them."""
     cluster, model = chosen_workers(args)
     async with local_workers(cluster, LookaheadMargin.on(model.host)) as executor:
-        yield ProfiledRuns(ProfiledCluster(cluster.instances, executor, model.host.idle), model)
+        instances = executor.members.serving(cluster.instances)
+        yield ProfiledRuns(ProfiledCluster(instances, executor, model.host.idle), model)
 
 
 def dops_up_to(num_instances: int) -> list[int]:

@@ -12,7 +12,7 @@ from random import Random
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.instance import ESPGroup, Service
+from loong.core.instance import MAX_SERVED_TOKENS, ESPGroup, Service
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Transfer
 from loong.core.request import RequestId, RequestView
@@ -90,7 +90,7 @@ class ScenarioGenerator:
         if self.group.dop == 1 or any(instance[i].serves is Service.NONE for i in self.group.instance_ids):
             return
         room = min(self._free().values()) // (2 * ROOM_FOR_OUTPUT)
-        count = self._size(min(self.limits.max_decode_requests, room))
+        count = self._size(min(self.limits.max_decode_requests, MAX_SERVED_TOKENS, room))
         longest = self._longest_prompt(count)
         crowd = [self._arrive(self._size(longest)) for _ in range(count)]
         yield from self._compute(crowd, at_once=True)

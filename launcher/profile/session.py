@@ -78,7 +78,9 @@ async def _measure(
     chosen: ChosenCluster, limits: Limits, prior: WorkCostModel, duration: float
 ) -> list[Measured]:
     async with cluster_workers(chosen.cluster, LookaheadMargin.on(prior.host)) as executor:
-        cluster = ProfiledCluster(chosen.cluster.instances, executor, prior.host.idle)
+        cluster = ProfiledCluster(
+            executor.members.serving(chosen.cluster.instances), executor, prior.host.idle
+        )
         with tqdm(total=round(duration), unit="s", desc="measuring", disable=None) as bar:
 
             def show(elapsed: float) -> None:

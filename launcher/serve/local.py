@@ -97,14 +97,17 @@ class ClusterConfig:
         return self.first(self.num_instances)
 
     def first(self, num_instances: int) -> tuple[ElasticInstance, ...]:
-        """Return the instances of the lowest ids, and their host tiers if there are any, all empty."""
+        """Return the instances of the lowest ids, and their host tiers if there are any, all empty.
+
+        GPUs serve leases if their fabric allows it, which their workers report.
+        """
         full = [
             ElasticInstance(
                 i,
                 self.tp_size,
                 InstanceKind.FULL,
                 self.kv_capacity,
-                serves=Service.ALL if self.device == "cpu" else Service.NONE,
+                serves=Service.ALL if self.device == "cpu" else Service.LEASES,
                 host_id=host_id,
             )
             for i, host_id in enumerate(self.host_ids[:num_instances])

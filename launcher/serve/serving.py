@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ import loong
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
+from loong.core.instance import ElasticInstance
+from loong.core.placement import InstanceId
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.faults import WorkerFaults
@@ -50,7 +53,7 @@ from loong.scheduler.common.slo_targets import default_ttft
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
-from loong.scheduler.policy import admissible_tokens, make_policy
+from loong.scheduler.policy import admissible_tokens, check_instances, make_policy, policy_kind
 from loong.server.api.large_json import compile_ahead
 from loong.server.api.listen import allow_many_connections
 from loong.server.app import create_app
@@ -126,16 +129,17 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     backoff = None if cluster.device != "cpu" else Backoff()  # the fabrics of GPUs keep their peers mapped
     async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
-        base, last_id = await calibrate(prior, cluster.instances, executor, config.calibration_time)
+        instances = executor.members.serving(cluster.instances)
+        base, last_id = await calibrate(prior, instances, executor, config.calibration_time)
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)
         cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
         request_observers = _request_observers(config, cost_model, recalibration, clock_start)
-        setting = _setting(config, base, last_id)
+        setting = _setting(config, instances, base, last_id)
         listeners = (request_observers.recent, request_observers.runs)
         with run_logs(config.logs, setting, clock_start=clock_start, listeners=listeners) as logs:
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             tune_gc()
-            state = ClusterState(config.cluster.instances, last_id)
+            state = ClusterState(instances, last_id)
             timeline = Timeline()
             alarm = CostModelAlarm(recalibration, config.cost_model)
             observers: tuple[Observer, ...] = (timeline, recalibration, alarm, *logs)
@@ -216,12 +220,16 @@ def _front(
 
 
 def _scaling(config: ServeConfig, executor: WorkersExecutor) -> Scaling:
-    cluster = config.cluster
+    cluster, kind = config.cluster, policy_kind(config.policy_name)
 
-    def limit_of(num_instances: int) -> int:
-        return admissible_tokens(config.policy_name, cluster.first(num_instances), config.policy)
+    def check(num_instances: int) -> None:
+        check_instances(config.policy_name, cluster.first(num_instances), config.policy)
 
-    return Scaling(executor.members, cluster.num_instances, cluster.world_size, cluster.kv_capacity, limit_of)
+    def limit_of(instance_ids: Iterable[InstanceId]) -> int:
+        return kind.max_request_tokens(dict.fromkeys(instance_ids, cluster.kv_capacity), config.policy)
+
+    numbers = cluster.num_instances, cluster.world_size
+    return Scaling(executor.members, *numbers, cluster.kv_capacity, check, limit_of)
 
 
 def _faults(engine: Engine, executor: WorkersExecutor) -> WorkerFaults:
@@ -244,12 +252,14 @@ def _request_observers(
     )
 
 
-def _setting(config: ServeConfig, cost_model: WorkCostModel, last_id: int) -> Setting:
+def _setting(
+    config: ServeConfig, instances: tuple[ElasticInstance, ...], cost_model: WorkCostModel, last_id: int
+) -> Setting:
     """Return the settings that a recording needs for a replay to plan the same."""
     return Setting(
         version=VERSION,
         loong_version=loong.__version__,
-        instances=config.cluster.instances,
+        instances=instances,
         policy=config.policy_name,
         policy_config=config.policy,
         cost_model=cost_model,

@@ -17,6 +17,9 @@ class InstanceKind(Enum):
 
 
 MAX_SERVED_TOKENS = 256
+MAX_SERVED_LISTS = (
+    4  # times an instance's KV that a served lease lists: choices of one prompt all list its KV
+)
 
 
 class Service(Enum):

@@ -231,10 +231,12 @@ class Engine:
     ) -> None:
         """Pass on the errors of failed requests.
 
-        One that is too large was checked before the number of instances was reduced, and is itself at fault.
+        One that is too large for the limit and has not begun was checked before the limit fell, and is itself
+        at fault. The limit falls after the plan that fails requests which were there before.
         """
         for failure in plan.failures:
-            is_too_large = snapshot.request[failure.request_id].num_final_tokens > self.limits.max_request_kv
+            view = snapshot.request[failure.request_id]
+            is_too_large = not view.has_begun and view.num_final_tokens > self.limits.max_request_kv
             self._scored.pop(failure.request_id, None)
             if (put := self._waiting.pop(failure.request_id, None)) is not None:
                 put((InvalidRequestError if is_too_large else ClusterError)(failure.reason))

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from loong.core.errors import (
@@ -14,6 +14,7 @@ from loong.core.errors import (
 )
 from loong.core.events import Event
 from loong.core.instructions import Instruction
+from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.engine.cluster_size import ClusterSize, size_of
@@ -26,10 +27,13 @@ class Scaling:
     """Adds and removes instances of a running cluster. It observes the loop.
 
     Instances 0 to `num_instances` - 1 are wanted. Others drain: the policy empties them, and then they leave.
-    One that is wanted again meanwhile still leaves first. `kv_capacity` is that of each instance, and
-    `limit_of` returns the most KV of one request on a number of instances, or raises `ConfigError`.
-    `max_request_kv` is that limit now: while instances come, it stays that of those before. `report_limit` is
-    called when it changes.
+    One that is wanted again meanwhile still leaves first. `kv_capacity` is that of each instance. `check`
+    raises `ConfigError` unless the policy runs that number of instances, and `limit_of` returns the most KV
+    of one request on some instances.
+
+    `max_request_kv` is that limit on the instances that are to stay and serve, or are being started again
+    after a loss. Those that have yet to join for the first time, drain or are quarantined do not count.
+    `report_limit` is called when it changes.
     """
 
     def __init__(
@@ -38,11 +42,14 @@ class Scaling:
         num_instances: int,
         max_instances: int,
         kv_capacity: int,
-        limit_of: Callable[[int], int],
+        check: Callable[[int], None],
+        limit_of: Callable[[Iterable[InstanceId]], int],
     ) -> None:
-        self._members, self._limit_of, self._kv_capacity = members, limit_of, kv_capacity
+        self._members, self._kv_capacity = members, kv_capacity
+        self._check, self._limit_of = check, limit_of
         self._num_instances, self._max_instances = num_instances, max_instances
-        self.max_request_kv = limit_of(num_instances)
+        self._counted = self._lasting_ids
+        self.max_request_kv = limit_of(sorted(self._counted))
         self.report_limit: Callable[[], None] = lambda: None
         self._waiters: list[asyncio.Future[None]] = []
         self._is_settled = True
@@ -68,15 +75,15 @@ class Scaling:
                 param="num_instances",
             )
         try:
-            limit = self._limit_of(num_instances)
+            self._check(num_instances)
         except ConfigError as error:
             raise InvalidRequestError(str(error), param="num_instances") from error
-        _check_live_requests(snapshot, num_instances, limit)
+        _check_live_requests(snapshot, num_instances, self._limit_of(range(num_instances)))
         logger.info("instances: %d are wanted instead of %d", num_instances, self._num_instances)
         self._num_instances, self._is_settled = num_instances, False
-        self._set_limit(min(self.max_request_kv, limit))
         self._members.release(range(num_instances))
         self._advance(snapshot)
+        self._update_limit()
 
     async def wait(self) -> None:
         """Wait until the instances that are asked for serve, and no others are left.
@@ -106,6 +113,7 @@ class Scaling:
         """Continue a change. An instance that was empty before a plan is so after it."""
         if not self._is_settled:
             self._advance(snapshot)
+        self._update_limit()
 
     def _advance(self, snapshot: Snapshot) -> None:
         members, wanted = self._members, set(range(self._num_instances))
@@ -121,12 +129,23 @@ class Scaling:
         self._is_settled = members.joined == members.wanted == wanted  # which the snapshot may show later
         self._is_settled = self.size(snapshot).is_done
         if self._is_settled:
-            self._set_limit(self._limit_of(self._num_instances))
             logger.info("instances: %d serve, as wanted", self._num_instances)
             self._answer(None)
 
-    def _set_limit(self, limit: int) -> None:
+    @property
+    def _lasting_ids(self) -> set[InstanceId]:
+        members = self._members
+        return members.wanted & (members.joined | members.lost)
+
+    def _update_limit(self) -> None:
+        """Count the instances again, unless none is left: then the engine ends."""
+        lasting_ids = self._lasting_ids
+        if lasting_ids in (self._counted, set()):
+            return
+        self._counted = lasting_ids
+        limit = self._limit_of(sorted(lasting_ids))
         if limit != self.max_request_kv:
+            logger.info("a request can have KV for %d tokens instead of %d", limit, self.max_request_kv)
             self.max_request_kv = limit
             self.report_limit()
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from loong.core.errors import ClusterError
 from loong.core.events import Event, InstanceDraining, InstanceJoined, InstanceLeft, InstanceLost
-from loong.core.instance import ElasticInstance
+from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import Endpoints, WorkerId
 from loong.executor.heartbeats import Heartbeats
@@ -26,7 +26,8 @@ class Membership:
 
     With `restarts`, instances come and go. Each such event, a function of the present time, goes to `report`.
     `wanted` are the instances that are to be there. By the events so far, those in `joined` are there, and
-    those in `lost` are to return. The state knows no others. Those in `quarantined` failed too often.
+    those in `lost` are to return. The state knows no others. Those in `quarantined` failed too often. The
+    instances whose workers are ready have `services`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Membership:
         self.wanted = {instance_id for instance_id, _ in endpoints.commands}
         self.joined, self.lost = self.wanted.copy(), set[InstanceId]()
         self.quarantined: set[InstanceId] = set()
+        self.services: dict[InstanceId, Service] = {}
 
     async def wait_until_ready(self, timeout: float) -> None:
         """Wait for every worker's weights and pools.
@@ -65,6 +67,15 @@ class Membership:
         """Let `wait_until_ready` raise, if it has not returned."""
         if not self.ready.done():
             self.ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
+
+    def serving(self, instances: Iterable[ElasticInstance]) -> tuple[ElasticInstance, ...]:
+        """Return these instances with what they serve by the word of their workers, which are ready."""
+        return tuple(
+            replace(instance, serves=self.services[instance.instance_id])
+            if instance.kind is InstanceKind.FULL
+            else instance
+            for instance in instances
+        )
 
     def is_starting(self, instance_id: InstanceId) -> bool:
         """Return whether an instance was started after the others, or again, and is not ready."""
@@ -94,6 +105,7 @@ class Membership:
     def take_ready(self, report: WorkerReady) -> bool:
         """Record that a worker is ready. Return whether its instance is, if it was started later."""
         worker_id = report.instance_id, report.tp_rank
+        self.services[report.instance_id] = report.serves
         self.sockets.connect(worker_id, report.commands_endpoint)
         self._not_ready.discard(worker_id)
         if not self._not_ready and not self.ready.done():

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
+from loong.core.instance import Service
 from loong.core.placement import InstanceId
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
@@ -56,8 +57,8 @@ class Backend(Protocol):
         """Return a fabric for tensors of the device, for a model of which this process holds `shard`."""
 
     @property
-    def serves(self) -> bool:
-        """Return whether this device serves batches of other groups."""
+    def serves(self) -> Service:
+        """The batches of other groups that this device serves, once it is connected."""
 
     def service(self) -> "Backend":
         """Return the backend of captured steps that serve others, in threads of their own.
@@ -106,7 +107,7 @@ class CpuBackend:
         self.device = CpuDevice()
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
-        self.serves = True
+        self.serves = Service.ALL
         self.takes_leases, self.graph_limits = takes_leases, graph_limits
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend

@@ -9,6 +9,7 @@ from torch import Tensor
 from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.attention.put_exchange import PutExchange, num_exchange_bytes
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
+from loong.core.instance import Service
 from loong.core.placement import InstanceId
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
@@ -52,15 +53,9 @@ class CudaBackend:
         fabric: str = "auto",
         tiles: TileSizes | None = None,
         graph_limits: CudaGraphLimits = NO_GRAPHS,
-        *,
-        serves: bool = False,
     ) -> None:
-        """Take a GPU. With `serves`, steps of leases that it serves are captured too.
-
-        No plan asks for that yet, as `ElasticInstance.serves` of GPUs says.
-        """
         self._index, self._dtype, self._fabric, self.graph_limits = index, dtype, fabric, graph_limits
-        self.serves = serves
+        self.serves = Service.NONE
         self.device = CudaDevice(index, dtype, tiles)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
@@ -77,6 +72,8 @@ class CudaBackend:
             spare_bytes = num_mailbox_bytes(num_instances, shard) + num_exchange_bytes(num_instances, shard)
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
+        if num_instances > 1 and fabric.arena is not None:
+            self.serves = Service.LEASES
         return fabric
 
     def service(self) -> "CudaBackend":

@@ -22,6 +22,7 @@ import zmq
 
 from loong.child import config_of, leave_signals_to_parent
 from loong.core.errors import ClusterError, LoongError
+from loong.core.instance import Service
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
 from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerError
@@ -117,7 +118,7 @@ class Worker:
             self._pools[config.host_id] = _make_pool(shard, config.host_kv_capacity, torch.device("cpu"))
         self._mover = SegmentMover(config, self._pools, self._fabric)
         self._service: AttentionService | None = None
-        if self._backend.serves:
+        if self._backend.serves is not Service.NONE:
             pool = self._pools[config.instance_id]
             self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._device)
         folder = config.tokenizer_folder
@@ -237,7 +238,10 @@ class Worker:
         if self._service is not None:
             self._service.leases = runner.leases
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
-        reports.send(WorkerReady(self._config.instance_id, self._config.tp_rank, self._commands_endpoint))
+        config = self._config
+        reports.send(
+            WorkerReady(config.instance_id, config.tp_rank, self._commands_endpoint, self._backend.serves)
+        )
         tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
         loop = BatchLoop(
             self._config.instance_id,

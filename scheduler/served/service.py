@@ -1,8 +1,10 @@
 """The KV that a batch reaches where instances serve everything, decode leases only, or nothing."""
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
-from loong.core.instance import MAX_SERVED_TOKENS, Service
+from loong.core.instance import MAX_SERVED_LISTS, MAX_SERVED_TOKENS, Service
 from loong.core.placement import InstanceId
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
@@ -40,4 +42,14 @@ def leased(
         return decodes
     found = [view for view in decodes if can_reach(snapshot, view, instance_ids, in_lease=True)]
     is_served = any(not set(view.placement.instance_ids).issubset(instance_ids) for view in found)
-    return found[:MAX_SERVED_TOKENS] if is_served else found
+    return list(islice(_listed(snapshot, found), MAX_SERVED_TOKENS)) if is_served else found
+
+
+def _listed(snapshot: Snapshot, views: Iterable[RequestView]) -> Iterator[RequestView]:
+    """Yield requests while the lists of a lease have room for their KV, and for new KV in all slots."""
+    listed: Counter[InstanceId] = Counter()
+    for view in views:
+        listed.update(view.placement.tokens_by_instance())
+        if any(n > (MAX_SERVED_LISTS - 1) * snapshot.instance[i].kv_capacity for i, n in listed.items()):
+            return
+        yield view

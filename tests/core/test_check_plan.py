@@ -275,6 +275,12 @@ def snapshot_with_holder(**change: Any) -> Snapshot:
     return replace(SNAPSHOT, instances=(replace(SNAPSHOT.instances[0], **change), *SNAPSHOT.instances[1:]))
 
 
+def test_the_lists_of_a_served_lease_have_room_for_a_few_times_the_kv_of_an_instance() -> None:
+    snapshot = snapshot_with_holder(serves=Service.LEASES, kv_capacity=1, kv_used=1)
+    with pytest.raises(InvalidPlanError, match=r"lists the KV of 5 tokens on instance 0; 4 can be"):
+        check_plan(snapshot, IterationPlan((decode_elsewhere(1),)))
+
+
 def test_an_instance_that_serves_leases_serves_one_and_nothing_else() -> None:
     snapshot = snapshot_with_holder(serves=Service.LEASES)
     lease = decode_elsewhere(1)

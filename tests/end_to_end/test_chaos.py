@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import HASTY_HEARTBEAT, served
+from served import HASTY_ENTRY, HASTY_HEARTBEAT, served
 
 from loong.executor.heartbeats import MAX_MISSED
 from loong.launcher.bench.spawned_server import ENTRY
@@ -48,7 +48,7 @@ def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) ->
 def test_no_token_is_lost_or_changed_while_a_worker_is_stopped_for_too_long(tmp_path: Path) -> None:
     pause = ("--pause", "1/6s", "--pause-time", f"{3 * MAX_SILENCE}s", "--duration", "6s")
     with (
-        served(tmp_path, "--num-instances", "3", "--allow-fault-injection", is_hasty=True) as server,
+        served(tmp_path, "--num-instances", "3", "--allow-fault-injection", entry=HASTY_ENTRY) as server,
         chaos(server.url, *pause) as run,
     ):
         output, errors = run.communicate(timeout=300)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from served import HASTY_HEARTBEAT, Served, assert_gone, served, wait_until
+from served import HASTY_ENTRY, HASTY_HEARTBEAT, Served, assert_gone, served, wait_until
 
 from loong.executor.heartbeats import MAX_MISSED
 
@@ -18,7 +18,7 @@ MAX_SILENCE = MAX_MISSED * HASTY_HEARTBEAT  # seconds
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with served(tmp_path_factory.mktemp("pauses"), "--num-instances", "2", is_hasty=True) as running:
+    with served(tmp_path_factory.mktemp("pauses"), "--num-instances", "2", entry=HASTY_ENTRY) as running:
         yield running
 
 
@@ -57,7 +57,7 @@ def test_a_pause_loses_no_worker_and_no_request(server: Served, kind: str) -> No
 
 
 def test_a_worker_that_stops_is_replaced_and_never_goes_on(tmp_path: Path) -> None:
-    with served(tmp_path, "--num-instances", "2", is_hasty=True) as server:
+    with served(tmp_path, "--num-instances", "2", entry=HASTY_ENTRY) as server:
         workers = server.worker_pids()
         stream = server.stream_of(300)
         with stopped(workers[1:]):

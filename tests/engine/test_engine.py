@@ -204,6 +204,24 @@ async def test_a_request_over_the_limit_that_a_policy_fails_is_itself_at_fault()
         assert engine.health().is_alive
 
 
+async def test_a_request_over_the_limit_that_has_begun_is_not_at_fault() -> None:
+    def fail_begun(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        begun = [view.request_id for view in snapshot.running if view.is_plannable]
+        failures = tuple(Failure(request_id, "no room") for request_id in begun)
+        return IterationPlan(failures=failures) if begun else prefill_all(snapshot, cost_model)
+
+    workers = IdleWorkers()
+    large = replace(REQUEST, sampling_params=SamplingParams(max_tokens=99))
+    async with running_engine(workers, fail_begun) as engine:
+        with TokenStream(engine, large) as tokens:
+            await until(lambda: bool(engine.snapshot().batches))
+            workers.post(TokensProduced(0.0, 1, 0, (ProducedToken("a", 7),)))
+            workers.post(BatchFinished(0.0, 1, 1))
+            assert (await anext(tokens)).token_id == 7
+            with pytest.raises(ClusterError, match="no room"):
+                await anext(tokens)
+
+
 async def test_a_request_that_cannot_be_encoded_fails_alone() -> None:
     workers = IdleWorkers(now=1e6)
     async with running_engine(workers) as engine:

@@ -55,15 +55,14 @@ class Machine:
         self._folder = folder
         endpoints = Endpoints(f"ipc://{folder}/reports", commands, MOST)
         self.members = Membership(endpoints, 1.0, StrayFrames("reports"), self._report, restarts)
-        self.scaling = Scaling(self.members, FIRST, MOST, POOL, self._limit_of)
+        self.scaling = Scaling(self.members, FIRST, MOST, POOL, self._check, lambda ids: POOL * len(set(ids)))
 
     def _report(self, event_at: Callable[[float], Event]) -> None:
         self.events.append(event_at(0.0))
 
-    def _limit_of(self, num_instances: int) -> int:
+    def _check(self, num_instances: int) -> None:
         if num_instances == 3:
             raise ConfigError("groups of 2 instances, which do not divide 3")
-        return num_instances * POOL
 
     def scale(self, num_instances: int, *views: RequestView) -> None:
         self.scaling.scale(num_instances, replace(self.snapshot, running=views))
@@ -121,7 +120,7 @@ async def test_instances_are_started_and_join(machine: Machine) -> None:
     machine.be_ready(3)
     machine.turn()
     assert machine.states()[3] is InstanceState.SERVING
-    assert machine.scaling.max_request_kv == FIRST * POOL, "it may be that one never comes"
+    assert machine.scaling.max_request_kv == 3 * POOL, "it may be that the other one never comes"
     machine.be_ready(2)
     machine.turn()
     await waiting
@@ -152,6 +151,28 @@ async def test_a_changed_limit_is_reported(machine: Machine) -> None:
     machine.turn()
     machine.turn()
     machine.scale(2)
+    machine.be_ready(1)
+    machine.turn()
+    assert limits == [POOL, 2 * POOL]
+
+
+async def test_the_limit_falls_with_a_quarantine_and_rises_when_the_instance_joins_again(
+    machine: Machine,
+) -> None:
+    limits: list[int] = []
+    machine.scaling.report_limit = lambda: limits.append(machine.scaling.max_request_kv)
+    machine.members.drop(1)
+    machine.members.lose(1, "killed")
+    machine.turn()
+    assert machine.states()[1] is InstanceState.LOST
+    assert not limits, "requests wait for an instance that is being started again"
+    machine.members.start_again(1)
+    machine.turn()
+    assert machine.states()[1] is InstanceState.QUARANTINED
+    assert limits == [POOL]
+    machine.scale(2)
+    machine.turn()
+    assert limits == [POOL]
     machine.be_ready(1)
     machine.turn()
     assert limits == [POOL, 2 * POOL]

@@ -9,7 +9,7 @@ from child_processes import own_forked
 from cluster import Cluster, running_cluster
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, InvalidRequestError
 from loong.engine.health import HealthState, Trouble
 from loong.executor.recovery import Backoff
 from loong.launcher.serve.local import ClusterConfig
@@ -44,7 +44,7 @@ def test_a_crash_loop_ends_in_quarantine_and_a_cluster_without_instances_ends(fo
         degraded = cluster.health
         assert (degraded.state, degraded.troubles) == (HealthState.DEGRADED, {1: Trouble.QUARANTINED})
         assert_exact(folder, requests, cluster.run(requests, ESP))
-        with pytest.raises(ClusterError, match="needs"):
+        with pytest.raises(InvalidRequestError, match=r"needs KV for 153 tokens.* that of 128"):
             cluster.run([too_long], ESP)
 
         end_again_and_again(cluster, first, foreign)

@@ -44,7 +44,7 @@ def _on_gpu(instance_id: InstanceId) -> Backend:
 
     torch.set_default_device("cpu")
     backend = CudaBackend(
-        instance_id % torch.cuda.device_count(), torch.float32, graph_limits=H200_GRAPH_LIMITS, serves=True
+        instance_id % torch.cuda.device_count(), torch.float32, graph_limits=H200_GRAPH_LIMITS
     )
     backend.warm_up_lengths = ()
     return backend

@@ -108,7 +108,12 @@ class Cluster:
         capacity = sum(instance.kv_capacity for instance in instances)
         kv_capacity, num_instances = instances[0].kv_capacity, len(self.full_ids)
         scaling = Scaling(
-            executor.members, num_instances, max_instances, kv_capacity, lambda number: number * kv_capacity
+            executor.members,
+            num_instances,
+            max_instances,
+            kv_capacity,
+            lambda _: None,
+            lambda instance_ids: sum(kv_capacity for _ in instance_ids),
         )
         limits = EngineLimits(capacity, capacity, 1 << 30)
         self._engine = Engine(scheduling, executor, limits, timeline, scaling)

@@ -22,7 +22,7 @@ from loong.launcher.bench.spawned_server import ENTRY
 START_SECONDS = 90.0
 QUICK_START = ("--calibration-time", "0")
 HASTY_HEARTBEAT = 0.1  # seconds
-_HASTY_ENTRY = f"""
+HASTY_ENTRY = f"""
 from dataclasses import replace
 from loong.launcher.serve import serving
 
@@ -33,6 +33,14 @@ def serve_hastily(config, listener):
     return serve(replace(config, cluster=cluster), listener)
 
 serving.serve_until_stopped = serve_hastily
+{ENTRY}
+"""
+IMPATIENT_FAILURES = 2
+IMPATIENT_ENTRY = f"""
+from functools import partial
+from loong.launcher.serve import serving
+
+serving.Backoff = partial(serving.Backoff, steady=3600.0, max_failures={IMPATIENT_FAILURES})
 {ENTRY}
 """
 
@@ -98,17 +106,17 @@ def served(
     redirections: str = "",
     environment: Mapping[str, str] | None = None,
     stderr: int = subprocess.STDOUT,
-    is_hasty: bool = False,
+    entry: str = ENTRY,
 ) -> Iterator[Served]:
     """Serve until the context ends; fails the test if that leaves a worker behind.
 
     `redirections` are a shell's. `stderr` is a descriptor, which is closed here once the server has it.
-    One that is hasty has heartbeats of `HASTY_HEARTBEAT`, so a silent worker is soon given up.
+    With `HASTY_ENTRY` there are heartbeats every `HASTY_HEARTBEAT`, so a silent worker is soon given up. With
+    `IMPATIENT_ENTRY`, an instance that failed `IMPATIENT_FAILURES` times is quarantined.
     """
     port = free_port()
     log_path = directory / "server.log"
     with log_path.open("wb") as log:
-        entry = _HASTY_ENTRY if is_hasty else ENTRY
         command = [sys.executable, "-c", entry, "serve", "--port", str(port), *QUICK_START, *arguments]
         with _hangups_heeded():
             process = subprocess.Popen(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loong.core.errors import InvalidPlanError
-from loong.core.instance import MAX_SERVED_TOKENS, InstanceKind, Service
+from loong.core.instance import MAX_SERVED_LISTS, MAX_SERVED_TOKENS, InstanceKind, Service
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import intersection, is_partition, is_within
@@ -243,6 +243,7 @@ def check_holders(case: Case) -> None:
             _check_serves(case.snapshot, batch, holder_id)
             if case.snapshot.instance[holder_id].serves is Service.LEASES:
                 _check_served_lease(batch, parts, holder_id, is_serving=holder_id in serving)
+                _check_lists(case.snapshot, batch, parts)
         serving.update(holder_ids)
 
 
@@ -267,3 +268,19 @@ def _check_served_lease(
     most_tokens = max(Counter(block.master_id for block in batch.queries).values())
     if most_tokens > MAX_SERVED_TOKENS:
         raise InvalidPlanError(f"{where} has {most_tokens} tokens of a master; {MAX_SERVED_TOKENS} can be")
+
+
+def _check_lists(snapshot: Snapshot, batch: BatchPlan, parts: Sequence[Part]) -> None:
+    """Check that the lists of all slots that a served lease attends have room on each instance."""
+    listed: Counter[InstanceId] = Counter()
+    for part in parts:
+        listed.update(part.view.placement.tokens_by_instance())
+    for instance_id, num_tokens in batch.num_stored_tokens.items():
+        listed[instance_id] += num_tokens
+    for instance_id, num_tokens in listed.items():
+        most = MAX_SERVED_LISTS * snapshot.instance[instance_id].kv_capacity
+        if num_tokens > most:
+            raise InvalidPlanError(
+                f"the decode lease of group {batch.group.instance_ids}, which others serve, lists the KV of "
+                f"{num_tokens} tokens on instance {instance_id}; {most} can be"
+            )

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from loong.core.instance import MAX_SERVED_LISTS, Service
 from loong.core.instructions import RequestInput
 from loong.core.placement import InstanceId
 from loong.kernels.sampling.draw_params import DrawParams
@@ -23,8 +24,6 @@ from loong.worker.steps.group_attention import GroupAttention
 from loong.worker.steps.group_exchange import GroupExchange, KVExchange, NoExchange
 from loong.worker.steps.serve_graph import ServeGraph
 from loong.worker.steps.step_inputs import PendingTokenIds
-
-_LISTS_A_SLOT = 4.0  # the length of a lease's lists on average, where prompts are shared
 
 
 class DecodeGraph:
@@ -47,9 +46,10 @@ class DecodeGraph:
         self._has_groups = exchange is not None
         device = backend.device.torch_device
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
-        self.max_num_slots = int(_LISTS_A_SLOT * (pool.num_free + pool.num_used))  # of a lease
+        self.max_num_slots = MAX_SERVED_LISTS * (pool.num_free + pool.num_used)  # of a lease
         self._tables = LeaseTables(pool, num_queries, self.max_num_slots, backend.device)
-        service = exchange.service() if exchange is not None and backend.serves else None
+        is_serving = exchange is not None and backend.serves is not Service.NONE
+        service = exchange.service() if exchange is not None and is_serving else None
         self.service = None
         if service is not None:
             self.service = ServeGraph(
