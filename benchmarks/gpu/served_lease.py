@@ -8,7 +8,7 @@ workers, and sampling is greedy. The same requests decode in three ways:
 - busy: meanwhile, each holder computes one chunk after another
 
 The time of a step is a mean, as the engine sees it. That of a chunk is a median by the workers' clocks.
-"Slower" is a chunk beside a lease over one alone, less 1. "Reads" is the share of a busy step in which a
+"Slower" is a chunk during a lease over one alone, less 1. "Reads" is the share of a busy step in which a
 holder reads its KV, by the cost model. "Equal" is the share of tokens before the first that differs from
 those of the local lease. Numbers of requests for which there is no room are lowered. Floors: a local step,
 and a chunk that is slower by what its holder reads.
@@ -70,9 +70,9 @@ class Row:
     @classmethod
     def of(cls, run: ServedRun, context: int, model: WorkCostModel) -> "Row":
         """Return the numbers of a run. Raises `ValueError` if the lease ended before the chunks."""
-        begin, end = run.beside.span
-        steps, served = run.busy.steps(begin, end), run.beside.seconds(run.busy.times[-1])
-        if not (steps and served):
+        begin, end = run.served.span
+        steps, chunks = run.busy.steps(begin, end), run.served.seconds(run.busy.times[-1])
+        if not (steps and chunks):
             raise ValueError(f"no chunk ended in the {len(run.busy.times)} steps of the lease")
         chunk, seconds = median(run.alone.seconds()), fmean(steps)
         local_steps = run.local.steps(end=run.local.times[NUM_STEPS - 1])
@@ -90,7 +90,7 @@ class Row:
             busy=Timed(seconds, predicted),
             worst=max(steps),
             chunk=Timed(chunk, model.step_time(run.alone.work)),
-            slower=median(served) / chunk - 1,
+            slower=median(chunks) / chunk - 1,
             predicted_slower=lost / (1 - lost) if lost < 1 else inf,
             reads=model.coefficients.decode_key * num_keys / seconds,
             equal=run.equal,
@@ -115,7 +115,8 @@ async def measure(args: argparse.Namespace) -> list[Row]:
     begun_at, rows = monotonic(), dict[tuple[int, int], Row]()
     config, model = chosen_workers(args)
     async with local_workers(config) as executor:
-        runs = ServedRuns(ProfiledCluster(config.instances, executor, model.host.idle), args.chunk)
+        instances = executor.members.serving(config.instances)
+        runs = ServedRuns(ProfiledCluster(instances, executor, model.host.idle), args.chunk)
         print(
             f"started in {monotonic() - begun_at:.1f} s: {config.kv_capacity} tokens of KV each", flush=True
         )

@@ -120,7 +120,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
-    """Leases of the same prompts: with local KV, and with remote KV before and beside chunks.
+    """Leases of the same prompts: with local KV, and with remote KV before and during chunks.
 
     `equal` is the share of tokens before the first that differs between local and remote.
     """
@@ -129,7 +129,7 @@ class ServedRun:
     idle: Lease
     busy: Lease
     alone: Chunks
-    beside: Chunks
+    served: Chunks
     equal: float
 
 
@@ -153,12 +153,12 @@ class ServedRuns:
         """Run requests of equal length in all ways, and leave nothing of them."""
         local, remote = ([*self._arriving(num_requests, context)] for _ in range(2))
         await self._compute(local, remote)
-        alone, beside = self._chunks(), self._chunks()
+        alone, served = self._chunks(), self._chunks()
         await self._run_chunks(alone)
         idle = self._begun(remote, NUM_STEPS)
         await self._run(idle)
         busy = self._begun(remote, MOST_STEPS)
-        await self._run_beside(busy, beside)
+        await self._run_with(busy, served)
         for request_id in remote:
             self._cluster.end(request_id)
         near = self._begun(local, len(idle.times) + len(busy.times))
@@ -168,7 +168,7 @@ class ServedRuns:
             (near.tokens[i], idle.tokens[j] + busy.tokens[j]) for i, j in zip(local, remote, strict=True)
         ]
         num_equal = sum(_num_equal(*pair) for pair in pairs)
-        return ServedRun(near, idle, busy, alone, beside, num_equal / sum(len(tokens) for tokens, _ in pairs))
+        return ServedRun(near, idle, busy, alone, served, num_equal / sum(len(tokens) for tokens, _ in pairs))
 
     def _arriving(self, num_requests: int, context: int) -> Iterator[RequestId]:
         """Yield requests; those with the same number have the same prompt."""
@@ -215,8 +215,8 @@ class ServedRuns:
             for event in await self._cluster.next_events():
                 chunks.take(event)
 
-    async def _run_beside(self, lease: Lease, chunks: Chunks) -> None:
-        """Begin chunks beside a lease once it has warmed up, and end it when they have ended."""
+    async def _run_with(self, lease: Lease, chunks: Chunks) -> None:
+        """Begin chunks once a lease has warmed up, and end it when they have ended."""
         while not (lease.is_over and chunks.is_over):
             for event in await self._cluster.next_events():
                 lease.take(event)
