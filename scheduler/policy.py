@@ -16,11 +16,15 @@ from loong.core.plan import Failure, IterationPlan
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import max_tokens_moved, plan_disaggregated
-from loong.scheduler.baselines.esp_disaggregated import max_tokens_of_parts, plan_esp_disaggregated
+from loong.scheduler.baselines.esp_disaggregated import (
+    max_tokens_of_parts,
+    parts_by_role,
+    plan_esp_disaggregated,
+)
 from loong.scheduler.baselines.esp_fixed import plan_esp_fixed
 from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one_per_instance
 from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
-from loong.scheduler.common.cluster_parts import groups_of
+from loong.scheduler.common.cluster_parts import Parts, groups_of
 from loong.scheduler.common.draining import Draining
 from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.config import PolicyConfig
@@ -34,6 +38,14 @@ DEFAULT_CONFIG = PolicyConfig()
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
 Pools: TypeAlias = Mapping[InstanceId, int]
 """The slots of each full instance."""
+
+
+def _one_part(instance_ids: tuple[InstanceId, ...], _config: PolicyConfig) -> Parts:
+    return (instance_ids,)
+
+
+def _part_each(instance_ids: tuple[InstanceId, ...], _config: PolicyConfig) -> Parts:
+    return tuple((instance_id,) for instance_id in instance_ids)
 
 
 def _all_pools(pools: Pools, _config: PolicyConfig) -> int:
@@ -52,8 +64,9 @@ def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
 class PolicyKind:
     """A policy's plan function, its KV limit of one request, and its number of instances (None: any).
 
-    The number is a multiple of `group_size`. `prepare` is called before the first plan. `services` are those
-    of which each instance must have one.
+    The number is a multiple of `group_size`. The KV of a request is to be within one of the `parts` of some
+    instances, which are ascending. `prepare` is called before the first plan. `services` are those of which
+    each instance must have one.
     """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
@@ -61,6 +74,7 @@ class PolicyKind:
     max_instances: int | None = None
     min_instances: int = 1
     group_size: int = 1
+    parts: Callable[[tuple[InstanceId, ...], PolicyConfig], Parts] = _one_part
     prepare: Callable[[], None] = lambda: None
     services: Collection[Service] = tuple(Service)
 
@@ -71,15 +85,21 @@ _chunked = partial(plan_fixed_groups, filling=SPLIT_FUSE)
 POLICIES: dict[str, PolicyKind] = {
     "esp": PolicyKind(plan_esp),
     "static-sp": PolicyKind(partial(_whole, partition=one_group)),
-    "replicas": PolicyKind(partial(_whole, partition=one_per_instance), _largest_pool),
+    "replicas": PolicyKind(partial(_whole, partition=one_per_instance), _largest_pool, parts=_part_each),
     "tp": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     "chunked": PolicyKind(partial(_chunked, partition=one_group), max_instances=1),
-    "chunked-replicas": PolicyKind(partial(_chunked, partition=one_per_instance), _largest_pool),
+    "chunked-replicas": PolicyKind(
+        partial(_chunked, partition=one_per_instance), _largest_pool, parts=_part_each
+    ),
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
-    "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2),
-    "esp-disaggregated": PolicyKind(plan_esp_disaggregated, max_tokens_of_parts, min_instances=2),
+    "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2, parts=_part_each),
+    "esp-disaggregated": PolicyKind(
+        plan_esp_disaggregated, max_tokens_of_parts, min_instances=2, parts=parts_by_role
+    ),
     "infinite": PolicyKind(plan_infinite, services=(Service.ALL,)),
-    "vllm-m": PolicyKind(partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool),
+    "vllm-m": PolicyKind(
+        partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool, parts=_part_each
+    ),
     "vllm-s": PolicyKind(partial(_whole, partition=one_group), max_instances=1),
     **{name: PolicyKind(partial(plan_esp, variant=variant)) for name, variant in ABLATIONS.items()},
 }
@@ -105,7 +125,12 @@ def policy_kind(name: str) -> PolicyKind:
 
 @cache
 def _fixed_kind(size: int) -> PolicyKind:
-    return PolicyKind(partial(plan_esp_fixed, size=size), partial(_largest_group, size=size), group_size=size)
+    return PolicyKind(
+        partial(plan_esp_fixed, size=size),
+        partial(_largest_group, size=size),
+        group_size=size,
+        parts=lambda instance_ids, _config: groups_of(instance_ids, size),
+    )
 
 
 def make_policy(name: str, config: PolicyConfig) -> Policy:
@@ -131,12 +156,12 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
             return failing
         if (draining := Draining.of(snapshot)) is None:
             return policy_of_others(snapshot, cost_model)
-        emptying = draining.plan()
+        emptying = draining.plan(kind.parts(tuple(sorted(snapshot.pools)), config))
         plan = policy_of_others(draining.hidden(emptying), cost_model)
         return replace(
             plan,
             migrations=emptying.migrations + plan.migrations,
-            preemptions=emptying.preemptions + plan.preemptions,
+            evictions=emptying.evictions + plan.evictions,
             lease_ends=emptying.lease_ends + plan.lease_ends,
             decisions=emptying.decisions + plan.decisions,
         )

@@ -7,6 +7,7 @@ from typing import Protocol
 from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchFinished,
+    Event,
     InstanceLost,
     MigrationFinished,
     RequestAborted,
@@ -93,34 +94,54 @@ class ProfiledCluster:
         `batch_seconds` is then what the workers measured of a batch in it, if they did.
         Raises `ClusterError` if an instance is lost, or a migration is rolled back.
         """
-        snapshot, self.batch_seconds = self.snapshot(), None
-        started_at = self._executor.now
-        self._executor.submit(self._state.commit(plan, snapshot))
-        num_running = len(plan.batches) + len(plan.migrations)
+        self.batch_seconds = None
+        started_at, num_running = self.submit(plan), len(plan.batches) + len(plan.migrations)
         while num_running:
-            events = await self._executor.next_events()
-            if not events:
-                raise ClusterError("a plan was in flight when the cluster was drained")
-            for event in events:
+            for event in await self.next_events():
                 match event:
                     case BatchFinished():
                         num_running -= 1
                         self.batch_seconds = event.seconds
-                    case MigrationFinished(is_committed=True):
-                        num_running -= 1
-                    case InstanceLost():
-                        raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
                     case MigrationFinished():
-                        raise ClusterError(f"migration {event.migration_id} was rolled back")
+                        num_running -= 1
                     case _:
                         pass
-                self._now = event.time
-                self._executor.submit(self._state.apply(event).instructions)
         for batch in plan.batches:
             self._idle_tracker.work(batch.group.instance_ids, self._now)
         return self._now - started_at
 
+    def submit(self, plan: IterationPlan) -> float:
+        """Commit a plan, and return the time of that."""
+        snapshot = self.snapshot()
+        started_at = self._executor.now
+        self._executor.submit(self._state.commit(plan, snapshot))
+        return started_at
+
+    async def next_events(self) -> Sequence[Event]:
+        """Return the next events of plans under way, once they are applied.
+
+        Raises `ClusterError` if an instance is lost, or a migration is rolled back.
+        """
+        events = await self._executor.next_events()
+        if not events:
+            raise ClusterError("a plan was in flight when the cluster was drained")
+        for event in events:
+            match event:
+                case InstanceLost():
+                    raise ClusterError(f"instance {event.instance_id} was lost: {event.reason}")
+                case MigrationFinished(is_committed=False):
+                    raise ClusterError(f"migration {event.migration_id} was rolled back")
+                case _:
+                    pass
+            self._now = event.time
+            self._executor.submit(self._state.apply(event).instructions)
+        return events
+
+    def end(self, request_id: RequestId) -> None:
+        """Abort a request, so that its KV is free."""
+        self._executor.submit(self._state.apply(RequestAborted(self._now, request_id)).instructions)
+
     def end_all(self) -> None:
         """Abort every request, so that all KV is free."""
         for request_id in tuple(self.snapshot().request):
-            self._executor.submit(self._state.apply(RequestAborted(self._now, request_id)).instructions)
+            self.end(request_id)

@@ -14,6 +14,7 @@ from loong.core.rules.batch_rules import (
 )
 from loong.core.rules.case import Case
 from loong.core.rules.change_rules import (
+    check_evictions,
     check_lease_ends,
     check_lease_extensions,
     check_migrations,
@@ -33,6 +34,7 @@ RULES = (
     check_holders,
     check_migrations,
     check_preemptions,
+    check_evictions,
     check_lease_ends,
     check_lease_extensions,
     check_room,

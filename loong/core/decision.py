@@ -15,6 +15,7 @@ class DecisionKind(Enum):
     DOP = "dop"  # the number of instances of a group
     MIGRATE = "migrate"  # KV not in flight that moves
     PREEMPT = "preempt"  # requests whose KV is dropped
+    EVICT = "evict"  # KV of some positions that is dropped
     END_LEASE = "end_lease"  # a lease that ends early
     FAIL = "fail"  # a request that can never go on
 

@@ -199,6 +199,13 @@ class Preemption:
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """KV not in flight is dropped. Its positions are missing then, and a batch computes just them again."""
+
+    segment: KVSegment
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A request ends now, with the tokens that it has, because it could never go on."""
 
@@ -236,3 +243,4 @@ class IterationPlan:
     failures: tuple[Failure, ...] = ()
     decisions: tuple[Decision, ...] = ()
     lease_extensions: tuple[LeaseExtension, ...] = ()
+    evictions: tuple[Eviction, ...] = ()

@@ -79,7 +79,7 @@ class ClusterStats:
     one on fewer than one of them had. Retained tokens are those kept by another instance than the one that
     computed them. Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and
     leaves are of instances; those at the start are no joins. Recomputed tokens, some of the computed ones,
-    are those whose KV had been lost with an instance.
+    are those whose KV had been evicted, or lost with an instance.
     """
 
     num_arrived: int = 0

@@ -78,6 +78,8 @@ def _parts(plan: IterationPlan) -> Iterator[tuple[IterationPlan, tuple[RequestId
         yield IterationPlan(failures=(failure,)), (failure.request_id,)
     for preemption in plan.preemptions:
         yield IterationPlan(preemptions=(preemption,)), (preemption.request_id,)
+    for eviction in plan.evictions:
+        yield IterationPlan(evictions=(eviction,)), (eviction.segment.owner_id,)
     for migration in plan.migrations:
         yield IterationPlan(migrations=(migration,)), (migration.segment.owner_id,)
     for extension in plan.lease_extensions:
@@ -93,4 +95,5 @@ def _together(one: IterationPlan, other: IterationPlan) -> IterationPlan:
         lease_ends=one.lease_ends + other.lease_ends,
         failures=one.failures + other.failures,
         lease_extensions=one.lease_extensions + other.lease_extensions,
+        evictions=one.evictions + other.evictions,
     )

@@ -8,7 +8,7 @@ from loong.core.request import RequestId
 
 
 class Recomputed:
-    """Counts tokens whose KV existed before, and was lost with an instance or dropped by a preemption.
+    """Counts tokens whose KV existed before, and was dropped or lost with an instance.
 
     A request with output has computed all but its newest token. For others, the last position is kept here.
     """

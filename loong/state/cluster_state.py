@@ -37,7 +37,7 @@ from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
 from loong.state.in_flight_batch import InFlightBatch
 from loong.state.live_request import LiveRequest
-from loong.state.losses import lose_instance
+from loong.state.losses import evict, lose_instance
 
 _finish_reason = attrgetter("finish_reason")
 
@@ -91,6 +91,7 @@ class ClusterState:
             self._accounting.count(num_preemptions=1)
         for failure in plan.failures:
             instructions += self._fail(failure.request_id)
+        instructions += [evict(self._accounting, eviction.segment) for eviction in plan.evictions]
         instructions += [self._start_migration(migration) for migration in plan.migrations]
         instructions += [self._start_batch(batch, snapshot.now) for batch in plan.batches]
         instructions += [self._extend_lease(extension, snapshot) for extension in plan.lease_extensions]

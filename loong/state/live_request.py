@@ -24,7 +24,7 @@ class LiveRequest:
     While its batch is ending, the batch id moves from `batch_id` to `ending_id`, so that the next batch can
     be planned. `predicted_token_time` is the time of a token that is predicted but not there yet. A request
     that is predicted to end then `is_leaving`: no policy sees it any more. Positions below `lost_until` that
-    have no KV had some, which was lost with an instance.
+    have no KV had some, which was evicted or lost with an instance.
     """
 
     request: Request
@@ -67,8 +67,13 @@ class LiveRequest:
             self.lost_until = max(self.lost_until, self.placement.stop)
             self.placement = self.placement.without(instance_id)
 
+    def evict(self, segment: KVSegment) -> None:
+        """Drop KV that it has."""
+        self.lost_until = max(self.lost_until, self.placement.stop)
+        self.placement = self.placement.removing(segment)
+
     def num_recomputed_tokens(self, made: Iterable[KVSegment]) -> int:
-        """Return how many of these tokens, which were just computed, had KV that was lost."""
+        """Return how many of these tokens, which were just computed, had KV before."""
         return num_below((segment.positions for segment in made), self.lost_until)
 
     def error_of_going_on(self) -> InvalidEventError:

@@ -1,4 +1,4 @@
-"""The loss of an instance: its KV is missing from then on, and batches with it are void."""
+"""The loss of KV: by an eviction, or with an instance, whose batches are void then."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,14 @@ from loong.core.request import RequestId
 from loong.state.accounting import Accounting
 from loong.state.in_flight_batch import InFlightBatch
 from loong.state.live_request import LiveRequest
+
+
+def evict(accounting: Accounting, segment: KVSegment) -> ReleaseKV:
+    """Drop KV of a request not in flight, which misses just these positions then."""
+    live = accounting.changing(segment.owner_id)
+    live.evict(segment)
+    accounting.release_kv(live, (segment,))
+    return ReleaseKV(segment.owner_id, (segment.instance_id,), segment.positions)
 
 
 def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruction, ...]:

@@ -16,7 +16,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import roles
 from loong.scheduler.baselines.esp_fixed import FIXED
 from loong.scheduler.baselines.handoff import hand_off
-from loong.scheduler.common.cluster_parts import split
+from loong.scheduler.common.cluster_parts import Parts, split
 from loong.scheduler.common.leases import lease_ends
 from loong.scheduler.common.planning_view import PlanningView, make_planning_view
 from loong.scheduler.config import PolicyConfig
@@ -49,10 +49,14 @@ def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Po
     )
 
 
+def parts_by_role(instance_ids: tuple[InstanceId, ...], config: PolicyConfig) -> Parts:
+    """Return the prefill and the decode part of some instances, which are ascending; one of one instance."""
+    return tuple(filter(None, roles(instance_ids, config.decode_instances)))
+
+
 def max_tokens_of_parts(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
     """Return the most KV that one request may need: the smaller of the two parts' total pools."""
-    parts = roles(tuple(sorted(pools)), config.decode_instances)
-    return min(sum(pools[i] for i in part) for part in parts if part)
+    return min(sum(pools[i] for i in part) for part in parts_by_role(tuple(sorted(pools)), config))
 
 
 def _ends_for_arrived(found: PlanningView) -> dict[int, LeaseEnd]:

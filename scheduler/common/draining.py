@@ -1,23 +1,26 @@
 """The removal of instances under any policy: their KV goes elsewhere, and the policy does not see them.
 
-Batches on a draining instance end at their next boundary. Then the KV of their requests there moves to an
-instance with room, or is dropped and computed again.
+Batches on a draining instance end at their next boundary. Then the KV of their requests there moves to
+instances with room. What finds no room is evicted, and just that is computed again.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 from loong.core.decision import Decision, DecisionKind
 from loong.core.instance import ElasticInstance, ESPGroup
-from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
+from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
+from loong.core.plan import BatchPlan, Eviction, IterationPlan, KVMigration, LeaseEnd
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
+from loong.scheduler.common.cluster_parts import Parts
 from loong.scheduler.common.leases import arrival_order, lease_ends
 
 MOVED = "its KV moves from instance {}, which is to leave"
-DROPPED = "{}, and no other has room for its KV"
+EVICTED = "{}, and no other has room for {} tokens of its KV"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +46,28 @@ class Draining:
         )
         return cls(snapshot, draining_ids, frozenset(b.batch_id for b in batches), frozenset(request_ids))
 
-    def plan(self) -> IterationPlan:
-        """Return the ends of leases, moves and preemptions that empty these instances."""
+    def plan(self, parts: Parts) -> IterationPlan:
+        """Return the ends of leases, moves and evictions that empty these instances.
+
+        The KV of a request stays within one of `parts`, which are of the other instances. Requests with
+        output come first, so that their streams go on.
+        """
         ends = tuple(lease_ends(b for b in self.snapshot.batches if b.batch_id in self.batch_ids))
-        resting = sorted(self._resting(), key=arrival_order)
+        resting = sorted(
+            self._resting(), key=lambda view: (view.num_output_tokens == 0, *arrival_order(view))
+        )
         rooms = _Rooms.left_by_others(self.snapshot, resting)
-        moved, dropped = list[KVMigration](), list[RequestView]()
+        moved, evicted = list[KVMigration](), list[KVSegment]()
         for view in resting:
-            moves = rooms.moves(view, self.draining_ids)
+            leaving = [s for s in view.placement.segments if s.instance_id in self.draining_ids]
+            moves, homeless = rooms.placed(view, leaving, parts)
             moved += moves
-            if not moves:
-                dropped.append(view)
+            evicted += homeless
         return IterationPlan(
             migrations=tuple(moved),
-            preemptions=tuple(Preemption(view.request_id) for view in dropped),
+            evictions=tuple(map(Eviction, evicted)),
             lease_ends=ends,
-            decisions=tuple(self._decisions(ends, moved, dropped)),
+            decisions=tuple(self._decisions(ends, moved, evicted)),
         )
 
     def hidden(self, plan: IterationPlan) -> Snapshot:
@@ -88,10 +97,10 @@ class Draining:
         used, needed = Counter[InstanceId](), Counter[InstanceId]()
         moves = (*self.snapshot.migrations, *plan.migrations)
         homes = _homes(self.snapshot, moves, self.snapshot.pools)
-        dropped = {preemption.request_id for preemption in plan.preemptions}
+        evicted_ids = {eviction.segment.owner_id for eviction in plan.evictions}
         for view in (v for v in self.snapshot.running if v.request_id in self.request_ids):
             used.update(view.placement.tokens_by_instance())
-            if view.request_id in homes and view.request_id not in dropped:
+            if view.request_id in homes and view.request_id not in evicted_ids:
                 needed[homes[view.request_id]] += _num_to_come(view)
         for batch in self.snapshot.batches:
             if batch.batch_id in self.batch_ids:
@@ -133,18 +142,18 @@ class Draining:
         return migration.segment.owner_id not in self.request_ids
 
     def _decisions(
-        self, ends: Iterable[LeaseEnd], moved: Iterable[KVMigration], dropped: Iterable[RequestView]
+        self, ends: Iterable[LeaseEnd], moved: Iterable[KVMigration], evicted: Iterable[KVSegment]
     ) -> Iterator[Decision]:
         for end in ends:
             batch = self.snapshot.batch[end.batch_id]
             why = _leaving(self.draining_ids.intersection(batch.participant_ids))
             yield Decision(DecisionKind.END_LEASE, batch.plan.request_ids, why)
-        for migration in moved:
-            segment = migration.segment
-            yield Decision(DecisionKind.MIGRATE, (segment.owner_id,), MOVED.format(segment.instance_id))
-        for view in dropped:
-            why = DROPPED.format(_leaving(_holders(view, self.draining_ids)))
-            yield Decision(DecisionKind.PREEMPT, (view.request_id,), why)
+        for owner_id, source_id in dict.fromkeys((m.segment.owner_id, m.segment.instance_id) for m in moved):
+            yield Decision(DecisionKind.MIGRATE, (owner_id,), MOVED.format(source_id))
+        for owner_id, segments in groupby(evicted, attrgetter("owner_id")):
+            kv = tokens_by_instance(segments)
+            why = EVICTED.format(_leaving(frozenset(kv)), kv.total())
+            yield Decision(DecisionKind.EVICT, (owner_id,), why)
 
 
 @dataclass(slots=True)
@@ -166,20 +175,42 @@ class _Rooms:
                 spare[home] -= _num_to_come(snapshot.request[request_id])
         return cls(spare)
 
-    def moves(self, view: RequestView, draining_ids: frozenset[InstanceId]) -> list[KVMigration]:
-        """Return the moves of all KV of a request on draining instances to one other, or none.
+    def placed(
+        self, view: RequestView, leaving: Sequence[KVSegment], parts: Parts
+    ) -> tuple[list[KVMigration], list[KVSegment]]:
+        """Return the moves of a request's KV on draining instances, and the rest, which finds no room.
 
-        There must be room until the request's declared end. An instance with some of its KV is preferred.
+        It goes to one instance with room until the request's declared end, if there is any, or else to
+        several. Those with some of its KV are preferred. An instance that is a part by itself has all KV of a
+        request or none: its policy may compute prompts whole.
         """
-        segments = [s for s in view.placement.segments if s.instance_id in draining_ids]
-        num_final = sum(len(segment.positions) for segment in segments) + _num_to_come(view)
-        held = view.placement.tokens_by_instance()
-        fitting = [i for i, num_spare in self.spare.items() if num_spare >= num_final]
-        if not fitting:
-            return []
-        best = max(fitting, key=lambda i: (held.get(i, 0), self.spare[i], -i))
-        self.spare[best] -= num_final
-        return [KVMigration(segment, best) for segment in segments]
+        num_leaving, num_to_come = sum(len(segment.positions) for segment in leaving), _num_to_come(view)
+        held, spare = view.placement.tokens_by_instance(), self.spare
+        part = max(parts, key=lambda ids: _share(ids, held, spare), default=())
+        order = sorted(part, key=lambda i: (-held.get(i, 0), -spare[i], i))
+        order = [i for i in order if spare[i] >= num_leaving + num_to_come][:1] or order
+        if len(part) == 1 and not held.get(part[0]) and spare[part[0]] < num_leaving:
+            return [], [*leaving]
+        moves, rest = list[KVMigration](), list[KVSegment]()
+        for segment in leaving:
+            positions = segment.positions
+            for instance_id in order:
+                if positions and (room := spare[instance_id]) > 0:
+                    arriving, positions = positions[:room], positions[room:]
+                    spare[instance_id] -= len(arriving)
+                    moves.append(KVMigration(segment._replace(positions=arriving), instance_id))
+            if positions:
+                rest.append(segment._replace(positions=positions))
+        if not rest:
+            spare[moves[-1].destination_id] -= num_to_come
+        return moves, rest
+
+
+def _share(
+    instance_ids: Iterable[InstanceId], held: Mapping[InstanceId, int], spare: Mapping[InstanceId, int]
+) -> tuple[int, int]:
+    """Return how much KV a request has on some instances, and how much room it finds there."""
+    return sum(held.get(i, 0) for i in instance_ids), sum(max(0, spare[i]) for i in instance_ids)
 
 
 def _in_flight(snapshot: Snapshot) -> tuple[RunningBatch, ...]:

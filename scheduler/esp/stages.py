@@ -6,6 +6,7 @@ instances.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
@@ -98,11 +99,12 @@ def explain(draft: PlanDraft) -> PlanDraft:
 
 
 def joined_plan(plans: Iterable[IterationPlan]) -> IterationPlan:
-    """Merge the plans of parts of a cluster into one."""
+    """Merge the plans of several parts into one. The first step at which one of them ends a lease holds."""
     each = tuple(plans)
+    ends = sorted((end for plan in each for end in plan.lease_ends), key=attrgetter("step"), reverse=True)
     return IterationPlan(
         batches=tuple(batch for plan in each for batch in plan.batches),
         preemptions=tuple(preemption for plan in each for preemption in plan.preemptions),
-        lease_ends=tuple(end for plan in each for end in plan.lease_ends),
+        lease_ends=tuple({end.batch_id: end for end in ends}.values()),
         decisions=tuple(decision for plan in each for decision in plan.decisions),
     )

@@ -9,6 +9,7 @@ from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind, Service
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import (
     BatchPlan,
+    Eviction,
     IterationPlan,
     KVMigration,
     LeaseEnd,
@@ -80,6 +81,7 @@ LEASE = BatchPlan(
     num_steps=8,
 )
 MOVE = KVMigration(segment("old", range(0, 9, 4), 0), 2)
+DROP = Eviction(segment("old", range(1, 7, 2), 1))
 
 
 def refused(plan: IterationPlan | BatchPlan, message: str) -> None:
@@ -115,6 +117,8 @@ WITH_ATTENTION = BatchPlan(
         IterationPlan((striped_chunk("new", range(10), (2,)), LEASE)),
         IterationPlan(migrations=(MOVE, KVMigration(segment("old", range(1, 9, 2), 1), 4))),
         IterationPlan((striped_chunk("huge", range(100), (1, 2)),), preemptions=(Preemption("old"),)),
+        IterationPlan(migrations=(MOVE,), evictions=(DROP,)),
+        IterationPlan((striped_chunk("huge", range(198), (1, 2)),), evictions=(DROP,)),
         IterationPlan(lease_ends=(LeaseEnd(9, 4),)),
     ],
 )
@@ -132,6 +136,7 @@ def test_a_plan_that_keeps_the_rules_passes(plan: IterationPlan) -> None:
         (with_query(PREFILL, 0, positions=range(8, -1, -2)), "descending"),
         (replace(PREFILL, writes=(*PREFILL.writes, segment("new", range(3, 3), 1))), "none"),
         (IterationPlan(migrations=(KVMigration(segment("old", range(0), 0), 2),)), "none"),
+        (IterationPlan(evictions=(Eviction(segment("old", range(0), 0)),)), "none"),
     ],
 )
 def test_every_range_has_a_position_and_ascends(plan: IterationPlan | BatchPlan, message: str) -> None:
@@ -317,6 +322,36 @@ def test_what_moves_is_where_it_says_and_goes_to_one_place(
     refused(IterationPlan(migrations=migrations), message)
 
 
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (
+            IterationPlan(evictions=(Eviction(segment("old", range(1, 7, 2), 0)),)),
+            "evicted, but is not there",
+        ),
+        (IterationPlan(evictions=(DROP, DROP)), r"range\(1, 7, 2\) of old are to be evicted, and again"),
+        (
+            IterationPlan(migrations=(MOVE,), evictions=(Eviction(MOVE.segment),)),
+            "evicted, and again or moved",
+        ),
+        (IterationPlan((LEASE,), evictions=(DROP,)), "request old is planned 2 times"),
+        (
+            IterationPlan(preemptions=(Preemption("old"),), evictions=(DROP,)),
+            "request old is planned 2 times",
+        ),
+        (IterationPlan(evictions=(Eviction(segment("busy", range(6), 6)),)), "request busy is in batch 9"),
+    ],
+)
+def test_only_kv_at_rest_is_evicted_and_only_once(plan: IterationPlan, message: str) -> None:
+    refused(plan, message)
+
+
+def test_no_kv_of_a_request_whose_batch_is_ending_is_evicted() -> None:
+    ending = (RunningBatch(8, LEASE, 0.0, num_steps_taken=8, last_step=8, stepped_at=0.0),)
+    with pytest.raises(InvalidPlanError, match="its request's batch is still to end"):
+        check_plan(replace(SNAPSHOT, ending=ending), IterationPlan(evictions=(DROP,)))
+
+
 def test_what_is_to_be_stored_fits_what_is_free() -> None:
     refused(striped_chunk("huge", range(101), (2,)), "instance 2 is to store 101 tokens but has room for 100")
     refused(
@@ -337,6 +372,10 @@ def test_a_request_that_goes_frees_nothing_that_others_hold_too() -> None:
     preemption = (Preemption("old"),)
     check_plan(SNAPSHOT, IterationPlan((striped_chunk("huge", range(100), (1,)),), preemptions=preemption))
     plan = IterationPlan((striped_chunk("huge", range(97), (1,)),), preemptions=preemption)
+    with pytest.raises(InvalidPlanError, match="instance 1 is to store 97 tokens but has room for 96"):
+        check_plan(snapshot, plan)
+    plan = replace(plan, preemptions=(), evictions=(DROP,))
+    check_plan(SNAPSHOT, plan)
     with pytest.raises(InvalidPlanError, match="instance 1 is to store 97 tokens but has room for 96"):
         check_plan(snapshot, plan)
 

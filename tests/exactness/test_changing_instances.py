@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from cluster import After, Cluster, running_cluster
+from plans import prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.instructions import RunBatch
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, Placement
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
@@ -51,6 +52,53 @@ def scaling(cluster: Cluster, policy: Policy, least: int, late_ids: frozenset[Re
         return policy(snapshot, cost_model)
 
     return scales
+
+
+@pytest.mark.parametrize("name", ["esp", "static-sp"])
+@pytest.mark.parametrize("has_room", [True, False])
+def test_only_kv_on_an_instance_that_leaves_moves_or_is_computed_again(
+    changing: Cluster, folder: Path, name: str, has_room: bool
+) -> None:
+    elastic = make_policy(name, PolicyConfig(lease_steps=4))
+    num_prompt, num_output = 96, 12
+    request = greedy_request(random_prompt(num_prompt, seed=1), num_output)
+    num_more = 4 if has_room else 256 - num_prompt // 2 - 40  # all that is free on the other instance
+    other = greedy_request(random_prompt(40, seed=2), 1 + num_more)
+    before, placements = changing.snapshot.stats, list[Placement]()
+
+    def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        """Put one request on instance 0 and one on both, and let 1 leave then."""
+        for name, group in ((other.request_id, (0,)), (request.request_id, (0, 1))):
+            view = snapshot.request.get(name)
+            if not placements and view is not None and not view.num_output_tokens:
+                return IterationPlan((prefill([view], group),) if view.is_plannable else ())
+        if snapshot.batches and not placements:
+            return IterationPlan()
+        if not placements:
+            placements.append(snapshot.request[request.request_id].placement)
+            changing.scale(1)
+        return (
+            elastic(snapshot, cost_model)
+            if snapshot.draining_ids or len(snapshot.pools) == 1
+            else IterationPlan()
+        )
+
+    outputs = changing.run([request, other], policy, timeout=60)
+    assert_exact(folder, [request, other], outputs)
+    changing.wait_until(lambda snapshot: len(snapshot.instances) == 1)
+    stats = changing.snapshot.stats
+    num_leaving = placements[0].tokens_by_instance()[1]
+    assert num_leaving == num_prompt // 2
+    moved_and_again = (
+        stats.num_migrated_tokens - before.num_migrated_tokens,
+        stats.num_recomputed_tokens - before.num_recomputed_tokens,
+    )
+    assert moved_and_again == ((num_leaving, 0) if has_room else (0, num_leaving))
+    num_needed = num_prompt + num_output - 1 + 40 + num_more
+    assert stats.num_computed_tokens - before.num_computed_tokens == num_needed + moved_and_again[1]
+    assert stats.num_preemptions == before.num_preemptions
+    changing.scale(FIRST)
+    changing.wait_until(lambda snapshot: len(snapshot.pools) == FIRST)
 
 
 @pytest.mark.parametrize(

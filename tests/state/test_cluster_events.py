@@ -30,6 +30,7 @@ from loong.core.instructions import (
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import (
     BatchPlan,
+    Eviction,
     Failure,
     IterationPlan,
     KVMigration,
@@ -357,6 +358,22 @@ def test_a_repair_computes_what_was_lost_and_goes_on_from_there() -> None:
     assert (stats.num_computed_tokens, stats.num_recomputed_tokens) == (6, 2)
     (view,) = state.snapshot(2.0).running
     assert (view.missing, view.is_decoding) == ((range(4, 5),), True)
+
+
+def test_evicted_positions_are_missing_and_a_repair_computes_just_these() -> None:
+    state = prefilled(0, 1)
+    evicted, moved = KVSegment("r", range(3, 4), 1), KVSegment("r", range(1, 2), 1)
+    move = KVMigration(moved, 0)
+    plan = IterationPlan(migrations=(move,), evictions=(Eviction(evicted),))
+    assert commit(state, plan, 1.0) == (ReleaseKV("r", (1,), range(3, 4)), MoveKV(2, move))
+    state.apply(MigrationFinished(1.0, 2, is_committed=True))
+    assert used(state) == [3, 0, 0, 0]
+    (view,) = state.snapshot(1.0).running
+    assert [*chain(*view.missing)] == [3, 4]
+    commit(state, IterationPlan((prefill(0, chunk=range(3, 4)),)), 1.0)
+    state.apply(BatchFinished(2.0, 3, 1))
+    stats = state.snapshot(2.0).stats
+    assert (stats.num_computed_tokens, stats.num_recomputed_tokens, stats.num_preemptions) == (5, 1, 0)
 
 
 def test_a_lease_that_loses_a_holder_keeps_the_tokens_that_it_has_made() -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from loong.core.cost.cost_model import CostModel
@@ -10,6 +10,7 @@ from loong.core.instance import ESPGroup, InstanceKind, Service
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import (
     BatchPlan,
+    Eviction,
     IterationPlan,
     KVMigration,
     LeaseEnd,
@@ -27,7 +28,7 @@ _MAX_DRAWS = 20
 
 
 def chaos(seed: int) -> Policy:
-    """Groups, holders outside, rings, masters, chunks, retention, leases, migrations, preemptions at random.
+    """Groups, holders outside, rings, masters, chunks, retention, leases, migrations, lost KV at random.
 
     It goes on as long as there are requests: if nothing is in flight it draws until something is, and makes
     room if nothing can be.
@@ -73,6 +74,7 @@ class _Draw:
         computed: list[RequestView] = []
         migrations: list[KVMigration] = []
         preemptions: list[Preemption] = []
+        evictions: list[Eviction] = []
         for view in self._shuffled([v for v in (*waiting, *running) if v.is_plannable]):
             has_kv, choice = bool(view.placement.segments), self.random.random()
             if has_kv and choice < 0.04 and view.request_id not in self.snapshot.ending_ids:
@@ -80,6 +82,11 @@ class _Draw:
                 for instance_id, num_tokens in view.own_tokens_by_instance().items():
                     if not self.snapshot.instance[instance_id].is_draining:
                         self.free[instance_id] += num_tokens
+            elif has_kv and choice < 0.08 and view.request_id not in self.snapshot.ending_ids:
+                eviction = self._eviction(view)
+                evictions.append(eviction)
+                kept = view.placement.removing(eviction.segment)
+                migrations += self._migrations(replace(view, placement=kept))
             elif has_kv and (choice < 0.2 or not self.host_ids.isdisjoint(view.placement.instance_ids)):
                 migrations += self._migrations(view)
             else:
@@ -95,6 +102,7 @@ class _Draw:
             tuple(preemptions),
             ends,
             lease_extensions=tuple(self._extensions(frozenset(end.batch_id for end in ends))),
+            evictions=tuple(evictions),
         )
 
     def _shuffled(self, items: Sequence[RequestView]) -> list[RequestView]:
@@ -153,6 +161,11 @@ class _Draw:
                 destination_id = self.random.choice(fitting)
                 self.free[destination_id] -= len(positions)
                 yield KVMigration(segment._replace(positions=positions), destination_id)
+
+    def _eviction(self, view: RequestView) -> Eviction:
+        segment = self.random.choice(view.placement.segments)
+        pieces = self._pieces(segment.positions, self.random.randint(1, 3))
+        return Eviction(segment._replace(positions=self.random.choice(pieces)))
 
     def _batches(self, views: list[RequestView]) -> Iterator[BatchPlan]:
         """Groups of idle instances, mostly around a request whose KV they hold, with others that fit.

@@ -386,6 +386,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.ended.update(failure.request_id for failure in plan.failures)
         for preemption in plan.preemptions:
             self.lost.pop(preemption.request_id, None)
+        for eviction in plan.evictions:
+            self.lost[eviction.segment.owner_id].update(eviction.segment.positions)
         instructions = self.state.commit(plan, before)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):

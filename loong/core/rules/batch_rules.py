@@ -19,6 +19,7 @@ def check_ranges(case: Case) -> None:
     for batch in case.plan.batches:
         named_ranges += (*batch.queries, *batch.writes)
     named_ranges += (migration.segment for migration in case.plan.migrations)
+    named_ranges += (eviction.segment for eviction in case.plan.evictions)
     for named in named_ranges:
         positions = named.positions
         if not positions or positions.step < 1 or positions.start < 0:
@@ -61,17 +62,20 @@ def check_tp_sizes(case: Case) -> None:
 
 
 def check_requests_are_at_rest(case: Case) -> None:
-    """Check that a request has at most one of these: a batch, migrations, a preemption, or a failure.
+    """Check that a request has at most one of these: a batch, migrations and evictions, a preemption, or a
+    failure.
 
     KV that was computed before a running batch began may be copied meanwhile. It is at its destination from
     the next boundary of the request on.
     """
-    other_ids = [*{migration.segment.owner_id for migration in case.plan.migrations}]
+    migrating_ids = {migration.segment.owner_id for migration in case.plan.migrations}
+    evicted_ids = {eviction.segment.owner_id for eviction in case.plan.evictions}
+    other_ids = [*(migrating_ids | evicted_ids)]
     other_ids += [preemption.request_id for preemption in case.plan.preemptions]
     other_ids += [failure.request_id for failure in case.plan.failures]
     views = [part.view for _, parts in case.parts for part in parts]
     views += map(case.view, other_ids)
-    copied_ids = {m.segment.owner_id for m in case.plan.migrations} - case.snapshot.ending_ids
+    copied_ids = migrating_ids - evicted_ids - case.snapshot.ending_ids
     for view in views:
         if not (view.is_plannable or (view.request_id in copied_ids and view.is_copyable)):
             raise InvalidPlanError(
@@ -226,7 +230,8 @@ def check_holders(case: Case) -> None:
 
     Stored KV travels only between members, so a request with history outside the group moves its queries.
     The KV that a batch reads needs no rule of its own: it belongs to requests of the batch, and no plan may
-    move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`).
+    move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`,
+    `check_evictions`).
     """
     serving = {instance_id for batch in case.snapshot.batches for instance_id in batch.holder_ids}
     for batch, parts in case.parts:

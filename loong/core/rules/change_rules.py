@@ -1,10 +1,10 @@
-"""The rules of everything else that a plan changes: migrations, preemptions, leases in flight, and room."""
+"""The rules of everything else that a plan changes: KV at rest, leases in flight, and room."""
 
 from collections import Counter
 
 from loong.core.errors import InvalidPlanError
 from loong.core.placement import InstanceId
-from loong.core.positions import first_overlap
+from loong.core.positions import first_overlap, intersection
 from loong.core.rules.case import Case
 
 
@@ -34,8 +34,24 @@ def check_preemptions(case: Case) -> None:
             raise InvalidPlanError(f"request {preemption.request_id} is to be preempted, but has no KV")
 
 
+def check_evictions(case: Case) -> None:
+    """Check that evicted KV is there, does not move or go twice, and is of no request of an ending batch."""
+    for eviction in case.plan.evictions:
+        segment = eviction.segment
+        if segment.owner_id in case.snapshot.ending_ids:
+            raise InvalidPlanError(f"{segment} is to be evicted, but its request's batch is still to end")
+        if not case.view(segment.owner_id).placement.holds(segment):
+            raise InvalidPlanError(f"{segment} is to be evicted, but is not there")
+    evicted = [eviction.segment for eviction in case.plan.evictions]
+    changed = [*evicted, *(migration.segment for migration in case.plan.migrations)]
+    for owner_id in {segment.owner_id for segment in evicted}:
+        twice = first_overlap(s.positions for s in changed if s.owner_id == owner_id)
+        if twice is not None:
+            raise InvalidPlanError(f"positions {twice} of {owner_id} are to be evicted, and again or moved")
+
+
 def check_room(case: Case) -> None:
-    """Check that the KV to store fits the free slots, with those that the plan's preemptions free."""
+    """Check that the KV to store fits the free slots, with those that preemptions and evictions free."""
     arriving: Counter[InstanceId] = Counter()
     for batch in case.plan.batches:
         arriving.update(batch.num_reserved_tokens)
@@ -47,6 +63,10 @@ def check_room(case: Case) -> None:
     freed: Counter[InstanceId] = Counter()
     for preemption in case.plan.preemptions:
         freed.update(case.view(preemption.request_id).own_tokens_by_instance())
+    for segment in (eviction.segment for eviction in case.plan.evictions):
+        shared = case.view(segment.owner_id).shared.on(segment.instance_id)
+        num_shared = sum(len(intersection(segment.positions, positions)) for positions in shared)
+        freed[segment.instance_id] += len(segment.positions) - num_shared
     for instance_id, num_tokens in arriving.items():
         instance = case.snapshot.instance[instance_id]
         if instance.is_draining and num_tokens > 0:

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-VERSION = 5
+VERSION = 6
 
 EventName: TypeAlias = Literal[
     "request_arrived",
@@ -63,7 +63,7 @@ class Cause(_Part, frozen=True):
 class Chunk(_Part, frozen=True):
     """Known positions of one request that a batch computes, mostly positions of the prompt.
 
-    `num_repaired` of them come before KV that exists: their KV was lost with an instance.
+    `num_repaired` of them come before KV that exists: their KV was evicted, or lost with an instance.
     """
 
     request_id: str
@@ -125,6 +125,14 @@ class Preempted(_Part, frozen=True):
 
     request_id: str
     kv: TokensByInstance
+
+
+class Evicted(_Part, frozen=True):
+    """A request of whose KV some, given by instance, is dropped. `num_kept` tokens stay."""
+
+    request_id: str
+    kv: TokensByInstance
+    num_kept: int = 0
 
 
 class EndedLease(_Part, frozen=True):
@@ -196,6 +204,7 @@ class PlannedLine(_Line, frozen=True, tag="planned"):
     ended_leases: tuple[EndedLease, ...] = ()
     extended_leases: tuple[ExtendedLease, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    evicted: tuple[Evicted, ...] = ()
 
 
 class BatchStartedLine(_Line, frozen=True, tag="batch_started"):

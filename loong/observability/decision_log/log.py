@@ -130,6 +130,8 @@ class DecisionLog:
                     del waits[request_id]
         for preemption in plan.preemptions:
             self._forget(preemption.request_id)
+        for eviction in plan.evictions:
+            self._forget(eviction.segment.owner_id)
         if (line := planned_line(events, snapshot, plan, instructions)) is not None:
             self._write(line)
             for failure in plan.failures:

@@ -1,6 +1,6 @@
 """The line of a plan."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import assert_never
 
 from loong.core.decision import Decision
@@ -20,8 +20,10 @@ from loong.core.events import (
 )
 from loong.core.instance import ElasticInstance
 from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
-from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.placement import KVSegment, tokens_by_instance
+from loong.core.plan import BatchPlan, Eviction, IterationPlan
 from loong.core.positions import num_below
+from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.lines import (
     Cause,
@@ -29,6 +31,7 @@ from loong.observability.decision_log.lines import (
     ConsideredAlternative,
     Decode,
     EndedLease,
+    Evicted,
     ExtendedLease,
     InstanceState,
     LoggedBatch,
@@ -53,6 +56,7 @@ def planned_line(
         batches=tuple(_batch(run) for run in instructions if isinstance(run, RunBatch)),
         migrations=tuple(_migration(m) for m in instructions if isinstance(m, MoveKV)),
         preempted=tuple(_preempted(p.request_id, snapshot) for p in plan.preemptions),
+        evicted=tuple(_evicted(plan.evictions, snapshot)),
         ended_leases=tuple(EndedLease(end.batch_id, end.step) for end in plan.lease_ends),
         extended_leases=tuple(ExtendedLease(e.batch_id, e.num_steps) for e in plan.lease_extensions),
         reasons=tuple(map(_reason, plan.decisions)),
@@ -148,6 +152,16 @@ def _migration(instruction: MoveKV) -> Migration:
 
 def _preempted(request_id: str, snapshot: Snapshot) -> Preempted:
     return Preempted(request_id, dict(snapshot.request[request_id].placement.tokens_by_instance()))
+
+
+def _evicted(evictions: Iterable[Eviction], snapshot: Snapshot) -> Iterator[Evicted]:
+    """Yield the evictions of each request together."""
+    segments: dict[RequestId, list[KVSegment]] = {}
+    for eviction in evictions:
+        segments.setdefault(eviction.segment.owner_id, []).append(eviction.segment)
+    for request_id, own in segments.items():
+        kv = tokens_by_instance(own)
+        yield Evicted(request_id, dict(kv), snapshot.request[request_id].num_computed_tokens - kv.total())
 
 
 def _reason(decision: Decision) -> Reason:

@@ -56,7 +56,7 @@ class ClusterCollector(Collector):
         )
         yield self._counter(
             "loong:recomputed_tokens",
-            "Tokens whose KV was computed again, since it had been lost with an instance.",
+            "Tokens whose KV was computed again, since it had been evicted, or lost with an instance.",
             stats.num_recomputed_tokens,
         )
         yield self._counter("loong:esp_scale_up", "Groups that grew.", stats.num_scale_ups)

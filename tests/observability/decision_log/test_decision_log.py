@@ -22,7 +22,8 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.plan import Failure, IterationPlan, LeaseEnd, Preemption
+from loong.core.placement import KVSegment
+from loong.core.plan import Eviction, Failure, IterationPlan, LeaseEnd, Preemption
 from loong.core.request import SLO
 from loong.observability.decision_log import lines
 from loong.observability.decision_log.lines import Cause, Chunk, Decode, InstanceState, Line
@@ -122,6 +123,16 @@ def test_a_preemption_reports_what_is_dropped(tmp_path: Path) -> None:
 
     log = reported(tmp_path / "log", instances_with([20] * 3), script)
     assert of_kind(lines.PlannedLine, log)[-1].preempted == (lines.Preempted("r000", {0: 3, 1: 3}),)
+
+
+def test_an_eviction_reports_what_is_dropped_and_kept(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        prefill_two(reporter)
+        parts = KVSegment("r000", range(0, 3, 2), 0), KVSegment("r000", range(1, 2), 1)
+        reporter.plan(2.0, IterationPlan(evictions=tuple(map(Eviction, parts))))
+
+    log = reported(tmp_path / "log", instances_with([20] * 3), script)
+    assert of_kind(lines.PlannedLine, log)[-1].evicted == (lines.Evicted("r000", {0: 2, 1: 1}, num_kept=3),)
 
 
 def test_a_lease_that_is_to_end_early_is_named_with_the_step(tmp_path: Path) -> None:

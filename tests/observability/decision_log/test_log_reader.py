@@ -59,7 +59,7 @@ def test_a_line_that_is_still_being_written_is_left_out(path: Path, caplog: pyte
 def test_other_versions_are_refused_by_number(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b'{"line":"started","version":99}\n')
-    with pytest.raises(ConfigError, match="log:1 begins version 99, but this loong reads 5"):
+    with pytest.raises(ConfigError, match="log:1 begins version 99, but this loong reads 6"):
         read_log(path)
 
 

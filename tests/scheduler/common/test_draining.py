@@ -9,10 +9,12 @@ from snapshots import begun, decoding, running, snapshot_of, waiting
 from loong.core.check_plan import check_plan
 from loong.core.decision import DecisionKind
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, KVSegment, striped
-from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption, QueryBlock, Transfer
+from loong.core.placement import InstanceId, KVSegment, striped, tokens_by_instance
+from loong.core.plan import BatchPlan, Eviction, IterationPlan, KVMigration, LeaseEnd, QueryBlock, Transfer
+from loong.core.positions import is_partition
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
+from loong.scheduler.common.cluster_parts import Parts
 from loong.scheduler.common.draining import Draining
 
 POOL = 100
@@ -39,10 +41,19 @@ def lease(view: RequestView, instance_ids: tuple[InstanceId, ...], num_steps: in
     return BatchPlan(ESPGroup(instance_ids), (block,), writes, num_steps, predicted_time=0.01)
 
 
-def planned(snapshot: Snapshot) -> IterationPlan:
-    """Return the plan that empties the draining instances, which keeps the rules."""
-    plan = of(snapshot).plan()
+def planned(snapshot: Snapshot, parts: Parts | None = None) -> IterationPlan:
+    """Return the plan that empties the draining instances, which keeps the rules.
+
+    KV of a request may be on all others, or stays within one of `parts`. All of it on draining instances that
+    nothing in flight touches either moves or is evicted.
+    """
+    plan = of(snapshot).plan((tuple(snapshot.pools),) if parts is None else parts)
     check_plan(snapshot, plan)
+    gone = [m.segment for m in plan.migrations] + [eviction.segment for eviction in plan.evictions]
+    for view in snapshot.running if not (snapshot.batches or snapshot.ending or snapshot.migrations) else ():
+        for instance_id in snapshot.draining_ids:
+            own = [s.positions for s in gone if s[::2] == (view.request_id, instance_id)]
+            assert is_partition(own, *view.placement.on(instance_id))
     return plan
 
 
@@ -59,26 +70,45 @@ def test_kv_moves_to_one_instance_with_room_until_the_end_and_some_of_the_kv() -
     plan = planned(draining(snapshot_of([POOL] * 3, views), 2))
     on_draining = striped("a", range(30), (1, 2)).segments[1]
     assert plan.migrations == (KVMigration(on_draining, 1),)
-    assert (plan.preemptions, plan.lease_ends) == ((), ())
+    assert (plan.evictions, plan.lease_ends) == ((), ())
     (decision,) = plan.decisions
     assert (decision.kind, decision.request_ids) == (DecisionKind.MIGRATE, ("a",))
 
 
-def test_a_request_that_has_no_room_elsewhere_until_its_end_is_computed_again() -> None:
+def test_kv_moves_to_several_instances_where_none_has_room_for_all_of_it() -> None:
+    views = [decoding("a", 120, (2, 3)), decoding("b", 40, (0,), max_tokens=11)]  # b needs 50
+    plan = planned(draining(snapshot_of([POOL] * 4, views), 2, 3))
+    moved = tokens_by_instance(migration.arriving for migration in plan.migrations)
+    assert (moved, plan.evictions) == ({1: POOL, 0: 20}, ())
+
+
+def test_only_kv_that_finds_no_room_is_evicted() -> None:
     growing = decoding("growing", 40, (0,), max_tokens=50)  # leaves 11 of 60 free slots
-    plan = planned(draining(snapshot_of([POOL] * 2, [growing, decoding("a", 8, (1,), max_tokens=9)]), 1))
-    assert plan.preemptions == (Preemption("a"),)
-    (decision,) = plan.decisions
-    assert (decision.kind, decision.request_ids) == (DecisionKind.PREEMPT, ("a",))
-    assert "instance 1 is to leave" in decision.chosen
+    striped_one = decoding("a", 30, (0, 1), max_tokens=2)  # 15 of its tokens are on instance 0
+    plan = planned(draining(snapshot_of([POOL + 10] * 2, [growing, striped_one]), 1))
+    assert sum(len(migration.segment.positions) for migration in plan.migrations) == 6
+    assert plan.evictions == (Eviction(KVSegment("a", range(13, 30, 2), 1)),)
+    kinds = [(decision.kind, decision.request_ids) for decision in plan.decisions]
+    assert kinds == [(DecisionKind.MIGRATE, ("a",)), (DecisionKind.EVICT, ("a",))]
+    assert plan.decisions[1].chosen == "instance 1 is to leave, and no other has room for 9 tokens of its KV"
 
 
-def test_the_oldest_requests_move_and_take_the_room_of_later_ones() -> None:
-    views = [decoding(name, 50, (1,), max_tokens=11) for name in "ba"]
+def test_the_oldest_requests_with_output_move_first() -> None:
+    views = [begun("new", 60, 50, (1,)), *(decoding(name, 50, (1,), max_tokens=11) for name in "ba")]
     views = [replace(view, arrival_time=float(i)) for i, view in enumerate(views)]
-    plan = planned(draining(snapshot_of([POOL, 120], views), 1))
-    assert [migration.segment.owner_id for migration in plan.migrations] == ["b"]
-    assert plan.preemptions == (Preemption("a"),)
+    plan = planned(draining(snapshot_of([POOL, 150], views), 1))
+    moved = {m.segment.owner_id: len(m.segment.positions) for m in plan.migrations}
+    assert moved == {"b": 50}
+    evicted = {e.segment.owner_id: len(e.segment.positions) for e in plan.evictions}
+    assert evicted == {"a": 50, "new": 50}, "40 slots are left, and an instance alone has all KV or none"
+
+
+def test_kv_stays_within_one_part_of_the_cluster() -> None:
+    apart, striped_one = decoding("apart", 150, (3,)), decoding("a", 20, (0, 3), max_tokens=2)
+    snapshot = draining(snapshot_of([POOL, POOL, 2 * POOL, 170], [apart, striped_one]), 3)
+    plan = planned(snapshot, parts=((0, 1), (2,)))
+    moved = {(m.segment.owner_id, m.destination_id): len(m.segment.positions) for m in plan.migrations}
+    assert moved == {("apart", 2): 150, ("a", 0): 10}
 
 
 def test_leases_with_a_draining_member_or_holder_end_and_their_requests_wait_for_that() -> None:
@@ -93,7 +123,7 @@ def test_leases_with_a_draining_member_or_holder_end_and_their_requests_wait_for
         "instance 1 is to leave",
         "instance 2 is to leave",
     ]
-    assert not plan.migrations + plan.preemptions
+    assert (plan.migrations, plan.evictions) == ((), ())
     hidden = of(snapshot).hidden(plan)
     assert ids(hidden.running) == {"c"}
     assert [i.instance_id for i in hidden.instances] == [0, 3]
@@ -103,9 +133,9 @@ def test_leases_with_a_draining_member_or_holder_end_and_their_requests_wait_for
 
 
 def test_reasons_name_all_instances_that_are_to_leave() -> None:
-    a = decoding("a", 150, (1, 2))
-    plan = planned(draining(snapshot_of([POOL] * 3, [a]), 1, 2))
-    assert plan.preemptions == (Preemption("a"),)
+    a = decoding("a", 250, (1, 2))
+    plan = planned(draining(snapshot_of([POOL, 125, 125], [a]), 1, 2))
+    assert tokens_by_instance(eviction.segment for eviction in plan.evictions) == {1: 125, 2: 125}
     assert plan.decisions[0].chosen.startswith("instances 1 and 2 are to leave, and no other")
 
 
@@ -168,4 +198,4 @@ def test_a_prompt_in_its_first_batch_counts_where_it_is_made(has_ended: bool) ->
     views = (*snapshot.running, replace(prompt, batch_id=1))
     snapshot = draining(replace(snapshot, batches=(batch,), instances=instances, running=views), 1)
     plan = planned(snapshot)
-    assert bool(plan.migrations) == has_ended  # it needs 89 of 92 free slots, unless it has ended
+    assert (not plan.evictions) == has_ended  # it needs 89 of 92 free slots, unless it has ended

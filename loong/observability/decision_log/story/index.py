@@ -15,6 +15,7 @@ from loong.observability.decision_log.lines import (
     Chunk,
     Decode,
     EndedLine,
+    Evicted,
     FirstTokenLine,
     InstanceDrainingLine,
     InstanceJoinedLine,
@@ -59,6 +60,14 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictedKV:
+    """An eviction of some of the request's KV."""
+
+    plan: PlannedLine
+    evicted: Evicted
+
+
+@dataclass(frozen=True, slots=True)
 class Considered:
     """A policy's reason that concerns the request."""
 
@@ -69,7 +78,9 @@ class Considered:
 InstanceLine: TypeAlias = InstanceLostLine | InstanceJoinedLine | InstanceDrainingLine | InstanceLeftLine
 """A change of an instance."""
 
-Entry: TypeAlias = Ran | MovedKV | Dropped | Considered | FirstTokenLine | EndedLine | InstanceLine
+Entry: TypeAlias = (
+    Ran | MovedKV | Dropped | EvictedKV | Considered | FirstTokenLine | EndedLine | InstanceLine
+)
 
 
 @dataclass(slots=True)
@@ -174,6 +185,8 @@ def _add_plan(index: LogIndex, plan: PlannedLine) -> None:
             index.entries[request_id].append(Considered(plan, reason))
     for preempted in plan.preempted:
         index.entries[preempted.request_id].append(Dropped(plan, preempted))
+    for evicted in plan.evicted:
+        index.entries[evicted.request_id].append(EvictedKV(plan, evicted))
     for migration in plan.migrations:
         _add_move(index, MovedKV(plan, migration, plan.time))
     for batch in plan.batches:

@@ -138,6 +138,7 @@ SUBJECTS = {
     "dop": "DoP",
     "migrate": "moving KV",
     "preempt": "preemption",
+    "evict": "dropping KV",
     "end_lease": "ending a lease",
     "fail": "failure",
 }

@@ -23,6 +23,7 @@ from loong.observability.decision_log.story.steps import (
     Drain,
     Drop,
     End,
+    Evict,
     First,
     Loss,
     Move,
@@ -58,6 +59,11 @@ def step_words(step: StoryStep, story: Story) -> Iterator[str]:
             if others := step.batch_ids:
                 room += f"; {batches(others)} {verb('start', others)} there"
             yield f"{room}."
+            yield from policy_words(step.reasons)
+        case Evict():
+            num_evicted = sum(step.kv.values())
+            kv = f"{num_evicted:,} of its {counted(num_evicted + step.num_kept, 'token')}"
+            yield f"KV on {holdings(step.kv)}, {kv}, is dropped, to be computed again."
             yield from policy_words(step.reasons)
         case Loss():
             why = f" ({step.why})" if step.why else ""

@@ -87,8 +87,8 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
     """The request is computed in successive batches on the same instances.
 
     Joined and left instances are the difference to the batches before. Recomputed tokens were lost or dropped
-    before. Repaired ones were lost while later KV stayed. Holders are instances outside the group that served
-    KV.
+    before. Repaired ones were lost or evicted while later KV stayed. Holders are instances outside the group
+    that served KV.
     """
 
     phase: Literal["prefill", "decode"]
@@ -134,6 +134,14 @@ class Drop(_Step, frozen=True, tag="drop"):
     reasons: tuple[Reason, ...] = ()
 
 
+class Evict(_Step, frozen=True, tag="evict"):
+    """Some of the request's KV is dropped. `num_kept` tokens stay."""
+
+    kv: TokensByInstance
+    num_kept: int
+    reasons: tuple[Reason, ...] = ()
+
+
 class Loss(_Step, frozen=True, tag="loss"):
     """An instance is lost, with its KV of the request. What others have stays."""
 
@@ -164,4 +172,4 @@ class End(_Step, frozen=True, tag="end"):
     num_output_tokens: int
 
 
-StoryStep: TypeAlias = Wait | ComputedBatches | Move | Drop | Loss | Drain | First | End
+StoryStep: TypeAlias = Wait | ComputedBatches | Move | Drop | Evict | Loss | Drain | First | End

@@ -28,6 +28,7 @@ from loong.observability.decision_log.story.index import (
     Considered,
     Dropped,
     Entry,
+    EvictedKV,
     InstanceLine,
     LogIndex,
     MovedKV,
@@ -39,6 +40,7 @@ from loong.observability.decision_log.story.steps import (
     Drain,
     Drop,
     End,
+    Evict,
     First,
     InstanceChange,
     Loss,
@@ -92,6 +94,8 @@ class _Trail:
                 self._move(entry)
             case Dropped():
                 self._drop(entry)
+            case EvictedKV():
+                self._evict(entry)
             case FirstTokenLine():
                 self.steps.append(First(entry.time, entry.time - self.arrived.time))
                 if self.is_waiting and self.arrived.choice_of is not None:
@@ -197,6 +201,14 @@ class _Trail:
         kv_free, kv_capacity = room_of(plan.instances)
         self.steps.append(Drop(plan.time, kv, batch_ids, kv_free, kv_capacity, reasons=self._take_reasons()))
         self._lose_kv(plan.time)
+
+    def _evict(self, entry: EvictedKV) -> None:
+        evicted, time = entry.evicted, entry.plan.time
+        self.steps.append(Evict(time, evicted.kv, evicted.num_kept, self._take_reasons()))
+        if evicted.num_kept:
+            self.kv -= Counter(evicted.kv)
+        else:
+            self._lose_kv(time)
 
     def _lose(self, loss: InstanceLostLine) -> None:
         """Handle the loss of an instance, which may concern this request or not."""

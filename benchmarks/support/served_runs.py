@@ -1,0 +1,233 @@
+"""Decode leases over KV on other instances, and chunks of prompts that these compute meanwhile."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from random import Random
+
+from loong.core.cost.work import StepWork, batch_work, step_work
+from loong.core.events import BatchFinished, Event, TokensProduced
+from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId, Placement
+from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.request import RequestId, TokenId
+from loong.launcher.profile.profiled_cluster import ProfiledCluster
+from loong.scheduler.common.leases import lease_ends
+from loong.scheduler.common.striping import batch_of, decode_part, whole_part
+
+NUM_STEPS, NUM_WARM_UPS = 48, 8  # of a lease without chunks, and of these the steps that do not count
+MOST_STEPS = 512  # of a lease that goes on until all chunks have ended
+NUM_CHUNKS = 4  # on each holder, after one that does not count
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease with the KV before it, and the tokens and times of its steps."""
+
+    batch_id: int
+    batch: BatchPlan
+    placements: Mapping[RequestId, Placement]
+    times: list[float] = field(default_factory=list)
+    tokens: dict[RequestId, list[TokenId]] = field(default_factory=lambda: defaultdict(list))
+    is_over: bool = False
+
+    def take(self, event: Event) -> None:
+        """Note an event, if it is of this lease."""
+        match event:
+            case TokensProduced() if event.batch_id == self.batch_id:
+                self.times.append(event.time)
+                for token in event.tokens:
+                    self.tokens[token.request_id].append(token.token_id)
+            case BatchFinished() if event.batch_id == self.batch_id:
+                self.is_over = True
+            case _:
+                pass
+
+    def work(self, num_steps: int) -> StepWork:
+        """Return the work of the middle one of its first steps."""
+        _, (step, _) = batch_work(self.batch, self.placements, num_steps)
+        return step
+
+    def steps(self, begin: float = -inf, end: float = inf) -> list[float]:
+        """Return the seconds of the steps in a span of time, less those that warm up."""
+        return [
+            later - earlier
+            for earlier, later in pairwise(self.times[NUM_WARM_UPS:])
+            if begin <= earlier and later <= end
+        ]
+
+
+class Chunks:
+    """Prompts that each holder computes one after another."""
+
+    def __init__(
+        self, cluster: ProfiledCluster, holder_ids: Sequence[InstanceId], num_tokens: int, random: Random
+    ) -> None:
+        self._cluster = cluster
+        self._waiting = {
+            i: [cluster.arrive(num_tokens, random) for _ in range(1 + NUM_CHUNKS)] for i in holder_ids
+        }
+        self._running: dict[int, InstanceId] = {}  # by batch
+        self._ended: dict[InstanceId, list[BatchFinished]] = {i: [] for i in holder_ids}
+        self.work = StepWork(ESPGroup((holder_ids[0],)), {}, has_ring=False, has_exchange=False)
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether `start` was called."""
+        return bool(self._running) or self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all have ended."""
+        return not any(self._waiting.values())
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Return the times between which all holders compute chunks that count."""
+        ended = self._ended.values()
+        return max(events[0].time for events in ended), min(events[-1].time for events in ended)
+
+    def seconds(self, end: float = inf) -> list[float]:
+        """Return the seconds of those that count and ended before `end`, by the workers' clocks."""
+        counted = (event for events in self._ended.values() for event in events[1:] if event.time <= end)
+        return [event.seconds for event in counted if event.seconds is not None]
+
+    def start(self) -> None:
+        """Begin the first on each holder."""
+        for holder_id in self._waiting:
+            self._begin_next(holder_id)
+
+    def take(self, event: Event) -> None:
+        """Begin the next where one has ended, whose KV is then free."""
+        if not isinstance(event, BatchFinished):
+            return
+        if (holder_id := self._running.pop(event.batch_id, None)) is not None:
+            self._ended[holder_id].append(event)
+            self._cluster.end(self._waiting[holder_id].pop(0))
+            self._begin_next(holder_id)
+
+    def _begin_next(self, holder_id: InstanceId) -> None:
+        if self._waiting[holder_id]:
+            (view,) = self._cluster.views(self._waiting[holder_id][:1])
+            part = whole_part(view, view.num_uncomputed_tokens, holder_id)
+            batch = batch_of(ESPGroup((holder_id,)), [part])
+            self.work = step_work(batch, self._cluster.placements())
+            self._cluster.submit(IterationPlan((batch,)))
+            self._running[self._cluster.last_id] = holder_id
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """Leases of the same prompts: with local KV, and with remote KV before and during chunks.
+
+    `equal` is the share of tokens before the first that differs between local and remote.
+    """
+
+    local: Lease
+    idle: Lease
+    busy: Lease
+    alone: Chunks
+    served: Chunks
+    equal: float
+
+
+class ServedRuns:
+    """Leases of the first instance, and chunks of `num_tokens` on all others."""
+
+    def __init__(self, cluster: ProfiledCluster, num_tokens: int) -> None:
+        self._cluster, self._num_tokens = cluster, num_tokens
+        self._member_id, *self._holder_ids = (i.instance_id for i in cluster.snapshot().instances)
+
+    def num_fitting(self, num_requests: int, context: int) -> int:
+        """Return the number of such requests, up to `num_requests`, that all instances have room for."""
+        free = self._cluster.free()
+        room = min(free[i] for i in self._holder_ids) - self._num_tokens
+        num_held = len(self._holder_ids) * (room // context)
+        return max(
+            0, min(num_requests, num_held, free[self._member_id] // (context + NUM_STEPS + MOST_STEPS))
+        )
+
+    async def run(self, num_requests: int, context: int) -> ServedRun:
+        """Run requests of equal length in all ways, and leave nothing of them."""
+        local, remote = ([*self._arriving(num_requests, context)] for _ in range(2))
+        await self._compute(local, remote)
+        alone, served = self._chunks(), self._chunks()
+        await self._run_chunks(alone)
+        idle = self._begun(remote, NUM_STEPS)
+        await self._run(idle)
+        busy = self._begun(remote, MOST_STEPS)
+        await self._run_with(busy, served)
+        for request_id in remote:
+            self._cluster.end(request_id)
+        near = self._begun(local, len(idle.times) + len(busy.times))
+        await self._run(near)
+        self._cluster.end_all()
+        pairs = [
+            (near.tokens[i], idle.tokens[j] + busy.tokens[j]) for i, j in zip(local, remote, strict=True)
+        ]
+        num_equal = sum(_num_equal(*pair) for pair in pairs)
+        return ServedRun(near, idle, busy, alone, served, num_equal / sum(len(tokens) for tokens, _ in pairs))
+
+    def _arriving(self, num_requests: int, context: int) -> Iterator[RequestId]:
+        """Yield requests; those with the same number have the same prompt."""
+        for number in range(num_requests):
+            yield self._cluster.arrive(context, Random(number))
+
+    def _chunks(self) -> Chunks:
+        return Chunks(self._cluster, self._holder_ids, self._num_tokens, Random(0))
+
+    async def _compute(self, local: Sequence[RequestId], remote: Sequence[RequestId]) -> None:
+        """Compute prompts at the member, and the same in the same batches at the holders in turn."""
+        for number, holder_id in enumerate(self._holder_ids):
+            here, there = local[number :: len(self._holder_ids)], remote[number :: len(self._holder_ids)]
+            while not all(view.is_decoding for view in self._cluster.views(there)):
+                batches = self._prompts(here, self._member_id), self._prompts(there, holder_id)
+                await self._cluster.carry_out(IterationPlan(batches))
+
+    def _prompts(self, request_ids: Sequence[RequestId], instance_id: InstanceId) -> BatchPlan:
+        """Return a batch with the next tokens of prompts, as many as a chunk has."""
+        parts, num_left = [], self._num_tokens
+        for view in self._cluster.views(request_ids):
+            if num_left and not view.is_decoding:
+                parts.append(whole_part(view, min(num_left, view.num_uncomputed_tokens), instance_id))
+                num_left -= parts[-1].num_tokens
+        return batch_of(ESPGroup((instance_id,)), parts)
+
+    def _begun(self, request_ids: Sequence[RequestId], num_steps: int) -> Lease:
+        """Return a lease that begins now."""
+        views = self._cluster.views(request_ids)
+        parts = [decode_part(view, self._member_id, num_steps) for view in views]
+        batch = batch_of(ESPGroup((self._member_id,)), parts, num_steps)
+        placements = self._cluster.placements()
+        self._cluster.submit(IterationPlan((batch,)))
+        return Lease(self._cluster.last_id, batch, placements)
+
+    async def _run(self, lease: Lease) -> None:
+        while not lease.is_over:
+            for event in await self._cluster.next_events():
+                lease.take(event)
+
+    async def _run_chunks(self, chunks: Chunks) -> None:
+        chunks.start()
+        while not chunks.is_over:
+            for event in await self._cluster.next_events():
+                chunks.take(event)
+
+    async def _run_with(self, lease: Lease, chunks: Chunks) -> None:
+        """Begin chunks once a lease has warmed up, and end it when they have ended."""
+        while not (lease.is_over and chunks.is_over):
+            for event in await self._cluster.next_events():
+                lease.take(event)
+                chunks.take(event)
+            if len(lease.times) > NUM_WARM_UPS and not chunks.has_begun:
+                chunks.start()
+            if chunks.is_over and not lease.is_over:
+                self._cluster.submit(IterationPlan(lease_ends=lease_ends(self._cluster.snapshot().batches)))
+
+
+def _num_equal(tokens: Sequence[TokenId], others: Sequence[TokenId]) -> int:
+    """Return the number of tokens before the first that differs."""
+    pairs = enumerate(zip(tokens, others, strict=True))
+    return next((number for number, (token, other) in pairs if token != other), len(tokens))
