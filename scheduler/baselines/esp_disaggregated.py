@@ -18,7 +18,7 @@ from loong.scheduler.baselines.esp_fixed import FIXED
 from loong.scheduler.baselines.handoff import hand_off
 from loong.scheduler.common.cluster_parts import Parts, split
 from loong.scheduler.common.leases import lease_ends
-from loong.scheduler.common.planning_view import PlanningView, make_planning_view
+from loong.scheduler.common.planning_view import InstanceSet, PlanningView, make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.stages import joined_plan, plan_group
 
@@ -34,10 +34,9 @@ def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Po
     handoff = hand_off(snapshot, sources, destinations)
     decoding = handoff.come_to(destinations)
     found = make_planning_view(decoding)
-    sets = tuple(instance_set.instance_ids for instance_set in found.instance_sets)
     plan = joined_plan(
         plan_group(part, cost_model, config, len(snapshot.pools), FIXED)
-        for part in (handoff.left_by(sources), *split(decoding, sets, {}))
+        for part in (handoff.left_by(sources), *split(decoding, _roomy_groups(found), {}))
     )
     ends = {end.batch_id: end for end in plan.lease_ends} | _ends_for_arrived(found)
     return replace(
@@ -57,6 +56,25 @@ def parts_by_role(instance_ids: tuple[InstanceId, ...], config: PolicyConfig) ->
 def max_tokens_of_parts(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
     """Return the most KV that one request may need: the smaller of the two parts' total pools."""
     return min(sum(pools[i] for i in part) for part in parts_by_role(tuple(sorted(pools)), config))
+
+
+def _roomy_groups(found: PlanningView) -> Parts:
+    """Return the instances that decode together: as share a request, and more where these lack room."""
+
+    def num_spare(instance_set: InstanceSet) -> int:
+        num_free = sum(found.free[i] for i in instance_set.instance_ids)
+        return num_free - sum(view.num_remaining_tokens for view in instance_set.decodes)
+
+    left, groups = sorted(found.instance_sets, key=num_spare), list[tuple[InstanceId, ...]]()
+    while left:
+        first = left.pop(0)
+        instance_ids, room = first.instance_ids, num_spare(first)
+        while room < 0 and left:
+            roomiest = left.pop()
+            instance_ids += roomiest.instance_ids
+            room += num_spare(roomiest)
+        groups.append(tuple(sorted(instance_ids)))
+    return tuple(groups)
 
 
 def _ends_for_arrived(found: PlanningView) -> dict[int, LeaseEnd]:
