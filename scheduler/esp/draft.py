@@ -17,7 +17,7 @@ from loong.scheduler.esp.admission import Order, PrefillCandidate, Refusal, by_d
 
 @dataclass(frozen=True)
 class Variant:
-    """What a variant of `esp` does. `esp` itself has all: variants measure the value of each part.
+    """The parts that a variant of `esp` has. `esp` itself has all: variants measure the value of each.
 
     Prompts go in `order`, in chunks, and short ones on instances of their own. Decodes run apart from
     prompts. A group that `is_fixed` is always whole.
