@@ -176,7 +176,7 @@ class ServedDecodes:
         return sum(view.num_remaining_tokens for view in self.all_views) <= self._num_free(self._last(number))
 
     def _can_any_join(self) -> bool:
-        """Return whether a waiting decode has room for all its tokens beside those in flight."""
+        """Return whether a waiting decode has room for all its tokens, and those in flight for theirs."""
         num_left = self._num_free(self.instance_ids) - sum(v.num_remaining_tokens for v in self.in_flight)
         return any(view.num_remaining_tokens <= num_left for view in self.resting)
 
