@@ -26,16 +26,20 @@ class QuickPrompts:
 
     @cached_property
     def prefills(self) -> tuple[PrefillCandidate, ...]:
-        """The most urgent prompts that fit into one pause, and into the slots that the decodes leave.
+        """The most urgent prompts that fit whole into one pause, and into the slots that the decodes leave.
 
         None if there are no others, and the instances for prompts are idle.
         """
-        seconds, room, chosen = self.seconds, self.decodes.num_spare, []
+        seconds = self.seconds - self.draft.cost_model.prefill_terms(1).least
+        num_tokens, room = self.draft.config.max_num_batched_tokens, self.decodes.num_spare
+        chosen = []
         for prefill in self.draft.prefills:
             is_new = not (prefill.is_begun or prefill.is_deferred)
-            if is_new and prefill.work <= seconds and prefill.view.num_final_tokens <= room:
+            is_short = prefill.work <= seconds and prefill.num_tokens <= num_tokens
+            if is_new and is_short and prefill.view.num_final_tokens <= room:
                 chosen.append(prefill)
                 seconds -= prefill.work
+                num_tokens -= prefill.num_tokens
                 room -= prefill.view.num_final_tokens
         if len(chosen) == len(self.draft.prefills) and self.draft.idle_ids.issuperset(
             self.draft.layout.prompt_ids

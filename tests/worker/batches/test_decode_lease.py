@@ -240,7 +240,7 @@ def test_a_lease_whose_lists_of_slots_are_too_long_waits_for_the_host(
     fabric: SocketFabric, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shared slots are in the list of each request that has them: there can be more than there are slots."""
-    monkeypatch.setattr(decode_graph, "_LISTS_A_SLOT", 0.1)
+    monkeypatch.setattr(decode_graph, "MAX_SERVED_LISTS", 0)
     monkeypatch.setattr(DecodeLease, "_take_steps", None)  # it is not called
     waiting, not_waiting = run(fabric, folder, None, (30, 40, 50))
     assert reported(not_waiting) == reported(waiting)
