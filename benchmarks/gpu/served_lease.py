@@ -79,7 +79,7 @@ class Row:
         idle, busy = run.idle.work(NUM_STEPS), run.busy.work(len(run.busy.times))
         idle = replace(idle, idle_holder_ids=frozenset(idle.holders))
         predicted, holders = model.step_time(busy), busy.holders.values()
-        lost = max(model.served_time(work, predicted) for work in holders) / predicted
+        lost = max(model.served_time(work) for work in holders) / predicted
         num_keys = max(work.num_decode_keys for work in holders)
         return cls(
             num_requests=len(run.local.tokens),
@@ -91,8 +91,8 @@ class Row:
             worst=max(steps),
             chunk=Timed(chunk, model.step_time(run.alone.work)),
             slower=median(chunks) / chunk - 1,
-            predicted_slower=lost / (1 - lost) if lost < 1 else inf,
-            reads=model.coefficients.decode_key * num_keys / seconds,
+            predicted_slower=_slower(lost),
+            reads=_slower(model.coefficients.decode_key * num_keys / seconds),
             equal=run.equal,
         )
 
@@ -126,6 +126,11 @@ async def measure(args: argparse.Namespace) -> list[Row]:
                 rows[size] = Row.of(await runs.run(*size), context, model)
                 print(*rows[size].cells(), f"after {monotonic() - begun_at:.0f} s", flush=True)
     return list(rows.values())
+
+
+def _slower(lost: float) -> float:
+    """Return by which part a batch takes longer that loses a share of its time."""
+    return lost / (1 - lost) if lost < 1 else inf
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostM
 from loong.scheduler.cost.network import LinkRates, Links, Network
 from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 
-FORMAT = 8
-WITHOUT_LINKS = 7  # the former format, whose links are the device's
+FORMAT = 9
+FORMER = 8  # whose lane had other fields
 
 T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
@@ -137,14 +137,15 @@ def read_cost_model(path: Path) -> CostModelFile:
     try:
         content = path.read_bytes()
         found = msgspec.json.decode(content, type=_Format).format
-        if found not in (FORMAT, WITHOUT_LINKS):
+        if found not in (FORMAT, FORMER):
             raise ConfigError(
                 f"{path} has format {found}, but this version reads format {FORMAT}; "
                 "measure it again by `loong profile`"
             )
         file = msgspec.json.decode(content, type=CostModelFile)
-        if found == WITHOUT_LINKS and file.device in DEVICES:
-            file = msgspec.structs.replace(file, format=FORMAT, links=asdict(DEVICES[file.device].links))
+        if found == FORMER and file.device in DEVICES:
+            lane = ServiceLane(file.shape["num_layers"] * DEVICES[file.device].lane_delay)
+            file = msgspec.structs.replace(file, format=FORMAT, lane=asdict(lane))
     except OSError as error:
         raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
-from loong.scheduler.cost.cost_model import ServiceLane
 from loong.scheduler.cost.network import LinkRates
 from loong.scheduler.cost.roofline import DeviceRates
 
@@ -57,10 +56,7 @@ _H200 = DeviceRates(
     ring_launch=2.8e-4,
     hop_launch=2.8e-4,
     beside_ring_launch=3.7e-3,
-    # High priority during chunks of short kernels, which take 9 % longer and as long as KV takes at full
-    # bandwidth. A served layer takes what it takes alone, and up to 125 us more.
-    lane=ServiceLane(compute_share=0.85, bandwidth_share=0.3, reserved_share=0.09),
-    lane_delay=1.25e-4,
+    lane_delay=1.8e-4,  # two H100s, leases of 1k to 64k of KV and 1 to 64 requests beside chunks of 8k
 )
 # In proportion to published peaks.
 _H100 = replace(

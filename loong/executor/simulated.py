@@ -287,7 +287,7 @@ class SimulatedExecutor:
         delays: dict[int, float] = {}  # by batch, which waits for the member that serves longest
         for instance_id, work in step.holders.items():
             if (delayed_id := self._computing.get(instance_id)) is not None:
-                served = self._cost_model.served_time(work, seconds)
+                served = self._cost_model.served_time(work)
                 delays[delayed_id] = max(served, delays.get(delayed_id, 0.0))
         for delayed_id, delay in delays.items():
             self._processors.delay(delayed_id, delay)

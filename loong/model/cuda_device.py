@@ -18,7 +18,7 @@ from loong.model.device import AttendTable
 from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 
 _LEAST_CUT = 8192  # keys of a task, from which cutting them into pieces is faster
-_SHARED_ROWS = 1024  # of a product, after which other streams get processors
+_SHARED_ROWS, _SHARED_COLUMNS = 1024, 8192  # of a product, after which other streams get processors
 _MANY_QUERIES = 4096  # of all tasks, whose many tiles leave little idle at the end
 
 
@@ -55,7 +55,7 @@ class CudaDevice:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """See Device. Matrix products take few rows at a time, and cuDNN's long kernels are not used."""
+        """See Device. Matrix products are computed in parts, and cuDNN's long kernels are not used."""
         with self._sharing:
             self._num_sharers += 1
         try:
@@ -258,11 +258,13 @@ class ServiceDevice(CudaDevice):
 
 
 def _linear_in_turns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a linear layer of x [T, I], by kernels of up to `_SHARED_ROWS` rows each."""
+    """Return a linear layer of x [T, I], by kernels of few rows and columns each."""
     out = x.new_empty(len(x), len(weight))
     for rows, target in zip(torch.split(x, _SHARED_ROWS), torch.split(out, _SHARED_ROWS), strict=True):
-        if bias is None:
-            torch.mm(rows, weight.T, out=target)
-        else:
-            torch.addmm(bias, rows, weight.T, out=target)
+        for first in range(0, len(weight), _SHARED_COLUMNS):
+            columns = slice(first, first + _SHARED_COLUMNS)
+            if bias is None:
+                torch.mm(rows, weight[columns].T, out=target[:, columns])
+            else:
+                torch.addmm(bias[columns], rows, weight[columns].T, out=target[:, columns])
     return out

@@ -161,9 +161,9 @@ class CalibratedCostModel:
         """Return the seconds of one step of a batch."""
         return self.calibration.of(work).seconds(self.base.step_time(work))
 
-    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
+    def served_time(self, work: InstanceWork, /) -> float:
         """Return the uncorrected seconds that an instance's own batch loses to a step of others."""
-        return self.base.served_time(work, seconds)
+        return self.base.served_time(work)
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """Return the seconds of one instance's part of a step, as if the others did the same kind.

@@ -1,6 +1,5 @@
 """The cost model: seconds from counts of work, with one coefficient a kind of work."""
 
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
 from math import hypot
 
@@ -53,42 +52,22 @@ class Coefficients:
 DEFAULT_HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead_request=130e-6)
 
 
-NO_BOUND = 1e9  # seconds
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceLane:
-    """The part of an instance that attends for other groups' batches: shares of its compute and bandwidth.
+    """The way in which an instance attends for other groups' batches while it runs a batch of its own.
 
-    While the lane is reserved, the instance's own batch is slower by `reserved_share` of its time. A step is
-    delayed by `most_delay` seconds at most.
+    Each layer waits for processors that the batch uses: `delay` seconds for all layers of a step.
     """
 
-    compute_share: float = 1.0
-    bandwidth_share: float = 1.0
-    reserved_share: float = 0.0
-    most_delay: float = NO_BOUND
-
-    def slowed(self, work: InstanceWork) -> InstanceWork:
-        """Return the work of a whole instance that takes the same time."""
-        return replace(
-            work,
-            num_decode_keys=round(work.num_decode_keys / self.bandwidth_share),
-            num_keys=round(work.num_keys / self.compute_share),
-            num_pairs=work.num_pairs / self.compute_share,
-            num_part_pairs=work.num_part_pairs / self.compute_share,
-        )
-
-
-WHOLE_INSTANCE = ServiceLane()
+    delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkCostModel:
     """The time of a step is a fixed part of its group, plus the time of its busiest instance.
 
-    An instance outside the group serves in its `lane`, or as a whole while it runs no batch of its own. Its
-    attention overlaps that of members but not their products, which need the answers of all holders.
+    An instance outside the group serves in its `lane` while it runs a batch of its own. Its attention
+    overlaps that of members but not their products, which need the answers of all holders.
 
     `overlap` is the part of attention that hides ring transfers, and the part of launches that overlaps with
     computing: 0 on CPUs, 1 with copy engines and streams. Steps within `graph_limits` launch no kernel one by
@@ -100,7 +79,7 @@ class WorkCostModel:
     overlap: float = 0.0
     graph_limits: CudaGraphLimits = NO_GRAPHS
     first_host_tier_id: InstanceId | None = None
-    lane: ServiceLane = WHOLE_INSTANCE
+    lane: ServiceLane = ServiceLane()
     host: HostTimes = DEFAULT_HOST
     network: Network = ONE_HOST
 
@@ -127,20 +106,12 @@ class WorkCostModel:
 
     def _held_time(self, work: StepWork, instance_id: InstanceId) -> float:
         """Return the seconds in which an instance outside the group answers its members."""
-        part = work.holders[instance_id]
-        seconds = self.instance_time(part)
-        if instance_id in work.idle_holder_ids:
-            return seconds
-        return min(seconds + self.lane.most_delay, self.instance_time(self.lane.slowed(part)))
+        seconds = self.instance_time(work.holders[instance_id])
+        return seconds if instance_id in work.idle_holder_ids else seconds + self.lane.delay
 
-    def served_works(self, work: StepWork) -> Iterator[InstanceWork]:
-        """Yield, for each holder, the work of a whole instance that takes as long, delayed without bound."""
-        for instance_id, part in work.holders.items():
-            yield part if instance_id in work.idle_holder_ids else self.lane.slowed(part)
-
-    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
-        """Return the seconds that an instance's own batch loses: keys read, pairs computed, and the lane."""
-        return attention_seconds(self.coefficients, work) + self.lane.reserved_share * seconds
+    def served_time(self, work: InstanceWork, /) -> float:
+        """Return the seconds that an instance's own batch loses: those of keys read and pairs computed."""
+        return attention_seconds(self.coefficients, work)
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """Return the seconds of the part of a step that one instance computes by itself."""

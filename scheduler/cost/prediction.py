@@ -46,7 +46,7 @@ class StepTable:
             steps = list(map(model.network.slowed, steps))
         ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
-        works = (part for step in steps for part in (*model.served_works(step), *step.instances.values()))
+        works = (part for step in steps for part in (*step.holders.values(), *step.instances.values()))
         parts = [(*astuple(part), model.has_captured(part)) for part in works]
         return cls(_table(rows, _STEP), _table(parts, _PART), delays, model.overlap)
 

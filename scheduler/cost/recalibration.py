@@ -108,9 +108,9 @@ class RecalibratedCostModel:
         """Return the seconds of one step of a batch."""
         return self._recalibration.corrected.step_time(work)
 
-    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
+    def served_time(self, work: InstanceWork, /) -> float:
         """Return the seconds that an instance's own batch loses to a step of others."""
-        return self._recalibration.corrected.served_time(work, seconds)
+        return self._recalibration.corrected.served_time(work)
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """Return the seconds of the part of a step that one instance computes by itself."""

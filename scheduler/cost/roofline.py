@@ -6,7 +6,7 @@ from math import ceil
 from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.scheduler.cost.cost_model import WHOLE_INSTANCE, Coefficients, ServiceLane, WorkCostModel
+from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.network import LinkRates, Links, Network
 
 
@@ -71,8 +71,7 @@ class DeviceRates:
     hop_launch: float = 0.0  # added for each of its hops
     beside_ring_launch: float = 0.0  # added for queries without KV that travels
     overlap: float = 1.0
-    lane: ServiceLane = WHOLE_INSTANCE  # that serves the batches of others
-    lane_delay: float | None = None  # a layer, of what is served, at most; None: without bound
+    lane_delay: float = 0.0  # a layer of what an instance serves while it runs a batch of its own
 
     @property
     def links(self) -> Links:
@@ -97,9 +96,6 @@ def roofline(
     pair = pair_flops / tp_size / device.attention_flops
     is_shared = shape.num_heads > shape.num_kv_heads
     part_pair = pair_flops / tp_size / (device.part_flops if is_shared else device.lone_part_flops)
-    lane = device.lane
-    if device.lane_delay is not None:
-        lane = replace(lane, most_delay=shape.num_layers * device.lane_delay)
     return WorkCostModel(
         Coefficients(
             batch=device.batch_delay,
@@ -135,7 +131,7 @@ def roofline(
         overlap=device.overlap,
         graph_limits=cuda_graph_limits(shape, device.graph_limits),
         host=device.host,
-        lane=lane,
+        lane=ServiceLane(shape.num_layers * device.lane_delay),
         network=Network.of(host_ids, device.links, shape.num_layers),
     )
 

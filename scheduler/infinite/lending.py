@@ -164,7 +164,7 @@ class _Loan:
         if decodes := creditor.decodes:
             own_seconds = self._cost_model.step_time(_step(creditor, [view.placement for view in decodes]))
             if served := step.holders.get(creditor.instance_id):
-                own_seconds += self._cost_model.served_time(served, seconds)
+                own_seconds += self._cost_model.served_time(served)
             rate += len(decodes) / own_seconds
         return rate
 

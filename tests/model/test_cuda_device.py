@@ -85,3 +85,19 @@ def assert_close(found: Partial, expected: Partial) -> None:
     torch.testing.assert_close(found.lse, expected.lse, rtol=1e-3, atol=1e-3)
     seen = expected.lse > -torch.inf
     torch.testing.assert_close(found.out[seen], expected.out[seen], rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("num_rows", [1, 1024, 2500])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_shared_device_computes_the_same_product_in_parts(num_rows: int, has_bias: bool) -> None:
+    torch.manual_seed(0)
+    cuda = CudaDevice(0, torch.float32)
+    x, weight = torch.randn(num_rows, 96, device="cuda:0"), torch.randn(20_000, 96, device="cuda:0")
+    bias = torch.randn(20_000, device="cuda:0") if has_bias else None
+    whole = cuda.linear(x, weight, bias)
+    with cuda.shared():
+        assert_near(cuda.linear(x, weight, bias), whole)
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)

@@ -82,7 +82,7 @@ class CostModel(Protocol):
         """Return the seconds of one step of a batch: its overhead, and its busiest instance or holder."""
         ...
 
-    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
+    def served_time(self, work: InstanceWork, /) -> float:
         """Return the seconds that an instance's own batch loses to `work` for a step of others.
 
         That step takes `seconds`.

@@ -13,7 +13,7 @@ from loong.core.errors import ConfigError
 from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.hardware.cost_model_file import (
     FORMAT,
-    WITHOUT_LINKS,
+    FORMER,
     AttentionTiles,
     CostModelFile,
     Errors,
@@ -43,7 +43,7 @@ FILE = CostModelFile(
     undetermined=["offloaded_key"],
     graph_limits=asdict(DEVICES["cpu"].graph_limits),
     host=asdict(DEVICES["cpu"].host),
-    lane=asdict(DEVICES["cpu"].lane),
+    lane={"delay": 0.0},
     ranges={"dop": (1, 2), "num_keys": (0, 1000)},
     repeat_spread=0.1,
     errors={"all": Errors(10, 0.05, 0.1, 0.2)},
@@ -79,12 +79,17 @@ def test_links_between_hosts_are_slower_by_their_ratio_of_bandwidth(path: Path) 
     assert network.delay == pytest.approx(CONFIG.num_layers * 2e-4)
 
 
-def test_a_file_of_the_format_without_links_has_those_of_the_device(path: Path) -> None:
-    old = json.loads(path.read_text())
-    del old["links"]
-    path.write_text(json.dumps({**old, "format": WITHOUT_LINKS}))
-    file = read_cost_model(path)
-    assert file == msgspec.structs.replace(FILE, links=asdict(DEVICES["cpu"].links))
+def test_a_file_of_the_former_format_has_the_lane_of_the_device(path: Path) -> None:
+    former = {
+        **json.loads(path.read_text()),
+        "format": FORMER,
+        "device": "h200",
+        "lane": {"compute_share": 1.0},
+    }
+    path.write_text(json.dumps(former))
+    delay = CONFIG.num_layers * DEVICES["h200"].lane_delay
+    assert delay > 0
+    assert read_cost_model(path) == msgspec.structs.replace(FILE, device="h200", lane={"delay": delay})
 
 
 SIZES = (4096, 65536, 256, 128, 512, 4096, 1024, 16384, 65536, 1 << 24)  # of tiles

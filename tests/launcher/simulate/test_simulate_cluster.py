@@ -11,7 +11,7 @@ from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import SHAPES
 from loong.model.tiny import CONFIG
-from loong.scheduler.cost.cost_model import DEFAULT_HOST, WHOLE_INSTANCE, Coefficients
+from loong.scheduler.cost.cost_model import DEFAULT_HOST, Coefficients, ServiceLane
 
 LLAMA = shape_of(SHAPES["llama-3.1-8b"])
 
@@ -112,7 +112,7 @@ def test_a_measured_cost_model_is_used_for_the_number_of_devices_it_is_of() -> N
             undetermined=[],
             graph_limits=asdict(NO_GRAPHS),
             host=asdict(DEFAULT_HOST),
-            lane=asdict(WHOLE_INSTANCE),
+            lane=asdict(ServiceLane()),
             ranges={},
             repeat_spread=0.0,
             errors={},

@@ -55,7 +55,7 @@ def random_models(seed: int, base: WorkCostModel) -> list[WorkCostModel]:
     "base",
     [
         WorkCostModel(),
-        WorkCostModel(overlap=1.0, lane=ServiceLane(0.25, 0.5)),
+        WorkCostModel(overlap=1.0, lane=ServiceLane(0.004)),
         WorkCostModel(overlap=0.5, graph_limits=H200_GRAPH_LIMITS),
         WorkCostModel(network=Network((0, 1, 1, 0), slowdown=3.0, delay=0.01)),
     ],

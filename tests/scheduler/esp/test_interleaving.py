@@ -44,8 +44,8 @@ class EagerGroups:
         by_exchange = self.seconds if self.seconds_by_exchange is None else self.seconds_by_exchange
         return self.base.step_time(work) + (by_exchange if work.has_exchange else self.seconds)
 
-    def served_time(self, work: InstanceWork, seconds: float, /) -> float:
-        return self.base.served_time(work, seconds)
+    def served_time(self, work: InstanceWork, /) -> float:
+        return self.base.served_time(work)
 
     def instance_time(self, work: InstanceWork, /) -> float:
         return self.base.instance_time(work)
