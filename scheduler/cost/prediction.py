@@ -1,6 +1,6 @@
 """Predictions of many samples by many sets of coefficients, by the cost model's formula as machine code."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
@@ -18,7 +18,10 @@ from loong.scheduler.cost.cost_model import (
 from loong.scheduler.cost.least_squares import Array
 
 _COEFFICIENTS = np.dtype([(field.name, np.float64) for field in fields(Coefficients)])
-_PART = np.dtype([(field.name, np.float64) for field in fields(InstanceWork)] + [("is_captured", np.bool_)])
+_PART = np.dtype(
+    [(field.name, np.float64) for field in fields(InstanceWork)]
+    + [("is_captured", np.bool_), ("delay", np.float64)]
+)
 _STEP = np.dtype(
     [("num_others", np.float64), ("num_requests", np.float64)]
     + [
@@ -46,8 +49,11 @@ class StepTable:
             steps = list(map(model.network.slowed, steps))
         ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
-        works = (part for step in steps for part in (*step.holders.values(), *step.instances.values()))
-        parts = [(*astuple(part), model.has_captured(part)) for part in works]
+        parts = [
+            (*astuple(part), model.has_captured(part), delay)
+            for step in steps
+            for part, delay in (*_held(step, model), *((part, 0.0) for part in step.instances.values()))
+        ]
         return cls(_table(rows, _STEP), _table(parts, _PART), delays, model.overlap)
 
     def seconds(self, coefficients: Array) -> Array:
@@ -56,6 +62,12 @@ class StepTable:
         seconds = np.zeros((len(sets), len(self.steps)))
         _predict(sets, self.steps, self.parts, self.overlap, seconds)
         return seconds + self.delays
+
+
+def _held(step: StepWork, model: WorkCostModel) -> Iterator[tuple[InstanceWork, float]]:
+    """Yield the work of each holder, and the seconds that it waits for its own batch."""
+    for instance_id, part in step.holders.items():
+        yield part, 0.0 if instance_id in step.idle_holder_ids else model.lane.delay
 
 
 def _table(rows: Sequence[tuple[float, ...]], kind: np.dtype[np.void]) -> NDArray[np.void]:
@@ -97,7 +109,8 @@ def _predict(
         for j in range(len(steps)):
             slowest = served = 0.0
             for k in range(start, steps[j].members):
-                served = max(served, _instance_seconds(sets[i], parts[k], overlap, parts[k].is_captured))
+                part = _instance_seconds(sets[i], parts[k], overlap, parts[k].is_captured)
+                served = max(served, part + parts[k].delay)
             for k in range(steps[j].members, steps[j].end):
                 part = _instance_seconds(sets[i], parts[k], overlap, parts[k].is_captured)
                 part += max(0.0, served - _attention_seconds(sets[i], parts[k]))
