@@ -4,7 +4,7 @@
 the whole that their line names.
 """
 
-# Admission
+# Admission and deferral
 MISSED_DEADLINE_WEIGHT = 4  # a prompt past its deadline counts as this many times as long in a choice
 USABLE_SPEED_SHARE = 0.8  # of the cluster's prefill speed; decodes and the ends of steps take the rest
 MAX_REFUSED = 4  # prompts without room, after which a round of admission tries no other
@@ -12,6 +12,8 @@ MAX_CONSIDERED = 512  # waiting prompts in a plan: the oldest and the newest hal
 MAX_CONSIDERED_PER_INSTANCE = 2  # the same limit of a large cluster
 BULK_REQUESTS = 8  # more requests than this change the KV forecast at once, fewer one by one
 STARVATION_FACTOR = 4  # TTFT targets after which no other prompt may pass one that finds no room
+LONG_PROMPT_STEPS = 8  # steps of one instance, beyond which a prompt is long
+MIN_ON_TIME_SHARE = 0.25  # of a step of all instances: with less on-time work, late prompts run as well
 
 # Steps and chunks
 MAX_STEP_SECONDS = 2.0  # of a step of prompts, beyond which longer ones are hardly more efficient

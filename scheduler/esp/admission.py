@@ -57,6 +57,11 @@ class PrefillCandidate:
         return self.num_cached > 0
 
     @property
+    def is_late(self) -> bool:
+        """Return whether it will miss its target, or has missed it."""
+        return self.is_deferred or self.missed_deadline
+
+    @property
     def cost(self) -> float:
         """Return its cost. Of prompts that cannot all be in time, the costliest is deferred."""
         return self.work * (MISSED_DEADLINE_WEIGHT if self.missed_deadline else 1)

@@ -154,7 +154,7 @@ class BatchBuilder:
         deferred prompt has added.
         """
         is_alone = not step.decodes and len(prefills) == 1
-        if overdue := [p for p in prefills if p.is_deferred or p.missed_deadline]:
+        if overdue := [p for p in prefills if p.is_late]:
             budget = self._paying(step, prefills[0], budget)
             oldest = min(overdue, key=lambda p: p.view.arrival_time)
             reading = step.reading_seconds(oldest.view)
@@ -276,7 +276,7 @@ class BatchBuilder:
 
     def _can_be_slow(self, prefill: PrefillCandidate) -> bool:
         """Return whether a prompt would be in time on one instance with a part of the instance's time."""
-        if prefill.is_deferred or prefill.missed_deadline:
+        if prefill.is_late:
             return False
         return self.planning_view.snapshot.now + prefill.work / SLOW_INSTANCE_SHARE <= prefill.deadline
 

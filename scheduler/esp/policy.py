@@ -80,11 +80,12 @@ def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: Poli
 
 
 def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:
-    """Return the seconds of a decode step on instance 0 with a token of KV on this instance."""
+    """Return the seconds of a decode step on instance 0 with a token of KV on this instance, which is idle."""
     group = ESPGroup((0,))
     count = WorkCount(group.instance_ids, is_lease=True)
     count.add_decode(0, striped("", range(1), (holder_id,)))
-    return cost_model.step_time(count.step(group, is_first=False))
+    work = count.step(group, is_first=False)
+    return cost_model.step_time(replace(work, idle_holder_ids=frozenset(work.holders)))
 
 
 def build(draft: PlanDraft) -> PlanDraft:

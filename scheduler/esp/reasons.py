@@ -21,10 +21,12 @@ DEFERRED_BY_DEADLINE = "it is deferred, as not all prompts can be in time and mo
 BUSY = "the instances that are to compute it are in a step, or decode first"
 FULL_STEP = "the step of its instances is full of more urgent prompts"
 PAUSED = "free slots are kept for others, so that these can end"
+PAUSED_LATE = "it is late in any case, and others that can be in time have work for all instances"
 DEFERRED = frozenset(
     {
         DEFERRED_BY_DEADLINE,
         PAUSED,
+        PAUSED_LATE,
         Refusal.ONE_DEFERRED_AT_A_TIME.value,
         Refusal.OVERTAKING.value,
     }
@@ -110,6 +112,11 @@ def reasons_to_defer(prefills: Iterable[PrefillCandidate]) -> Iterator[Decision]
 def reason_to_pause(request_ids: Set[RequestId]) -> Decision:
     """Return why requests not in flight pause, though instances are free."""
     return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PAUSED)
+
+
+def reason_to_pause_late(request_ids: Iterable[RequestId]) -> Decision:
+    """Return why late prompts pause."""
+    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PAUSED_LATE)
 
 
 def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> Decision:

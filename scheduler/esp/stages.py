@@ -17,10 +17,12 @@ from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission
 from loong.scheduler.esp.batches import batch_builder, batch_of_all, build_together
+from loong.scheduler.esp.deferral import late_prompts_to_pause
 from loong.scheduler.esp.draft import Layout, PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import kv_safety
 from loong.scheduler.esp.reasons import (
     reason_to_pause,
+    reason_to_pause_late,
     reason_to_preempt,
     reasons_to_begin,
     reasons_to_defer,
@@ -41,7 +43,7 @@ def plan_group(
 
 def planned(draft: PlanDraft, build: Stage) -> IterationPlan:
     """Return the plan of a new draft, whose batches the stage `build` makes."""
-    for stage in (admit, pause_unsafe, build, relieve, explain):
+    for stage in (admit, pause_unsafe, defer, build, relieve, explain):
         draft = stage(draft)
     return draft.plan()
 
@@ -71,10 +73,25 @@ def pause_unsafe(draft: PlanDraft) -> PlanDraft:
     )
 
 
+def defer(draft: PlanDraft) -> PlanDraft:
+    """Pause late prompts that take much time, while others have enough work."""
+    late = late_prompts_to_pause(draft)
+    if not late:
+        return draft
+    decision = reason_to_pause_late(prefill.view.request_id for prefill in late)
+    return replace(
+        draft,
+        prefills=tuple(prefill for prefill in draft.prefills if prefill not in late),
+        paused=tuple(prefill for prefill in draft.prefills if prefill in late),
+        decisions=(*draft.decisions, decision),
+    )
+
+
 def relieve(draft: PlanDraft) -> PlanDraft:
     """Where nothing would run, use the room of all instances together, or preempt the last to come."""
     if draft.batches or draft.snapshot.is_anything_in_flight or not draft.view.free:
         return draft
+    draft = replace(draft, prefills=draft.prefills + draft.paused)
     batch = batch_of_all(draft, batch_builder(draft), draft.everywhere)
     if batch is not None:
         return replace(draft, batches=(batch,))

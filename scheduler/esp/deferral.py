@@ -1,0 +1,31 @@
+"""The choice of late prompts that pause while others have enough work.
+
+A long prompt that is late in any case takes time from every step. So it pauses, with its KV, until prompts
+that can be in time leave time for it.
+"""
+
+from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
+from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
+
+
+def late_prompts_to_pause(draft: PlanDraft) -> frozenset[PrefillCandidate]:
+    """Return the prompts to pause: deferred or past their target, and long or on several instances.
+
+    The oldest one is left out when its share of the time is due. None is paused if the prompts that can be in
+    time are little work.
+    """
+    step_time = draft.config.step_time
+    late = [prefill for prefill in draft.prefills if prefill.is_late]
+    long = {p for p in late if _dop(p) > 1 or p.work > LONG_PROMPT_STEPS * step_time}
+    on_time = sum(prefill.work for prefill in draft.prefills if not prefill.is_late)
+    if not long or on_time < MIN_ON_TIME_SHARE * draft.view.num_instances * step_time:
+        return frozenset()
+    oldest = min(late, key=lambda prefill: prefill.view.arrival_time)
+    now, dop = draft.snapshot.now, max(1, _dop(oldest))
+    is_due = is_share_due(oldest, dop, now, draft.cost_model, draft.config)
+    return frozenset(long.difference([oldest] if is_due else []))
+
+
+def _dop(prefill: PrefillCandidate) -> int:
+    return len(prefill.view.placement.instance_ids)
