@@ -25,7 +25,6 @@ MIN_CHUNK_TOKENS = 16  # of some prompt in every step, in any case
 MIN_CHUNK_SHARE = 0.05  # of a step's budget: a chunk that is cut shorter costs more than it is worth
 CHUNK_TOLERANCE = 0.02  # of a step's budget that the search for a chunk's size may leave unused
 MAX_CHUNK_GUESSES = 12  # of that search
-SLOW_INSTANCE_SHARE = 0.5  # of an instance's time, by which a prompt that begins on it alone must be in time
 MAX_READING_SHARE = 0.125  # of a step of prompts, for reading the history of the first prompt
 
 # Prompts and decodes in turn

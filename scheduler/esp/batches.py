@@ -24,7 +24,7 @@ PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instan
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     """Make a lease of the decodes or a step of quick prompts, and a step of the others where it can begin."""
     quick = QuickPrompts(draft, decodes)
-    pause = quick.step(batch_builder(draft, quick.seconds))
+    pause = quick.step(batch_builder(draft, quick.seconds)) if quick.prefills else None
     lease = decodes.lease() if pause is None else None
     ends = {end.batch_id: end for end in (*quick.lease_ends(), *decodes.lease_ends())}.values()
     others = tuple(prefill for prefill in draft.prefills if prefill not in quick.prefills)

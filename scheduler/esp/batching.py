@@ -19,11 +19,9 @@ from loong.scheduler.tuning import (
     INTERLEAVING_GAIN,
     LONG_LEASE_KV_SHARE,
     MAX_READING_SHARE,
-    MIN_CHUNK_SHARE,
     MIN_CHUNK_TOKENS,
     MIN_TPOT_SHARE,
     PLANNED_TPOT_SHARE,
-    SLOW_INSTANCE_SHARE,
 )
 
 NO_LIMIT = 10**9  # seconds, or tokens
@@ -177,35 +175,15 @@ class BatchBuilder:
     def _fill(
         self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float, is_alone: bool
     ) -> int:
-        """Add chunks of prompts in order, then of those for which only single instances have time left."""
+        """Add chunks of prompts in order. Returns the number of their tokens."""
         num_added = 0
-        left_out = []
         too_long: PrefillCandidate | None = None  # one without a history that no longer fits
         for prefill in prefills:
             if not num_added:
                 budget = self._paying(step, prefill, budget)
             elif _is_no_shorter(prefill, too_long):
-                left_out.append(prefill)
                 continue
             num_tokens = self._add(step, prefill, budget, is_alone)
-            num_added += num_tokens
-            if step.is_full(budget):
-                return num_added
-            if not num_tokens:
-                left_out.append(prefill)
-            too_long = None if num_tokens or prefill.num_cached else prefill
-        if step.dop > 1:
-            num_added += self._fill_parts(step, left_out, budget)
-        return num_added
-
-    def _fill_parts(self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float) -> int:
-        """Add chunks on single instances in order. Returns the number of their tokens."""
-        num_added = 0
-        too_long: PrefillCandidate | None = None
-        for prefill in prefills:
-            if _is_no_shorter(prefill, too_long):
-                continue
-            num_tokens = self._add_part(step, prefill, budget)
             num_added += num_tokens
             if step.is_full(budget):
                 break
@@ -257,28 +235,6 @@ class BatchBuilder:
         if share is None:
             share = step.striped(view, budget, min_tokens)
         return step.add(view, share)
-
-    def _add_part(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> int:
-        """Add a chunk on one instance, of a prompt for which not all instances of the group have time.
-
-        A prompt is left out if it would be bound to an instance where it is late or does not fit. It is also
-        left out if the chunk would be small. Returns the number of its tokens.
-        """
-        if len(prefill.view.placement.instance_ids) > 1 or step.count.has_ring:
-            return 0
-        share = self._on_one(step, prefill, budget)
-        if share is None:
-            return 0
-        (keeper_id,) = share.keeper_ids
-        is_most = share.num_tokens >= (1 - MIN_CHUNK_SHARE) * prefill.num_tokens
-        has_room = step.free[keeper_id] > prefill.num_tokens
-        return step.add(prefill.view, share) if is_most or (has_room and self._can_be_slow(prefill)) else 0
-
-    def _can_be_slow(self, prefill: PrefillCandidate) -> bool:
-        """Return whether a prompt would be in time on one instance with a part of the instance's time."""
-        if prefill.is_late:
-            return False
-        return self.planning_view.snapshot.now + prefill.work / SLOW_INSTANCE_SHARE <= prefill.deadline
 
     @staticmethod
     def _on_one(

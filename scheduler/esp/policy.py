@@ -80,7 +80,7 @@ def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: Poli
 
 
 def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:
-    """Return the seconds of a decode step on instance 0 with a token of KV on this instance, which is idle."""
+    """Return the seconds of a decode step on instance 0 with a token of KV on this idle instance."""
     group = ESPGroup((0,))
     count = WorkCount(group.instance_ids, is_lease=True)
     count.add_decode(0, striped("", range(1), (holder_id,)))

@@ -49,10 +49,12 @@ class QuickPrompts:
 
     @cached_property
     def seconds(self) -> float:
-        """The time of a pause."""
+        """The time of a pause: none if the decodes miss their targets anyway."""
         config = self.draft.config
         if self._interleaving is None:
             return config.step_time
+        if self._interleaving.is_hopeless:
+            return 0.0
         return min(config.step_time, self._interleaving.saved * config.lease_steps)
 
     @cached_property
@@ -76,7 +78,7 @@ class QuickPrompts:
     def step(self, builder: BatchBuilder) -> BatchPlan | None:
         """Return a step of the prompts; None if no instance for decodes is idle, or decode steps are due."""
         idle = [i for i in self.decodes.instance_ids if i in self.draft.idle_ids]
-        if not (idle and self.prefills) or self.num_steps_due:
+        if not idle or self.num_steps_due:
             return None
         roomiest = max(idle, key=lambda i: (self.draft.view.free[i], i))
         return builder.with_prompts((roomiest,), (), self.prefills)

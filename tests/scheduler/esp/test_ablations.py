@@ -76,7 +76,7 @@ def groups(run: Run) -> set[tuple[int, ...]]:
 
 
 def test_without_instances_for_decodes_all_run_everything_together() -> None:
-    tight = PolicyConfig(target_tpot=0.009)
+    tight = PolicyConfig(target_tpot=0.0115)
     runs = [simulate(name, FOUR, mixed(), cost_model=H200, config=tight) for name in ("esp", "esp-no-apart")]
     apart, together = map(groups, runs)
     assert {(0, 1, 2), (3,)} <= apart

@@ -278,26 +278,6 @@ def test_one_that_has_missed_its_target_and_is_due_first_has_all_it_can_use() ->
     assert num_computed(batch, "late") > 10 * num_computed(batch, "p0")
 
 
-def test_no_instance_rests_while_prompts_wait_however_nearly_they_fill_a_step() -> None:
-    for num_tokens in range(3900, 4100):
-        waiting_ones = [waiting(f"p{n}", num_tokens) for n in range(8)]
-        batch = batch_of(snapshot_of([10**6] * 4, waiting_ones))
-        computing = {block.master_id for block in batch.queries}
-        assert computing == {0, 1, 2, 3}, num_tokens
-
-
-@pytest.mark.parametrize(
-    ("ttft", "capacity", "is_begun"), [(1.0, 10**6, False), (100.0, 10**6, True), (100.0, 25_000, False)]
-)
-def test_where_one_instance_has_no_time_left_those_begin_on_others_that_can_be_slow_and_have_room(
-    ttft: float, capacity: int, is_begun: bool
-) -> None:
-    views = [waiting("whole", 3950, slo=SLO(0.5, 1.0)), waiting("long", 30_000, slo=SLO(ttft, 1.0))]
-    batch = batch_of(snapshot_of([capacity] * 4, views))
-    assert num_computed(batch, "whole") == 3950
-    assert len({block.master_id for block in batch.blocks_of("long")}) == is_begun
-
-
 def test_a_step_of_prompts_is_as_long_as_reading_a_history_is_worth() -> None:
     model = replace(H200, coefficients=replace(H200.coefficients, key=5e-7))
     for num_cached, seconds in ((20_000, 0.1), (60_000, 0.24), (400_000, 0.5)):
