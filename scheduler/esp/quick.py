@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from loong.core.plan import BatchPlan, LeaseEnd
+from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.batching import BatchBuilder
@@ -30,7 +31,7 @@ class QuickPrompts:
 
         None if there are no others, and the instances for prompts are idle.
         """
-        seconds = self.seconds - self.draft.cost_model.prefill_terms(1).least
+        seconds = self.seconds - self._overhead
         num_tokens, room = self.draft.config.max_num_batched_tokens, self.decodes.num_spare
         chosen = []
         for prefill in self.draft.prefills:
@@ -66,12 +67,25 @@ class QuickPrompts:
         target = min(target_tpot(view, self.draft.config) for view in views)
         return PrefillDecodeInterleaving(self.decodes.step_seconds, target)
 
+    @property
+    def _overhead(self) -> float:
+        """The seconds of a pause for no tokens: the step itself, and a lease that ends and begins again.
+
+        A lease that ends has one step more under way, whose tokens are dropped.
+        """
+        least = self.draft.cost_model.prefill_terms(1).least
+        num_decodes = len(self.decodes.all_views)
+        if not num_decodes:
+            return least
+        start = lease_start_time(self.decodes.instance_ids, num_decodes, self.draft.cost_model)
+        return least + start + self.decodes.step_seconds
+
     @cached_property
     def num_steps_due(self) -> int:
         """The decode steps that are due before a pause for the prompts."""
         if self._interleaving is None:
             return 0
-        pause = sum(prefill.work for prefill in self.prefills)
+        pause = self._overhead + sum(prefill.work for prefill in self.prefills)
         views, now = self.decodes.all_views, self.draft.snapshot.now
         return self._interleaving.num_due(views, now, pause, self.draft.config.lease_steps)
 

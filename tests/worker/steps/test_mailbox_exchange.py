@@ -52,8 +52,10 @@ def test_groups_and_holders_that_change_give_the_tokens_of_transformers(folder: 
 
 @pytest.mark.multigpu
 def test_so_do_those_on_gpus(folder: Path) -> None:
-    script = a_script(folder)
-    check(script, run_on_gpus(folder, 3, script.commands))
+    script = LeaseScript(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))  # two instances: each needs a GPU
+    for lease in (Lease((1, 0), (0, 1), 2), Lease((1,), (1, 1), 3), Lease((0,), (0, 0), 2)):
+        script.lease(lease)
+    check(script, run_on_gpus(folder, 2, script.commands))
 
 
 def lose_the_other(
