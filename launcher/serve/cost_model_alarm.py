@@ -83,7 +83,8 @@ def _is_notable(correction: Correction) -> bool:
 
 
 def _name(kind: Kind) -> str:
-    return f"{kind.phase.value} batches{_TRAVELING[kind.transfer]}"
+    waiting = ", and holders compute meanwhile," if kind.waits else ""
+    return f"{kind.phase.value} batches{_TRAVELING[kind.transfer]}{waiting}"
 
 
 def _slower(correction: Correction) -> str:

@@ -20,10 +20,11 @@ DELAY_MARGIN = 0.9  # a delay is used if its errors are less than this share of 
 
 
 class Kind(NamedTuple):
-    """Batches that are corrected together: by their phase, and by the kind of transfer."""
+    """Batches that are corrected together: by their phase, the kind of transfer, and who answers queries."""
 
     phase: Phase
     transfer: Transfer | None = None  # queries if both travel
+    waits: bool = False  # for holders that run batches of their own
 
 
 class Timed(NamedTuple):
@@ -90,7 +91,7 @@ def _bounded(ratio: float) -> float:
 
 
 def _uncorrected() -> dict[Kind, Correction]:
-    return {Kind(*kind): Correction() for kind in product(Phase, (None, *Transfer))}
+    return {Kind(*kind): Correction() for kind in product(Phase, (None, *Transfer), (False, True))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,8 @@ def _transfer(has_exchange: bool, has_ring: bool) -> Transfer | None:
 
 def kind_of(work: StepWork) -> Kind:
     """Return the kind of a batch with such a step."""
-    return Kind(work.phase, _transfer(work.has_exchange, work.has_ring))
+    waits = not work.idle_holder_ids.issuperset(work.holders)
+    return Kind(work.phase, _transfer(work.has_exchange, work.has_ring), waits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,13 +161,14 @@ def test_leases_have_no_delay_for_they_have_many_steps() -> None:
 
 
 def test_every_step_is_corrected_by_its_kind() -> None:
-    calibration, ratios = Calibration(), (0.5, 2.0, 3.0, 0.7, 1.3, 5.0, 0.8, 1.7, 4.0)
-    for kind, ratio in zip(calibration.corrections, ratios, strict=True):
+    calibration = Calibration()
+    for number, kind in enumerate(calibration.corrections):
         for _ in range(WINDOW):
-            calibration = calibration.observe(kind, 1.0, ratio)
-    model = CalibratedCostModel(BASE, calibration)
+            calibration = calibration.observe(kind, 1.0, 0.5 + 0.2 * number)
+    model, waiting = CalibratedCostModel(BASE, calibration), set[bool]()
     for batch, placements in chaotic_batches(range(2)):
         work = step_work(batch, placements)
+        waiting.add(kind_of(work).waits)
         expected = BASE.step_time(work) * calibration.corrections[kind_of(work)].factor
         assert model.step_time(work) == pytest.approx(expected)
         for alone in work.instances.values():
@@ -175,6 +176,7 @@ def test_every_step_is_corrected_by_its_kind() -> None:
             kind = Kind(phase_of((alone,)), Transfer.QUERY if alone.num_sent_queries else rings)
             expected = BASE.instance_time(alone) * calibration.corrections[kind].factor
             assert model.instance_time(alone) == pytest.approx(expected)
+    assert waiting == {False, True}
     for dop in (1, 2):
         expected = prefill_time(BASE, 500, 100, dop)
         expected *= calibration.corrections[Kind(Phase.PREFILL, Transfer.QUERY if dop > 1 else None)].factor
