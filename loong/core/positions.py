@@ -57,13 +57,6 @@ def subtract(ranges: Iterable[range], removed: range) -> tuple[range, ...]:
     return tuple(piece for positions in ranges for piece in difference(positions, removed))
 
 
-def is_subset(a: range, b: range) -> bool:
-    """Return whether every member of `a` is in `b`."""
-    if a and b.step == 1:
-        return b.start <= a[0] and a[-1] < b.stop
-    return len(intersection(a, b)) == len(a)
-
-
 def first_overlap(ranges: Iterable[range]) -> range | None:
     """Return positions that two of `ranges` share, or None if all are disjoint.
 

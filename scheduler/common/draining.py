@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from loong.core.decision import Decision, DecisionKind
-from loong.core.instance import ElasticInstance, ESPGroup
+from loong.core.instance import ElasticInstance, ESPGroup, Service
 from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
 from loong.core.plan import BatchPlan, Eviction, IterationPlan, KVMigration, LeaseEnd
 from loong.core.request import RequestId, RequestView
@@ -74,7 +74,8 @@ class Draining:
         """Return the snapshot for the policy, without these instances and their requests.
 
         Slots of such requests on other instances, with those that they may still need after `plan`, are not
-        there either. A batch that other instances run with these keeps them busy, but has no requests.
+        there either. A batch that other instances run with these keeps them busy, but has no requests. Those
+        that serve a hidden batch, and can serve but one, serve nothing until it ends.
         """
         snapshot = self.snapshot
         instances = {i.instance_id: i for i in self._without_hidden_kv(plan)}
@@ -111,6 +112,12 @@ class Draining:
         for migration in self.snapshot.migrations:
             if not self._is_apart(migration):
                 used[migration.destination_id] += len(migration.segment.positions)
+        hidden = [b for b in self.snapshot.batches if b.batch_id in self.batch_ids]
+        serving_ids = {i for batch in hidden for i in batch.holder_ids}
+
+        def is_full(instance: ElasticInstance) -> bool:
+            return instance.serves is Service.LEASES and instance.instance_id in serving_ids
+
         for instance in self.snapshot.instances:
             if not instance.is_draining:
                 i = instance.instance_id
@@ -120,6 +127,7 @@ class Draining:
                     instance,
                     kv_capacity=instance.kv_capacity - num_used - num_gone,
                     kv_used=instance.kv_used - num_used,
+                    serves=Service.NONE if is_full(instance) else instance.serves,
                 )
 
     def _resting(self) -> Iterator[RequestView]:

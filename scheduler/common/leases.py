@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import InstanceWork, StepWork, step_work
@@ -66,6 +67,12 @@ def lease_ends(batches: Iterable[RunningBatch]) -> tuple[LeaseEnd, ...]:
     return tuple(
         LeaseEnd(batch.batch_id, batch.num_steps_taken + 1) for batch in batches if batch.can_end_early
     )
+
+
+def first_ends(ends: Iterable[LeaseEnd]) -> tuple[LeaseEnd, ...]:
+    """Return the end of each lease at the first step of those given for it."""
+    last_first = sorted(ends, key=attrgetter("step"), reverse=True)
+    return tuple({end.batch_id: end for end in last_first}.values())
 
 
 def latest_in_the_way(views: Iterable[RequestView], num_free: int) -> list[RequestView]:

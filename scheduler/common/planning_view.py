@@ -1,9 +1,8 @@
-"""A snapshot sorted for planning: instance sets that must be planned together, and their requests.
+"""A snapshot sorted for planning: free slots, waiting prompts, and sets of instances with their requests.
 
-Instances that share a request not in flight are one instance set, since a batch must hold all KV of its
-requests. So are the instances of a batch in flight, which become free together. All others are single
-instances. An instance set is planned whole or not at all, so that no request waits for two of its instances
-in turn.
+Instances that share a request not in flight are one instance set, for policies whose batches hold all KV of
+their requests. So are the instances of a batch in flight, which become free together. All others are single
+instances.
 """
 
 from collections import Counter
@@ -19,33 +18,23 @@ from loong.scheduler.common.request_lengths import Lengths
 
 @dataclass(slots=True)
 class InstanceSet:
-    """Instances that are planned together, when they become free, and the requests with KV there.
+    """Instances that share requests, and those of their requests that are not in flight.
 
-    `available_in` is in seconds from now: 0 if nothing runs; for a lease, the end of its present step.
-    `batches` are those in flight on it, except one that is ending. `num_decodes` counts those in flight too.
+    `batches` are those in flight on it, except one that is ending.
     """
 
     instance_ids: tuple[InstanceId, ...]
     batches: tuple[RunningBatch, ...] = ()
-    available_in: float = 0.0
     decodes: list[RequestView] = field(default_factory=list)
     prefills: list[RequestView] = field(default_factory=list)
-    num_decodes: int = 0
 
     @classmethod
-    def of_idle(cls, instance_id: InstanceId, snapshot: Snapshot) -> "InstanceSet":
-        """Return an instance that a plan can use, at once or when its batch has ended as predicted."""
-        ends_at = snapshot.predicted_ends.get(instance_id, snapshot.now)
-        return cls((instance_id,), available_in=max(0.0, ends_at - snapshot.now))
-
-    @classmethod
-    def of_batch(cls, batch: RunningBatch, now: float, full: Container[InstanceId]) -> "InstanceSet":
+    def of_batch(cls, batch: RunningBatch, full: Container[InstanceId]) -> "InstanceSet":
         """Return the `full` instances on which a batch runs."""
         instance_ids = batch.plan.group.instance_ids
         if len(instance_ids) > 1 or instance_ids[0] not in full:
             instance_ids = tuple(sorted(filter(full.__contains__, instance_ids)))
-        available_in = max(0.0, batch.step_ends_at - now)
-        return cls(instance_ids, (batch,), available_in, num_decodes=len(batch.plan.request_ids))
+        return cls(instance_ids, (batch,))
 
     @property
     def is_ready(self) -> bool:
@@ -63,11 +52,9 @@ class PlanningView:
     """The cluster, sorted for planning.
 
     `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
-    ended leave their batches. `occupied` are the instance sets that hold KV of requests not in flight. Most
-    plans need only these, so the others are computed on demand: sets `running` a batch, and `idle` instances,
-    host by host and on each
-    those with most room first. `cluster_size` is the number of full instances of the whole cluster, of which
-    this may be a part.
+    ended leave their batches. `occupied` are the instance sets that hold KV of requests not in flight. Others
+    are computed on demand: sets `running` a batch, and `idle` instances, host by host, those with most room
+    first. `cluster_size` is the number of full instances of the whole cluster, of which this may be a part.
 
     A request that needs more KV than all instances have is not in `waiting`, so that it delays no other: it
     has failed, or waits for a first instance.
@@ -103,7 +90,7 @@ class PlanningView:
     @property
     def instance_sets(self) -> tuple[InstanceSet, ...]:
         """Return all instance sets: every full instance is in one."""
-        return (*self.occupied, *self.running, *(InstanceSet.of_idle(i, self.snapshot) for i in self.idle))
+        return (*self.occupied, *self.running, *(InstanceSet((i,)) for i in self.idle))
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -113,9 +100,7 @@ class PlanningView:
     @cached_property
     def running(self) -> tuple[InstanceSet, ...]:
         """Return the instance sets of batches in flight without KV of other requests."""
-        instance_sets = (
-            InstanceSet.of_batch(batch, self.snapshot.now, self.free) for batch in self.snapshot.batches
-        )
+        instance_sets = (InstanceSet.of_batch(batch, self.free) for batch in self.snapshot.batches)
         return tuple(
             u for u in instance_sets if u.instance_ids and self._joined_ids.isdisjoint(u.instance_ids)
         )
@@ -182,7 +167,6 @@ def _occupied_sets(
             set_of.update(dict.fromkeys(instance_set.instance_ids, instance_set))
         if view.is_decoding:
             instance_set.decodes.append(view)
-            instance_set.num_decodes += 1
         else:
             instance_set.prefills.append(view)
     return tuple({id(instance_set): instance_set for instance_set in set_of.values()}.values())
@@ -192,8 +176,8 @@ def _set_at(instance_id: InstanceId, snapshot: Snapshot, full: Container[Instanc
     """Return an instance, with those on which its batch runs."""
     batch_id = snapshot.instance[instance_id].batch_id
     if batch_id is None:
-        return InstanceSet.of_idle(instance_id, snapshot)
-    return InstanceSet.of_batch(snapshot.batch[batch_id], snapshot.now, full)
+        return InstanceSet((instance_id,))
+    return InstanceSet.of_batch(snapshot.batch[batch_id], full)
 
 
 def _joined(parts: Collection[InstanceSet]) -> InstanceSet:
@@ -201,8 +185,6 @@ def _joined(parts: Collection[InstanceSet]) -> InstanceSet:
     return InstanceSet(
         tuple(sorted(i for part in parts for i in part.instance_ids)),
         tuple(batch for part in parts for batch in part.batches),
-        max(part.available_in for part in parts),
         [view for part in parts for view in part.decodes],
         [view for part in parts for view in part.prefills],
-        sum(part.num_decodes for part in parts),
     )

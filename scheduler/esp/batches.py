@@ -7,6 +7,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
+from loong.scheduler.common.leases import first_ends
 from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
@@ -24,16 +25,16 @@ PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instan
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     """Make a lease of the decodes or a step of quick prompts, and a step of the others where it can begin."""
     quick = QuickPrompts(draft, decodes)
-    pause = quick.step(batch_builder(draft, quick.seconds)) if quick.prefills else None
-    lease = decodes.lease() if pause is None else None
-    ends = {end.batch_id: end for end in (*quick.lease_ends(), *decodes.lease_ends())}.values()
+    quick_step = quick.step(batch_builder(draft, quick.seconds)) if quick.prefills else None
+    lease = decodes.lease() if quick_step is None else None
+    ends = first_ends((*quick.lease_ends(), *decodes.lease_ends()))
     others = tuple(prefill for prefill in draft.prefills if prefill not in quick.prefills)
     step = _prompt_step(draft, others) if others else None
     return replace(
         draft,
-        batches=tuple(batch for batch in (lease, pause, step) if batch is not None),
-        lease_ends=tuple(ends),
-        decisions=(*draft.decisions, *decodes.decisions(lease, tuple(ends))),
+        batches=tuple(batch for batch in (lease, quick_step, step) if batch is not None),
+        lease_ends=ends,
+        decisions=(*draft.decisions, *decodes.decisions(lease, ends)),
     )
 
 

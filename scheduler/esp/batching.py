@@ -224,28 +224,28 @@ class BatchBuilder:
     ) -> int:
         """Add the next chunk of a prompt: on one instance if all of it fits there, else over the group.
 
-        Returns the number of its tokens.
+        A prompt that `is_alone` is computed whichever way is faster. Returns the number of its tokens.
         """
         view = prefill.view
         if step.dop == 1:
             return step.add(view, step.whole(view, step.instance_ids[0], budget, min_tokens))
         share = None
-        if not (is_alone or len(view.placement.instance_ids) > 1 or step.count.has_ring):
-            share = self._on_one(step, prefill, budget, at_least=prefill.num_tokens)
+        if not (len(view.placement.instance_ids) > 1 or step.count.has_ring):
+            share = self._on_one(step, prefill, budget)
         if share is None:
-            share = step.striped(view, budget, min_tokens)
+            return step.add(view, step.striped(view, budget, min_tokens))
+        if is_alone and (striped := step.striped(view, budget)) is not None:
+            share = min(share, striped, key=lambda part: (-part.num_tokens, step.seconds_with(view, part)))
         return step.add(view, share)
 
     @staticmethod
-    def _on_one(
-        step: StepBuilder, prefill: PrefillCandidate, budget: float, at_least: int = 0
-    ) -> RequestPart | None:
-        """Return the next chunk of a prompt on the least busy instance that holds it and has room."""
+    def _on_one(step: StepBuilder, prefill: PrefillCandidate, budget: float) -> RequestPart | None:
+        """Return the rest of a prompt on the least busy instance that holds it and has room, or None."""
         held = prefill.view.placement.instance_ids
         able = [i for i in held if i in step.instance_ids] or step.instance_ids
         seconds, free = step.instance_seconds, step.free
         best = min(able, key=lambda i: (free[i] < prefill.num_tokens, seconds[i], -free[i], i))
-        return step.whole(prefill.view, best, budget, at_least=at_least)
+        return step.whole(prefill.view, best, budget, at_least=prefill.num_tokens)
 
 
 def _is_no_shorter(prefill: PrefillCandidate, other: PrefillCandidate | None) -> bool:

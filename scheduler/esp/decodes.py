@@ -231,6 +231,8 @@ class ServedDecodes:
 def _is_decode(batch: RunningBatch, snapshot: Snapshot) -> bool:
     """Return whether a batch has nothing but newest tokens."""
     views = map(snapshot.request.__getitem__, batch.plan.request_ids)
-    return all(len(block.positions) == 1 for block in batch.plan.queries) and all(
-        view.num_output_tokens for view in views
+    return (
+        bool(batch.plan.queries)
+        and all(len(block.positions) == 1 for block in batch.plan.queries)
+        and all(view.num_output_tokens for view in views)
     )

@@ -42,9 +42,9 @@ class Layout:
 class PlanDraft:
     """A plan in the making. Each stage returns a draft that says more.
 
-    Admission gives `prefills`, most urgent first, and the `refused` prompts. Late ones may be `paused`, while
-    others have enough work. `decodes` are those not in flight that may take steps, in leases of up to
-    `lease_steps` steps. `layout` says who runs them.
+    Admission gives `prefills`, most urgent first, and the `refused` prompts. Of late ones, some are
+    `paused_late` while others have enough work. `decodes` are those not in flight that may take steps, in
+    leases of up to `lease_steps` steps. `layout` says who runs them.
     """
 
     view: PlanningView
@@ -53,10 +53,10 @@ class PlanDraft:
     variant: Variant
     prefills: tuple[PrefillCandidate, ...] = ()
     refused: Mapping[Refusal, Sequence[RequestView]] = field(default_factory=dict)
-    paused: tuple[PrefillCandidate, ...] = ()
+    paused_late: tuple[PrefillCandidate, ...] = ()
     decodes: tuple[RequestView, ...] = ()
     lease_steps: int = 0
-    layout: Layout = field(default_factory=lambda: Layout((), is_mixed=True))
+    layout: Layout = Layout((), is_mixed=True)
     batches: tuple[BatchPlan, ...] = ()
     lease_ends: tuple[LeaseEnd, ...] = ()
     preempted: tuple[RequestView, ...] = ()

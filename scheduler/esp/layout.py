@@ -11,7 +11,7 @@ from loong.core.cost.work import WorkCount
 from loong.core.instance import ESPGroup
 from loong.core.request import RequestView
 from loong.scheduler.common.slo_targets import FirstTokenTargets, target_tpot
-from loong.scheduler.esp.admission import PrefillCandidate, prefill_work
+from loong.scheduler.esp.admission import PrefillCandidate, is_share_due, prefill_work
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import Layout, PlanDraft
 from loong.scheduler.esp.service import can_reach, serves_leases
@@ -31,12 +31,18 @@ def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
     first = draft.prefills[0]
     if sum(draft.view.free[i] for i in prompt_ids) < first.num_tokens:
         return together  # only all instances have room for it
-    if not can_reach(draft.snapshot, first.view, prompt_ids):
+    unreached = [p for p in draft.prefills if not can_reach(draft.snapshot, p.view, prompt_ids)]
+    if first in unreached or any(_is_share_due(draft, prefill) for prefill in unreached):
         return together
     is_apart_faster = apart_speed(draft, first, len(prompt_ids)) >= together_speed(
         draft, first, decodes.all_views
     )
     return apart if is_apart_faster else together
+
+
+def _is_share_due(draft: PlanDraft, prefill: PrefillCandidate) -> bool:
+    dop = len(prefill.view.placement.instance_ids)
+    return is_share_due(prefill, dop, draft.snapshot.now, draft.cost_model, draft.config)
 
 
 def step_seconds(draft: PlanDraft) -> float:

@@ -18,14 +18,13 @@ def least_lease_seconds(
     prefills: Sequence[PrefillCandidate],
     cost_model: CostModel,
     config: PolicyConfig,
-    num_groups: int = 1,
 ) -> float:
     """Return the least seconds of a lease once a prompt waits for its end, while prompts are few.
 
     Otherwise chats that come one by one would have a step each. Most of its time would go to sending all
-    decodes, and most of the engine's time to planning for `num_groups` such groups.
+    decodes, and most of the engine's time to planning.
     """
-    seconds = cost_model.host.plan_request * num_decodes * num_groups / MAX_PLANNING_SHARE
+    seconds = cost_model.host.plan_request * num_decodes / MAX_PLANNING_SHARE
     if prefills:
         start_time = lease_start_time(instance_ids, num_decodes, cost_model)
         seconds = max(seconds, start_time / LEASE_START_SHARE - sum(prefill.work for prefill in prefills))

@@ -6,20 +6,19 @@ instances.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from operator import attrgetter
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.leases import arrival_order
+from loong.scheduler.common.leases import arrival_order, first_ends
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission
 from loong.scheduler.esp.batches import batch_builder, batch_of_all, build_together
-from loong.scheduler.esp.deferral import late_prompts_to_pause
 from loong.scheduler.esp.draft import Layout, PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import kv_safety
+from loong.scheduler.esp.late_prompts import late_prompts_to_pause
 from loong.scheduler.esp.reasons import (
     reason_to_pause,
     reason_to_pause_late,
@@ -43,7 +42,7 @@ def plan_group(
 
 def planned(draft: PlanDraft, build: Stage) -> IterationPlan:
     """Return the plan of a new draft, whose batches the stage `build` makes."""
-    for stage in (admit, pause_unsafe, defer, build, relieve, explain):
+    for stage in (admit, pause_unsafe, pause_late, build, relieve, explain):
         draft = stage(draft)
     return draft.plan()
 
@@ -73,7 +72,7 @@ def pause_unsafe(draft: PlanDraft) -> PlanDraft:
     )
 
 
-def defer(draft: PlanDraft) -> PlanDraft:
+def pause_late(draft: PlanDraft) -> PlanDraft:
     """Pause late prompts that take much time, while others have enough work."""
     late = late_prompts_to_pause(draft)
     if not late:
@@ -82,7 +81,7 @@ def defer(draft: PlanDraft) -> PlanDraft:
     return replace(
         draft,
         prefills=tuple(prefill for prefill in draft.prefills if prefill not in late),
-        paused=tuple(prefill for prefill in draft.prefills if prefill in late),
+        paused_late=tuple(prefill for prefill in draft.prefills if prefill in late),
         decisions=(*draft.decisions, decision),
     )
 
@@ -91,7 +90,7 @@ def relieve(draft: PlanDraft) -> PlanDraft:
     """Where nothing would run, use the room of all instances together, or preempt the last to come."""
     if draft.batches or draft.snapshot.is_anything_in_flight or not draft.view.free:
         return draft
-    draft = replace(draft, prefills=draft.prefills + draft.paused)
+    draft = replace(draft, prefills=draft.prefills + draft.paused_late)
     batch = batch_of_all(draft, batch_builder(draft), draft.everywhere)
     if batch is not None:
         return replace(draft, batches=(batch,))
@@ -116,12 +115,11 @@ def explain(draft: PlanDraft) -> PlanDraft:
 
 
 def joined_plan(plans: Iterable[IterationPlan]) -> IterationPlan:
-    """Merge the plans of several parts into one. The first step at which one of them ends a lease holds."""
+    """Merge the plans of several parts into one."""
     each = tuple(plans)
-    ends = sorted((end for plan in each for end in plan.lease_ends), key=attrgetter("step"), reverse=True)
     return IterationPlan(
         batches=tuple(batch for plan in each for batch in plan.batches),
         preemptions=tuple(preemption for plan in each for preemption in plan.preemptions),
-        lease_ends=tuple({end.batch_id: end for end in ends}.values()),
+        lease_ends=first_ends(end for plan in each for end in plan.lease_ends),
         decisions=tuple(decision for plan in each for decision in plan.decisions),
     )

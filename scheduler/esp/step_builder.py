@@ -132,6 +132,10 @@ class StepBuilder:
             return None
         return self._sizer(self.count).striped(view, budget, min_tokens)
 
+    def seconds_with(self, view: RequestView, share: RequestPart) -> float:
+        """Return the predicted time of the step with a chunk of a prompt added."""
+        return self._sizer(self.count).seconds_with(view, share)
+
     def add(self, view: RequestView, share: RequestPart | None) -> int:
         """Add a chunk of a prompt, if there is one. Returns the number of its tokens."""
         if share is None:

@@ -13,7 +13,6 @@ from loong.core.positions import (
     first_overlap,
     intersection,
     is_partition,
-    is_subset,
     is_within,
     num_below,
     num_ordered_pairs,
@@ -65,12 +64,6 @@ def test_subtracting_takes_a_range_from_each_of_several(pieces: list[range], rem
     assert Counter(members(subtract(pieces, removed))) == Counter(
         {position: count for position, count in left.items() if position not in removed}
     )
-
-
-@laws
-@given(ranges, ranges)
-def test_a_subset_has_no_member_outside(a: range, b: range) -> None:
-    assert is_subset(a, b) == (set(a) <= set(b))
 
 
 @laws

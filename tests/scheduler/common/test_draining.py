@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from machines import CPU
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.check_plan import check_plan
 from loong.core.decision import DecisionKind
-from loong.core.instance import ESPGroup
+from loong.core.instance import ESPGroup, Service
 from loong.core.placement import InstanceId, KVSegment, striped, tokens_by_instance
 from loong.core.plan import BatchPlan, Eviction, IterationPlan, KVMigration, LeaseEnd, QueryBlock, Transfer
 from loong.core.positions import is_partition
@@ -16,6 +17,8 @@ from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import Parts
 from loong.scheduler.common.draining import Draining
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.policy import make_policy
 
 POOL = 100
 
@@ -199,3 +202,16 @@ def test_a_prompt_in_its_first_batch_counts_where_it_is_made(has_ended: bool) ->
     snapshot = draining(replace(snapshot, batches=(batch,), instances=instances, running=views), 1)
     plan = planned(snapshot)
     assert (not plan.evictions) == has_ended  # it needs 89 of 92 free slots, unless it has ended
+
+
+def test_what_serves_a_lease_of_a_draining_instance_serves_no_other_meanwhile() -> None:
+    served, resting = decoding("served", 20, (0, 1)), decoding("resting", 20, (0, 1))
+    batch = replace(running(7, lease(served, (3,))), holder_ids=(0, 1))
+    snapshot = draining(snapshot_of([POOL] * 4, [served, resting], [batch]), 3)
+    snapshot = replace(
+        snapshot, instances=tuple(replace(i, serves=Service.LEASES) for i in snapshot.instances)
+    )
+    plan = make_policy("esp", PolicyConfig(target_tpot=0.009))(snapshot, CPU)
+    check_plan(snapshot, plan)
+    assert [batch.request_ids for batch in plan.batches] == [("resting",)]
+    assert set(plan.batches[0].group.instance_ids) >= {0, 1}

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import decode, prefill
+from plans import decode
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.instance import ElasticInstance, InstanceKind
@@ -58,7 +58,6 @@ def test_a_unit_is_ready_if_and_only_if_all_its_instances_are_idle(snapshot: Sna
     for instance_set in make_planning_view(snapshot).instance_sets:
         assert instance_set.is_ready == all(snapshot.instance[i].is_idle for i in instance_set.instance_ids)
         assert not (instance_set.is_ready and instance_set.is_in_lease)
-        assert (instance_set.available_in == 0.0) or not instance_set.is_ready
 
 
 @given(snapshots())
@@ -84,44 +83,14 @@ def test_what_rests_is_in_the_one_unit_that_holds_it_and_units_are_no_larger_tha
                 assert any(link & part and link - part for link in links), "it could be two instance sets"
 
 
-@given(snapshots())
-def test_decodes_are_counted_wherever_they_are(snapshot: Snapshot) -> None:
-    found = make_planning_view(snapshot)
-    in_flight = sum(len(batch.plan.request_ids) for batch in snapshot.batches)
-    assert sum(instance_set.num_decodes for instance_set in found.instance_sets) == in_flight + sum(
-        len(instance_set.decodes) for instance_set in found.instance_sets
-    )
-
-
-def test_a_unit_comes_free_when_the_present_steps_of_all_its_batches_end() -> None:
+def test_a_set_is_in_a_lease_if_all_its_batches_can_end_at_a_step() -> None:
     a, b = decoding("a", 9, (0,)), decoding("b", 9, (1,))
-    lease = replace(decode([a], (0,), {"a": 0}, num_steps=8), predicted_time=0.1)
-    step = replace(decode([b], (1,), {"b": 1}), predicted_time=0.7)
-    batches = [running(0, lease, num_steps_taken=3), running(1, step)]
-    both = decoding("both", 9, (0, 1))
-    for now, expected in ((0.35, 0.35), (0.75, 0.0)):
-        (instance_set,) = make_planning_view(
-            snapshot_of([99, 99], [a, b, both], batches, now=now)
-        ).instance_sets
-        assert instance_set.available_in == pytest.approx(expected)
-        assert not instance_set.is_in_lease, "the prefill step does not end early"
-    apart = make_planning_view(snapshot_of([99, 99], [a, b], batches, now=0.35))
+    lease, step = decode([a], (0,), {"a": 0}, num_steps=8), decode([b], (1,), {"b": 1})
+    batches, both = [running(0, lease), running(1, step)], decoding("both", 9, (0, 1))
+    (instance_set,) = make_planning_view(snapshot_of([99, 99], [a, b, both], batches)).instance_sets
+    assert not instance_set.is_in_lease
+    apart = make_planning_view(snapshot_of([99, 99], [a, b], batches))
     assert [instance_set.is_in_lease for instance_set in apart.instance_sets] == [True, False]
-    assert [instance_set.available_in for instance_set in apart.instance_sets] == pytest.approx([0.05, 0.35])
-
-
-def test_a_step_ends_as_long_after_the_one_before_as_predicted_however_long_those_took() -> None:
-    view = decoding("a", 9, (0,))
-    plan = replace(decode([view], (0,), {"a": 0}, num_steps=100), predicted_time=0.1)
-    lease = replace(running(0, plan, num_steps_taken=50), stepped_at=4.2)
-    (instance_set,) = make_planning_view(snapshot_of([999], [view], [lease], now=4.25)).instance_sets
-    assert instance_set.available_in == pytest.approx(0.05)
-
-
-def test_a_batch_of_unknown_time_may_end_at_once() -> None:
-    view = waiting("a", 9)
-    snapshot = snapshot_of([99], [view], [running(0, prefill([view], (0,)))], now=5.0)
-    assert make_planning_view(snapshot).instance_sets[0].available_in == 0.0
 
 
 def test_kv_of_requests_that_have_ended_counts_as_free_once_their_batch_runs_no_more() -> None:
@@ -183,19 +152,13 @@ def test_what_an_ended_request_leaves_elsewhere_is_no_room_for_plans() -> None:
     assert dict(make_planning_view(replace(snapshot, running=(ended,))).free) == {0: 99}
 
 
-def test_an_instance_whose_batch_is_ending_can_be_planned_for_and_comes_free_when_that_ends() -> None:
+def test_an_instance_whose_batch_is_ending_can_be_planned_for() -> None:
     view = decoding("r", 9, (0,))
     ending = running(1, replace(decode([view], (0, 2), {"r": 0}), predicted_time=0.5), started_at=1.0)
     snapshot = replace(snapshot_of([1000] * 3, [view], now=1.2), ending=(ending,))
     found = make_planning_view(snapshot)
-    assert {instance_set.instance_ids: instance_set.available_in for instance_set in found.instance_sets} == {
-        (0,): pytest.approx(0.3),
-        (1,): 0.0,
-        (2,): pytest.approx(0.3),
-    }
+    assert {instance_set.instance_ids for instance_set in found.instance_sets} == {(0,), (1,), (2,)}
     assert all(instance_set.is_ready for instance_set in found.instance_sets)
-    late = make_planning_view(replace(snapshot, now=2.0))
-    assert {instance_set.available_in for instance_set in late.instance_sets} == {0.0}
 
 
 def test_idle_instances_are_in_the_order_of_hosts_then_of_most_room() -> None:

@@ -259,3 +259,13 @@ def test_a_step_of_prompts_takes_no_longer_than_an_operator_allows(seconds: floa
     (batch,) = planned(snapshot_of([900_000] * 8, views), H200, replace(TIGHT, max_step_time=seconds)).batches
     assert batch.predicted_time is not None
     assert 0.9 * seconds < batch.predicted_time <= seconds
+
+
+def test_where_only_all_instances_reach_a_late_prompt_they_compute_its_share() -> None:
+    views = [begun("late", 300_000, 9000, (0, 1, 2, 3)), *(waiting(f"w{n}", 9000) for n in range(3))]
+    views += [decoding(f"d{n}", 200, (n % 4,)) for n in range(8)]
+    views = [view if n else replace(view, arrival_time=-1e4) for n, view in enumerate(views)]
+    snapshot = snapshot_of([900_000] * 4, views)
+    leases = replace(snapshot, instances=tuple(replace(i, serves=Service.LEASES) for i in snapshot.instances))
+    plan = planned(leases, H200, replace(TIGHT, deferred_share=0.5))
+    assert any("late" in batch.request_ids for batch in plan.batches)
