@@ -74,7 +74,7 @@ def assert_all_requests_are_in_trace_and_log(folder: Path, run: dict[str, Any]) 
     assert (scalings[True], scalings[False]) == (run["num_scale_ups"], run["num_scale_downs"])
 
 
-def test_elastic_groups_change_and_keep_kv_where_static_ones_stay_as_they_are(tmp_path: Path) -> None:
+def test_elastic_groups_change_where_static_ones_stay_as_they_are(tmp_path: Path) -> None:
     with benchmark(tmp_path, *ELASTIC, SMALL, "--policy", "esp,static-sp") as process:
         wait_until(lambda: len(processes_of(tmp_path)) >= 6, 60, "benchmark, server and four workers")
         printed, errors = process.communicate()
@@ -89,7 +89,6 @@ def test_elastic_groups_change_and_keep_kv_where_static_ones_stay_as_they_are(tm
         assert_all_requests_are_in_trace_and_log(tmp_path, run)
     assert "as <code>loong explain</code> tells them" in (tmp_path / "report.html").read_text()
     assert runs["esp"]["num_scale_ups"] + runs["esp"]["num_scale_downs"] > 0
-    assert runs["esp"]["num_retained_tokens"] > 0
     assert dops_of(runs["static-sp"]) == {4}
     assert runs["static-sp"]["num_scale_ups"] == 0
     assert json.loads(printed.splitlines()[-1])["runs"].keys() == runs.keys()
