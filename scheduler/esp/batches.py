@@ -1,19 +1,18 @@
 """The batches of a draft: apart, a lease of decodes and a step of prompts; together, a step of both."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, LeaseEnd
+from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
-from loong.core.snapshot import RunningBatch
 from loong.scheduler.common.leases import first_ends
 from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.layout import step_seconds
-from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
+from loong.scheduler.esp.lease_timing import end_for, least_lease_seconds
 from loong.scheduler.esp.quick import QuickPrompts
 from loong.scheduler.esp.reasons import reason_to_end_lease
 from loong.scheduler.esp.service import can_reach, leased
@@ -64,7 +63,11 @@ def build_together(draft: PlanDraft) -> PlanDraft:
         batch = lease_before_prompts(draft, builder)
         batch = batch or batch_of_all(draft, builder, instance_ids)
         return replace(draft, batches=() if batch is None else (batch,))
-    ends = tuple(_lease_ends(draft, draft.snapshot.batches)) if draft.prefills else ()
+    ends = tuple(
+        end
+        for batch in (draft.snapshot.batches if draft.prefills else ())
+        for end in end_for(draft.prefills, batch, draft.cost_model, draft.config)
+    )
     idle, meanwhile = tuple(sorted(draft.idle_ids)), None
     if idle and draft.decodes:
         meanwhile = builder.lease(idle, _leased(draft, idle), _seconds_until_all_idle(draft, idle))
@@ -96,7 +99,10 @@ def lease_before_prompts(draft: PlanDraft, builder: BatchBuilder) -> BatchPlan |
         return None
     first = min(prefill.view.arrival_time for prefill in draft.prefills)
     instance_ids = draft.layout.prompt_ids
-    seconds = first + _least_seconds(draft, instance_ids, len(draft.decodes)) - draft.snapshot.now
+    least = least_lease_seconds(
+        instance_ids, len(draft.decodes), draft.prefills, draft.cost_model, draft.config
+    )
+    seconds = first + least - draft.snapshot.now
     return builder.lease(instance_ids, _leased(draft, instance_ids), seconds) if seconds > 0 else None
 
 
@@ -125,17 +131,3 @@ def _seconds_until_all_idle(draft: PlanDraft, idle: Iterable[InstanceId]) -> flo
     begins = max((snapshot.predicted_ends.get(i, 0.0) for i in idle), default=0.0)
     ends = (b.step_ends_at for b in snapshot.batches if not prompt_ids.isdisjoint(b.plan.group.instance_ids))
     return max(0.0, max(ends, default=0.0) - max(begins, snapshot.now))
-
-
-def _lease_ends(draft: PlanDraft, busy: Iterable[RunningBatch]) -> Iterator[LeaseEnd]:
-    """Yield ends of the leases that prompts wait for."""
-    for batch in busy:
-        if batch.can_end_early:
-            least = _least_seconds(draft, batch.plan.group.instance_ids, len(batch.plan.request_ids))
-            step = last_step_before(draft.prefills, batch, least)
-            if step < batch.last_step:
-                yield LeaseEnd(batch.batch_id, step)
-
-
-def _least_seconds(draft: PlanDraft, instance_ids: tuple[InstanceId, ...], num_decodes: int) -> float:
-    return least_lease_seconds(instance_ids, num_decodes, draft.prefills, draft.cost_model, draft.config)

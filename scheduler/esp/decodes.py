@@ -3,13 +3,12 @@
 The other instances serve that KV while they compute prompts, so nothing moves.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
 from math import ceil, inf
 
-from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import WorkCount
 from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.instance import ESPGroup
@@ -19,7 +18,7 @@ from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_lease
 from loong.scheduler.common.slo_targets import target_tpot
-from loong.scheduler.config import PolicyConfig
+from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.reasons import reason_to_end_lease
 from loong.scheduler.esp.service import leased, serves_all
 from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
@@ -30,37 +29,26 @@ JOINED = "others are to join it, or to run on its instances"
 
 @dataclass(frozen=True)
 class ServedDecodes:
-    """Decodes of a snapshot: `resting` ones, oldest first, and those `in_flight` in `leases`."""
+    """The decodes of a draft."""
 
-    snapshot: Snapshot
-    cost_model: CostModel
-    config: PolicyConfig
-    resting: tuple[RequestView, ...]
-    in_flight: tuple[RequestView, ...]
-    leases: tuple[RunningBatch, ...]
-    lease_steps: int
+    draft: PlanDraft
 
-    @classmethod
-    def of(
-        cls,
-        snapshot: Snapshot,
-        cost_model: CostModel,
-        config: PolicyConfig,
-        resting: Iterable[RequestView],
-        lease_steps: int,
-    ) -> "ServedDecodes":
-        """Return `resting` decodes, and those in flight in leases."""
-        leases = tuple(batch for batch in snapshot.batches if _is_decode(batch, snapshot))
-        in_flight = [snapshot.request[r] for batch in leases for r in batch.plan.request_ids]
-        return cls(
-            snapshot,
-            cost_model,
-            config,
-            tuple(sorted(resting, key=arrival_order)),
-            tuple(view for view in in_flight if not view.has_ended),
-            leases,
-            lease_steps,
-        )
+    @cached_property
+    def resting(self) -> tuple[RequestView, ...]:
+        """Those that are not in flight and may take steps, oldest first."""
+        return tuple(sorted(self.draft.decodes, key=arrival_order))
+
+    @cached_property
+    def leases(self) -> tuple[RunningBatch, ...]:
+        """The batches of decodes in flight."""
+        snapshot = self.draft.snapshot
+        return tuple(batch for batch in snapshot.batches if _is_decode(batch, snapshot))
+
+    @cached_property
+    def in_flight(self) -> tuple[RequestView, ...]:
+        """Those in leases that have not ended."""
+        views = (self.draft.snapshot.request[r] for batch in self.leases for r in batch.plan.request_ids)
+        return tuple(view for view in views if not view.has_ended)
 
     @property
     def all_views(self) -> tuple[RequestView, ...]:
@@ -79,10 +67,10 @@ class ServedDecodes:
         At least one and at most half of all. Where no number leaves a margin, the fewest that meet them
         without one. Targets that no number meets do not count; if none can be met, the quickest number.
         """
-        most = len(self.snapshot.pools) - 1
+        most = len(self.draft.snapshot.pools) - 1
         roomy = next((number for number in range(1, most + 1) if self._has_room(number)), most)
         able = [number for number in self._numbers if number >= roomy and self._is_clear(number)] or [roomy]
-        targets = [target_tpot(view, self.config) for view in self.all_views]
+        targets = [target_tpot(view, self.draft.config) for view in self.all_views]
         number = self._fewest(able, min(targets, default=inf))
         if number is None:
             least = min(map(self._step_seconds, able))
@@ -91,10 +79,14 @@ class ServedDecodes:
 
     def lease(self) -> BatchPlan | None:
         """Return a lease of those that have room, on instances that are idle; None if there is none."""
-        free = {i: self.snapshot.free[i] for i in self.instance_ids if self.snapshot.instance[i].is_idle}
+        free = {
+            i: self.draft.snapshot.free[i]
+            for i in self.instance_ids
+            if self.draft.snapshot.instance[i].is_idle
+        }
         if not free or self.leases:
             return None
-        views = leased(self.snapshot, self._with_room(sum(free.values())), free)
+        views = leased(self.draft.snapshot, self._with_room(sum(free.values())), free)
         if not views:
             return None
 
@@ -102,14 +94,16 @@ class ServedDecodes:
             hosts = {self._host_of(i) for i in view.placement.instance_ids}
             return (i for i in free if self._host_of(i) in hosts)
 
-        return plan_lease(free, views, self.cost_model, self.lease_steps, on_hosts_of_kv)
+        return plan_lease(free, views, self.draft.cost_model, self.draft.lease_steps, on_hosts_of_kv)
 
     def lease_ends(self) -> tuple[LeaseEnd, ...]:
         """Return ends of leases that others are to join, or that are to have other instances.
 
         A lease lasts for some time, so that decodes that come one by one do not each cost all a new one.
         """
-        wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
+        wanted = {
+            i for i in self.instance_ids if i in self.busy_ids or self.draft.snapshot.instance[i].is_idle
+        }
         if not wanted or (wanted == self.busy_ids and not self._can_any_join()):
             return ()
         return tuple(
@@ -121,7 +115,7 @@ class ServedDecodes:
     def decisions(self, lease: BatchPlan | None, ends: Sequence[LeaseEnd]) -> Iterator[Decision]:
         """Return the reasons of a lease, of waits, and of ends of leases."""
         if lease is not None:
-            num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
+            num_instances, chosen = len(self.draft.snapshot.pools), len(self.instance_ids)
             near = [k for k in self._numbers if abs(k - chosen) <= 1]
             yield Decision(
                 DecisionKind.DOP,
@@ -133,24 +127,26 @@ class ServedDecodes:
             if left_out := tuple(v.request_id for v in self.resting if v.request_id not in joined):
                 yield Decision(DecisionKind.WAIT, left_out, NO_SLOTS)
         for end in ends:
-            yield reason_to_end_lease(self.snapshot.batch[end.batch_id], JOINED)
+            yield reason_to_end_lease(self.draft.snapshot.batch[end.batch_id], JOINED)
 
     def _is_clear(self, number: int) -> bool:
         """Return whether these instances hold no KV of unfinished prompts.
 
         Attention for chunks of those would slow decodes. One instance alone may, if it serves them.
         """
-        return (number == 1 and serves_all(self.snapshot)) or self._prompt_ids.isdisjoint(self._last(number))
+        return (number == 1 and serves_all(self.draft.snapshot)) or self._prompt_ids.isdisjoint(
+            self._last(number)
+        )
 
     @cached_property
     def _prompt_ids(self) -> frozenset[InstanceId]:
         """The instances with KV of prompts that are being computed."""
-        prompts = (v for v in self.snapshot.running if not (v.num_output_tokens or v.has_ended))
+        prompts = (v for v in self.draft.snapshot.running if not (v.num_output_tokens or v.has_ended))
         return frozenset(i for view in prompts for i in view.placement.instance_ids)
 
     @cached_property
     def _numbers(self) -> range:
-        return range(1, max(1, len(self.snapshot.pools) // 2) + 1)
+        return range(1, max(1, len(self.draft.snapshot.pools) // 2) + 1)
 
     @cached_property
     def _seconds(self) -> dict[int, float]:
@@ -164,13 +160,13 @@ class ServedDecodes:
     def _last(self, number: int) -> tuple[InstanceId, ...]:
         """Return the last instances of the hosts, taken from each host in turn."""
         hosts: dict[int, list[InstanceId]] = {}
-        for instance_id in sorted(self.snapshot.pools, reverse=True):
+        for instance_id in sorted(self.draft.snapshot.pools, reverse=True):
             hosts.setdefault(self._host_of(instance_id), []).append(instance_id)
         in_turn = (i for taken in zip_longest(*hosts.values()) for i in taken if i is not None)
         return tuple(sorted(islice(in_turn, number)))
 
     def _host_of(self, instance_id: InstanceId) -> int:
-        return self.snapshot.instance[instance_id].host_id
+        return self.draft.snapshot.instance[instance_id].host_id
 
     def _has_room(self, number: int) -> bool:
         return sum(view.num_remaining_tokens for view in self.all_views) <= self._num_free(self._last(number))
@@ -192,7 +188,7 @@ class ServedDecodes:
 
     def _num_free(self, instance_ids: Sequence[InstanceId]) -> int:
         """Return the slots there that are free, or that leases have for steps to come."""
-        num_free = sum(self.snapshot.free[i] for i in instance_ids)
+        num_free = sum(self.draft.snapshot.free[i] for i in instance_ids)
         for batch in self.leases:
             masters = [block.master_id for block in batch.plan.queries]
             num_free += sum(batch.plan.num_stored_tokens.get(i, 0) for i in instance_ids)
@@ -206,7 +202,7 @@ class ServedDecodes:
             count = WorkCount(group.instance_ids, is_lease=True)
             for place, view in enumerate(self.all_views):
                 count.add_decode(group.instance_ids[place % number], view.placement)
-            self._seconds[number] = self.cost_model.step_time(count.step(group, is_first=False))
+            self._seconds[number] = self.draft.cost_model.step_time(count.step(group, is_first=False))
         return self._seconds[number]
 
     def _with_room(self, num_free: int) -> list[RequestView]:
@@ -223,7 +219,7 @@ class ServedDecodes:
         return views
 
     def _last_step(self, batch: RunningBatch) -> int:
-        start = lease_start_time(batch.plan.group.instance_ids, len(self.all_views), self.cost_model)
+        start = lease_start_time(batch.plan.group.instance_ids, len(self.all_views), self.draft.cost_model)
         left = batch.started_at + start / LEASE_START_SHARE - batch.stepped_at
         return batch.num_steps_taken + max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
 

@@ -4,12 +4,30 @@ A long prompt that is late in any case takes time from every step. So it pauses,
 that can be in time leave time for it.
 """
 
+from collections.abc import Set
+from dataclasses import replace
+
 from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
 from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.reasons import reason_to_pause_late
 from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
 
 
-def late_prompts_to_pause(draft: PlanDraft) -> frozenset[PrefillCandidate]:
+def pause_late(draft: PlanDraft) -> PlanDraft:
+    """Pause late prompts that take much time, while others have enough work."""
+    late = _pausing(draft)
+    if not late:
+        return draft
+    decision = reason_to_pause_late(prefill.view.request_id for prefill in late)
+    return replace(
+        draft,
+        prefills=tuple(prefill for prefill in draft.prefills if prefill not in late),
+        paused_late=tuple(prefill for prefill in draft.prefills if prefill in late),
+        decisions=(*draft.decisions, decision),
+    )
+
+
+def _pausing(draft: PlanDraft) -> Set[PrefillCandidate]:
     """Return the prompts to pause: deferred or past their target, and long or on several instances.
 
     The oldest one is left out when its share of the time is due. None is paused if the prompts that can be in
@@ -20,11 +38,11 @@ def late_prompts_to_pause(draft: PlanDraft) -> frozenset[PrefillCandidate]:
     long = {p for p in late if _dop(p) > 1 or p.work > LONG_PROMPT_STEPS * step_time}
     on_time = sum(prefill.work for prefill in draft.prefills if not prefill.is_late)
     if not long or on_time < MIN_ON_TIME_SHARE * draft.view.num_instances * step_time:
-        return frozenset()
+        return set()
     oldest = min(late, key=lambda prefill: prefill.view.arrival_time)
     now, dop = draft.snapshot.now, max(1, _dop(oldest))
     is_due = is_share_due(oldest, dop, now, draft.cost_model, draft.config)
-    return frozenset(long.difference([oldest] if is_due else []))
+    return long.difference([oldest] if is_due else [])
 
 
 def _dop(prefill: PrefillCandidate) -> int:

@@ -1,10 +1,11 @@
 """The time of leases while prompts wait for their ends."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil, inf
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
+from loong.core.plan import LeaseEnd
 from loong.core.snapshot import RunningBatch
 from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.config import PolicyConfig
@@ -31,9 +32,23 @@ def least_lease_seconds(
     return min(seconds, MAX_BATCHING_WAIT * min([config.target_ttft, *(p.ttft for p in prefills)]))
 
 
-def last_step_before(prefills: Sequence[PrefillCandidate], batch: RunningBatch, least_seconds: float) -> int:
-    """Return the step before which a lease ends for prompts: after its least time, or in time for them."""
+def end_for(
+    prefills: Sequence[PrefillCandidate],
+    batch: RunningBatch,
+    cost_model: CostModel,
+    config: PolicyConfig,
+    num_steps_due: int = 0,
+) -> Iterator[LeaseEnd]:
+    """Yield the end of a lease for prompts that wait for it, if it is to end early.
+
+    It has its least time and `num_steps_due` more steps, or ends in time for the prompts.
+    """
+    group, num_decodes = batch.plan.group.instance_ids, len(batch.plan.request_ids)
+    least = least_lease_seconds(group, num_decodes, prefills, cost_model, config)
     first = min((prefill.view.arrival_time for prefill in prefills), default=0.0)
     due = min((prefill.deadline - prefill.work for prefill in prefills), default=inf)
-    left = min(max(first, batch.started_at) + least_seconds, due) - batch.stepped_at
-    return batch.num_steps_taken + max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
+    left = min(max(first, batch.started_at) + least, due) - batch.stepped_at
+    num_left = max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
+    step = batch.num_steps_taken + max(num_left, num_steps_due)
+    if batch.can_end_early and step < batch.last_step:
+        yield LeaseEnd(batch.batch_id, step)

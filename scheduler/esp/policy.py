@@ -90,8 +90,6 @@ def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:
 
 def build(draft: PlanDraft) -> PlanDraft:
     """Choose the instances for decodes and for prompts, and make their batches."""
-    decodes = ServedDecodes.of(
-        draft.snapshot, draft.cost_model, draft.config, draft.decodes, draft.lease_steps
-    )
+    decodes = ServedDecodes(draft)
     draft = replace(draft, layout=lay_out(draft, decodes))
     return build_together(draft) if draft.layout.is_mixed else build_apart(draft, decodes)

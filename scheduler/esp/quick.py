@@ -15,7 +15,7 @@ from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
-from loong.scheduler.esp.lease_timing import last_step_before, least_lease_seconds
+from loong.scheduler.esp.lease_timing import end_for
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,6 @@ class QuickPrompts:
 
     def lease_ends(self) -> Iterator[LeaseEnd]:
         """Yield ends of leases for these prompts."""
-        draft = self.draft
+        cost_model, config = self.draft.cost_model, self.draft.config
         for batch in self.decodes.leases if self.prefills else ():
-            group, num_decodes = batch.plan.group.instance_ids, len(batch.plan.request_ids)
-            least = least_lease_seconds(group, num_decodes, self.prefills, draft.cost_model, draft.config)
-            step = last_step_before(self.prefills, batch, least)
-            step = max(step, batch.num_steps_taken + self.num_steps_due)
-            if step < batch.last_step:
-                yield LeaseEnd(batch.batch_id, step)
+            yield from end_for(self.prefills, batch, cost_model, config, self.num_steps_due)

@@ -18,10 +18,9 @@ from loong.scheduler.esp.admission import PrefillAdmission
 from loong.scheduler.esp.batches import batch_builder, batch_of_all, build_together
 from loong.scheduler.esp.draft import Layout, PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import kv_safety
-from loong.scheduler.esp.late_prompts import late_prompts_to_pause
+from loong.scheduler.esp.late_prompts import pause_late
 from loong.scheduler.esp.reasons import (
     reason_to_pause,
-    reason_to_pause_late,
     reason_to_preempt,
     reasons_to_begin,
     reasons_to_defer,
@@ -69,20 +68,6 @@ def pause_unsafe(draft: PlanDraft) -> PlanDraft:
         decodes=tuple(view for view in draft.view.decodes if view.request_id not in safe.paused_ids),
         lease_steps=safe.lease_steps,
         decisions=draft.decisions + decisions,
-    )
-
-
-def pause_late(draft: PlanDraft) -> PlanDraft:
-    """Pause late prompts that take much time, while others have enough work."""
-    late = late_prompts_to_pause(draft)
-    if not late:
-        return draft
-    decision = reason_to_pause_late(prefill.view.request_id for prefill in late)
-    return replace(
-        draft,
-        prefills=tuple(prefill for prefill in draft.prefills if prefill not in late),
-        paused_late=tuple(prefill for prefill in draft.prefills if prefill in late),
-        decisions=(*draft.decisions, decision),
     )
 
 
