@@ -72,9 +72,8 @@ class CudaBackend:
             spare_bytes = num_mailbox_bytes(num_instances, shard) + num_exchange_bytes(num_instances, shard)
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
-        is_tried = sockets.world.tp_size == 1  # steps of holders with several ranks have run on no GPU yet
-        if num_instances > 1 and fabric.arena is not None and is_tried:
-            self.serves = Service.LEASES
+        if num_instances > 1 and sockets.world.tp_size == 1 and fabric.arena is not None:
+            self.serves = Service.LEASES  # of several ranks, steps of holders have run on no GPU yet
         return fabric
 
     def service(self) -> "CudaBackend":

@@ -58,8 +58,9 @@ def _prompt_step(draft: PlanDraft, prefills: tuple[PrefillCandidate, ...]) -> Ba
 
 def build_together(draft: PlanDraft) -> PlanDraft:
     """Make a step of both on all instances. While some are busy, the others decode."""
-    builder, instance_ids = batch_builder(draft), draft.layout.prompt_ids
+    instance_ids = draft.layout.prompt_ids
     if draft.idle_ids.issuperset(instance_ids):
+        builder = batch_builder(draft)
         batch = lease_before_prompts(draft, builder)
         batch = batch or batch_of_all(draft, builder, instance_ids)
         return replace(draft, batches=() if batch is None else (batch,))
@@ -70,7 +71,9 @@ def build_together(draft: PlanDraft) -> PlanDraft:
     )
     idle, meanwhile = tuple(sorted(draft.idle_ids)), None
     if idle and draft.decodes:
-        meanwhile = builder.lease(idle, _leased(draft, idle), _seconds_until_all_idle(draft, idle))
+        meanwhile = batch_builder(draft).lease(
+            idle, _leased(draft, idle), _seconds_until_all_idle(draft, idle)
+        )
     return replace(
         draft,
         batches=() if meanwhile is None else (meanwhile,),

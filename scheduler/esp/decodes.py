@@ -75,7 +75,8 @@ class ServedDecodes:
         if number is None:
             least = min(map(self._step_seconds, able))
             number = self._fewest(able, min((t for t in targets if t >= least), default=least))
-        return self._last(number or able[0])
+        assert number is not None, "the quickest takes the least time"
+        return self._last(number)
 
     def lease(self) -> BatchPlan | None:
         """Return a lease of those that have room, on instances that are idle; None if there is none."""

@@ -12,13 +12,16 @@ from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import Refusal
 from loong.scheduler.esp.draft import Variant
-from loong.scheduler.esp.stages import joined_plan, plan_group
+from loong.scheduler.esp.reasons import reasons_while_busy
+from loong.scheduler.esp.stages import is_any_usable, joined_plan, plan_group
 
 
 def plan_parts(
     snapshot: Snapshot, parts: Parts, cost_model: CostModel, config: PolicyConfig, variant: Variant
 ) -> IterationPlan:
     """Assign each prompt to the part with least work, and plan each part as one group."""
+    if not is_any_usable(snapshot):
+        return IterationPlan(decisions=tuple(reasons_while_busy(snapshot)))
     found = make_planning_view(snapshot)
     assigned, others = assigned_places(found, parts, cost_model, config, variant.order)
     plan = joined_plan(

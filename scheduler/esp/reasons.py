@@ -13,7 +13,7 @@ from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId, RequestView
-from loong.core.snapshot import RunningBatch
+from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.esp.admission import PrefillCandidate, Refusal
 
@@ -97,6 +97,17 @@ def reasons_to_wait(
             waiting[reason].append(prefill.view.request_id)
     for reason, request_ids in waiting.items():
         yield Decision(DecisionKind.WAIT, tuple(request_ids), reason)
+
+
+def reasons_while_busy(snapshot: Snapshot) -> Iterator[Decision]:
+    """Yield the reason of prompts that came since the last batch began, while nothing can begin or end.
+
+    The others keep theirs.
+    """
+    last_start = min(snapshot.now, max((batch.started_at for batch in snapshot.batches), default=0.0))
+    new = (view for view in snapshot.waiting if view.arrival_time >= last_start and not view.has_ended)
+    if request_ids := tuple(view.request_id for view in new):
+        yield Decision(DecisionKind.WAIT, request_ids, BUSY)
 
 
 def reasons_to_defer(prefills: Iterable[PrefillCandidate]) -> Iterator[Decision]:

@@ -25,6 +25,7 @@ from loong.scheduler.esp.reasons import (
     reasons_to_begin,
     reasons_to_defer,
     reasons_to_wait,
+    reasons_while_busy,
 )
 from loong.scheduler.tuning import LONG_LEASE_FACTOR
 
@@ -41,9 +42,17 @@ def plan_group(
 
 def planned(draft: PlanDraft, build: Stage) -> IterationPlan:
     """Return the plan of a new draft, whose batches the stage `build` makes."""
+    if not is_any_usable(draft.snapshot):
+        return IterationPlan(decisions=tuple(reasons_while_busy(draft.snapshot)))
     for stage in (admit, pause_unsafe, pause_late, build, relieve, explain):
         draft = stage(draft)
     return draft.plan()
+
+
+def is_any_usable(snapshot: Snapshot) -> bool:
+    """Return whether an instance is idle, or a lease can end early. Otherwise no plan can change anything."""
+    is_any_idle = any(snapshot.instance[i].batch_id is None for i in snapshot.pools)
+    return is_any_idle or any(batch.can_end_early for batch in snapshot.batches)
 
 
 def build_in_one_group(draft: PlanDraft) -> PlanDraft:

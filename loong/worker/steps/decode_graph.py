@@ -48,8 +48,7 @@ class DecodeGraph:
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
         self.max_num_slots = MAX_SERVED_LISTS * (pool.num_free + pool.num_used)  # of a lease
         self._tables = LeaseTables(pool, num_queries, self.max_num_slots, backend.device)
-        is_serving = exchange is not None and backend.serves is not Service.NONE
-        service = exchange.service() if exchange is not None and is_serving else None
+        service = None if exchange is None or backend.serves is Service.NONE else exchange.service()
         self.service = None
         if service is not None:
             self.service = ServeGraph(

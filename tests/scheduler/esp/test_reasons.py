@@ -18,6 +18,7 @@ from loong.scheduler.esp.admission import Refusal
 from loong.scheduler.esp.batches import PROMPTS_JOIN
 from loong.scheduler.esp.policy import plan_esp
 from loong.scheduler.esp.reasons import BUSY, DEFERRED_BY_DEADLINE, FULL_STEP, reason_to_preempt
+from loong.scheduler.esp.stages import is_any_usable
 from loong.scheduler.tuning import MAX_REFUSED
 
 
@@ -122,7 +123,7 @@ def test_those_that_come_during_steps_that_cannot_end_early_are_reported() -> No
     first, old, new = (waiting(name, 5, arrival_time=at) for name, at in (("a", 0.0), ("b", 1.0), ("c", 3.0)))
     batch = running(0, prefill([first], (0,)), started_at=2.0)
     (decision,) = decided(snapshot_of([99], [first, old, new], [batch], now=4.0))
-    assert (decision.kind, decision.request_ids) == (DecisionKind.WAIT, ("b", "c"))
+    assert (decision.kind, decision.request_ids) == (DecisionKind.WAIT, ("c",))
     assert decision.chosen == BUSY
 
 
@@ -138,12 +139,15 @@ def test_who_is_preempted_is_reported_what_lacks_and_why_it_is_the_one() -> None
 def test_every_prompt_that_comes_or_rests_goes_on_or_is_reported_why_it_waits() -> None:
     requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(80)]
     run = simulate("esp", [4000] * 3, requests, cost_model=H200)
-    kinds = set()
+    kinds, told, num_busy = set(), set[str](), 0
     for snapshot, plan in run.plans:
         reported = {request_id for decision in plan.decisions for request_id in decision.request_ids}
         kinds |= {decision.kind for decision in plan.decisions}
+        told |= reported.union(*(batch.request_ids for batch in plan.batches))
         owed = {view.request_id for view in (*snapshot.waiting, *make_planning_view(snapshot).begun)}
-        assert owed <= reported.union(*(batch.request_ids for batch in plan.batches))
+        num_busy += not is_any_usable(snapshot)
+        assert owed <= told
+    assert num_busy
     assert kinds >= {DecisionKind.DOP, DecisionKind.WAIT, DecisionKind.END_LEASE}
 
 
