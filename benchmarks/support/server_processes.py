@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What one process uses now. The server has depth 0, its fork servers 1, and workers 2."""
+    """The resources of a process. The server has depth 0, its fork servers 1, and workers 2."""
 
     command: str
     depth: int
@@ -40,8 +40,13 @@ def processes_of(pid: int, depth: int = 0) -> list[ProcessUse]:
     return [own, *(use for child in children for use in processes_of(int(child), depth + 1))]
 
 
-def kv_tokens(url: str) -> float:
-    """Return the tokens of KV that a server holds."""
+def metric(url: str, name: str) -> float:
+    """Return the sum of a metric of a server over its labels."""
     with urlopen(f"{url}/metrics", timeout=60) as answer:
         text = answer.read().decode()
-    return sum(map(float, re.findall(r"^loong:instance_kv_tokens{.*} (\S+)$", text, re.MULTILINE)))
+    return sum(map(float, re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)))
+
+
+def kv_tokens(url: str) -> float:
+    """Return the tokens of KV that a server holds."""
+    return metric(url, "loong:instance_kv_tokens")
