@@ -90,6 +90,8 @@ class CollectiveFabric:
         """See Fabric. It has no service."""
         raise NoServiceError
 
+    serve_lease = serve
+
     def check(self) -> None:
         """See Fabric."""
         if self._broken is not None:
