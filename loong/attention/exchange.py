@@ -25,6 +25,7 @@ class QueryRouting:
     sent_rows: Mapping[InstanceId, Tensor]  # by peer: rows [n] int64 of the step whose queries go there
     num_peer_rows: Mapping[InstanceId, int]  # by peer: number of rows that come from there
     most_rows: int  # sent from any instance of the group to any other; equal on all of them
+    has_holders: bool = False  # outside the group
 
     @property
     def is_empty(self) -> bool:

@@ -53,7 +53,7 @@ class PutExchange:
     def begin(self, routing: QueryRouting) -> StepExchange:
         """See QueryExchange. The device waits until all peers of this step have opened the batch."""
         self._clock.add_(self._num_layers)
-        if routing.is_empty or routing.most_rows > self._most_rows:
+        if routing.is_empty or routing.has_holders or routing.most_rows > self._most_rows:
             return self._others.begin(routing)
         return self._opened_step(routing)
 

@@ -48,6 +48,7 @@ def query_layout(step: AttentionStep, device: Device) -> QueryLayout:
         sent_rows={i: rows for i, rows in sent_rows.items() if len(rows)},
         num_peer_rows={i: _num_rows(theirs[i]) for i in peers if theirs[i]},
         most_rows=_most_rows(step, blocks),
+        has_holders=bool(step.holder_ids),
     )
     return QueryLayout(
         local=pool_attention(step, ((b, step.rows[b].start) for b in here if b in step.rows), device),

@@ -73,13 +73,13 @@ class CudaBackend:
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
         if num_instances > 1 and sockets.world.tp_size == 1 and fabric.arena is not None:
-            self.serves = Service.LEASES  # of several ranks, steps of holders have run on no GPU yet
+            self.serves = Service.ONE_LEASE  # of several ranks, steps of holders have run on no GPU yet
         return fabric
 
     def service(self) -> "CudaBackend":
         """See Backend. It has a stream, graphs and workspaces of its own."""
         service = copy(self)
-        service.device, service._memory = ServiceDevice(self._index, self._dtype), None
+        service.device, service._memory = ServiceDevice(self._index), None
         return service
 
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:

@@ -20,7 +20,7 @@ from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.reasons import reason_to_end_lease
-from loong.scheduler.esp.service import leased, serves_all
+from loong.scheduler.esp.service import leased, serves_others
 from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
 
 NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
@@ -135,7 +135,7 @@ class ServedDecodes:
 
         Attention for chunks of those would slow decodes. One instance alone may, if it serves them.
         """
-        return (number == 1 and serves_all(self.draft.snapshot)) or self._prompt_ids.isdisjoint(
+        return (number == 1 and serves_others(self.draft.snapshot)) or self._prompt_ids.isdisjoint(
             self._last(number)
         )
 
