@@ -76,7 +76,7 @@ class MessageExchange:
 
 
 class _Messages:
-    """Implements StepExchange. Out and lse of a partial are one message [n, H, D + 1] float32."""
+    """Implements StepExchange. Out in the queries' dtype, and lse in float32, are one message."""
 
     def __init__(
         self,
@@ -111,7 +111,9 @@ class _Messages:
 
     def send_partials(self, part: Partial, total: Partial) -> None:
         """See StepExchange."""
-        partials = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
+        assert self._peer_queries is not None, "`send_queries` comes first"
+        head_dim, dtype = part.out.shape[-1], self._peer_queries.dtype
+        partials = torch.cat((part.out.to(dtype), part.lse[..., None].view(dtype)), dim=-1)
         slices = consecutive_slices(self._num_peer_rows.values())
         outgoing = {
             peer_id: partials[rows] for peer_id, rows in zip(self._num_peer_rows, slices, strict=True)
@@ -122,4 +124,5 @@ class _Messages:
         self._fabric.exchange(outgoing, incoming, Channel.PARTIALS).wait()
         for peer_id, rows in self._sent_rows.items():
             came = incoming[peer_id][None]
-            self._device.merge_into(total, Partial(came[..., :-1], came[..., -1]), rows)
+            lse = came[..., head_dim:].view(torch.float32)[..., 0]
+            self._device.merge_into(total, Partial(came[..., :head_dim], lse), rows)

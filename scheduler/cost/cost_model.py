@@ -67,7 +67,8 @@ class WorkCostModel:
     """The time of a step is a fixed part of its group, plus the time of its busiest instance.
 
     An instance outside the group serves in its `lane` while it runs a batch of its own. Its attention
-    overlaps that of members but not their products, which need the answers of all holders.
+    overlaps that of members but not their products, which need the answers of all holders. The kernels of
+    members are then started one by one.
 
     `overlap` is the part of attention that hides ring transfers, and the part of launches that overlaps with
     computing: 0 on CPUs, 1 with copy engines and streams. Steps within `graph_limits` launch no kernel one by
@@ -100,7 +101,8 @@ class WorkCostModel:
             return overhead + max(map(self.instance_time, work.instances.values()))
         served = max(self._held_time(work, instance_id) for instance_id in work.holders)
         return overhead + max(
-            self.instance_time(part) + max(0.0, served - attention_seconds(seconds, part))
+            instance_seconds(seconds, part, self.overlap, is_captured=False)
+            + max(0.0, served - attention_seconds(seconds, part))
             for part in work.instances.values()
         )
 

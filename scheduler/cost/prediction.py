@@ -50,7 +50,7 @@ class StepTable:
         ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
         parts = [
-            (*astuple(part), model.has_captured(part), delay)
+            (*astuple(part), model.has_captured(part) and not step.holders, delay)
             for step in steps
             for part, delay in (*_held(step, model), *((part, 0.0) for part in step.instances.values()))
         ]
