@@ -99,7 +99,7 @@ class ClusterConfig:
     def first(self, num_instances: int) -> tuple[ElasticInstance, ...]:
         """Return the instances of the lowest ids, and their host tiers if there are any, all empty.
 
-        GPUs serve leases if their fabric allows it, which their workers report.
+        GPUs serve others if their fabric allows it, which their workers report.
         """
         full = [
             ElasticInstance(

@@ -6,8 +6,6 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from loong.attention.exchange import MessageExchange, QueryExchange
-from loong.attention.put_exchange import PutExchange, num_exchange_bytes
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import Service
 from loong.core.placement import InstanceId
@@ -67,9 +65,7 @@ class CudaBackend:
         from loong.fabric.cuda_fabrics import connect_gpus  # not at the top: it needs a GPU's driver
 
         num_instances = sockets.world.num_instances
-        spare_bytes = 0
-        if num_instances > 1:
-            spare_bytes = num_mailbox_bytes(num_instances, shard) + num_exchange_bytes(num_instances, shard)
+        spare_bytes = num_mailbox_bytes(num_instances, shard) if num_instances > 1 else 0
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
         if num_instances > 1 and sockets.world.tp_size == 1 and fabric.arena is not None:
@@ -81,15 +77,6 @@ class CudaBackend:
         service = copy(self)
         service.device, service._memory = ServiceDevice(self._index), None
         return service
-
-    def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
-        """See Backend."""
-        messages = MessageExchange(fabric, self.device)
-        if fabric.arena is None or fabric.world.num_instances == 1:
-            return messages
-        puts = PutExchange(fabric.arena, shard, self.device, messages)
-        puts.warm_up()
-        return puts
 
     def group_exchange(
         self,

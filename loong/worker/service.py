@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 from loong.attention.attention_step import AttentionStep
-from loong.attention.exchange import MessageExchange
+from loong.attention.exchange import QueryExchange
 from loong.attention.push import IncomingPushes
 from loong.attention.remote import query_attention, query_layout
 from loong.core.instructions import RunBatch
@@ -86,7 +86,7 @@ class AttentionService:
         layout, pushes = query_layout(step, self._device), IncomingPushes(step, members, self._device)
         if layout.routing.is_empty and pushes.is_empty:
             return
-        exchange = MessageExchange(members, self._device).begin(layout.routing)
+        exchange = QueryExchange(members, self._device, layout.routing)
         for layer in range(self._pool.num_layers):
             pool, total = self._pool.layer(layer), Partial.unseen(self._no_queries, is_merged=True)
             if not pushes.is_empty:

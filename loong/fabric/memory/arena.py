@@ -39,8 +39,7 @@ class Clock(IntEnum):
 
     TENSOR_PARALLEL = 0
     DECODE = 1
-    QUERIES = 2
-    SERVICE = 3  # of a lease of another group that this instance serves
+    SERVICE = 2  # of a lease of another group that this instance serves
 
 
 @unique

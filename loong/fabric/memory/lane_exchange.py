@@ -90,7 +90,7 @@ def open_channels(channels: Mapping[Channel, ChunkedChannel], lane: Lane, batch_
 def signal_opened(
     arena: Arena, lane: Lane, batch_or_migration_id: int, ranks: Iterable[int], copy_stream: CopyStream
 ) -> None:
-    """Tell ranks that they may write, once all earlier work of the copy stream and its caller is done."""
+    """Let ranks write, once all earlier work of the copy stream and its caller is done."""
     copy_stream.follow()
     offset = arena.opening_offset(lane) + 8 * arena.rank
     copy_stream.signal(sum(1 << rank for rank in ranks), offset, first_epoch(batch_or_migration_id))

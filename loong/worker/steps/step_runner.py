@@ -41,7 +41,6 @@ class StepRunner:
     ) -> None:
         self.instance_id, self._constraints = instance_id, constraints
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
-        self._exchange = backend.query_exchange(fabric, model.shard)
         self._captured: tuple[MixedGraph | RingGraph, ...] = ()
 
     def capture(self, exchange: KVExchange | None) -> None:
@@ -114,7 +113,7 @@ class StepRunner:
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
         device = self._backend.device
-        attention = ElasticAttention(step, self._fabric, self._exchange, device)
+        attention = ElasticAttention(step, self._fabric, device)
         token_ids, positions, lengths = map(device.upload, inputs[:3])
         if inputs.pending_ids is not None:
             inputs.pending_ids.fill(token_ids)
