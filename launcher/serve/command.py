@@ -280,11 +280,9 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     from loong.launcher.serve.serving import ServeConfig
     from loong.server.settings import ServerSettings
 
-    if args.allow_fault_injection and args.device != "cpu":
-        raise ConfigError(
-            "--allow-fault-injection needs --device cpu: on GPUs, a lost instance is not started again"
-        )
     chosen = chosen_cluster(args, args.start_timeout)
+    if args.allow_fault_injection and not chosen.cluster.outlives_losses:
+        raise ConfigError("--allow-fault-injection needs another --fabric than nccl, whose losses are final")
     name, *other_names = args.served_model_name or [chosen.name]
     return ServeConfig(
         model=chosen.model,
