@@ -59,7 +59,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         "--max-instances",
         type=positive,
         metavar="N",
-        help="most instances that `loong scale` can ask for, only on CPUs (as many as at the start)",
+        help="most instances that `loong scale` can ask for (as many as at the start)",
     )
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
     server = parser.add_argument_group("server")
