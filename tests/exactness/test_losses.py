@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from killed_workers import Victims, has_output, is_prefilling, restarting_cluster
 from requests_for_tests import assert_exact, greedy_request, random_prompt
-from victims import Victims, has_output, is_prefilling, restarting_cluster
 
 from loong.core.snapshot import Snapshot
 from loong.launcher.serve.local import ClusterConfig
