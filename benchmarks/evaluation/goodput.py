@@ -5,10 +5,9 @@ backlog of work must not grow either. Each cell is searched with the same reques
 each seed, and is a line of results/all_class_goodput.jsonl. Cells in the file are not searched again, so that
 a run can be stopped and resumed. Needs no device.
 
-    python benchmarks/evaluation/goodput.py                                    # all cells: hours
-    python benchmarks/evaluation/goodput.py --policy esp replicas --workload mixed --slo tight  # minutes
-    python benchmarks/evaluation/goodput.py --table workloads                  # cells of other workloads
-    python benchmarks/evaluation/goodput.py --show --write                    # write the first table
+    python benchmarks/evaluation/goodput.py --policy esp replicas --slo tight  # minutes; without flags hours
+    python benchmarks/evaluation/goodput.py --table workloads --jobs 8
+    python benchmarks/evaluation/goodput.py --show --write                     # write the first table
 """
 
 import argparse

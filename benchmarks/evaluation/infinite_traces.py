@@ -3,8 +3,8 @@
 All requests of a trace arrive at once, and a policy's throughput is their number over the time until the last
 one has ended. `infinite` lends memory between instances, `vllm-m` is the same without that, and `vllm-s` is
 one instance of all GPUs. A policy that refuses a request as too long has none. The paper (arXiv 2401.02669)
-reports 1.35 to 1.73 times the throughput of `vllm-m` on traces 0 to 2, and 1.4 to 3.4 times that of `vllm-s`
-on the others. Needs no device.
+reports 1.35 to 1.73 times the throughput of `vllm-m` on traces 0 to 2. On the others it reports 1.4 to 3.4
+times that of `vllm-s`. Needs no device.
 
     python benchmarks/evaluation/infinite_traces.py                                     # an hour
     python benchmarks/evaluation/infinite_traces.py --workload infinite-1 infinite-3    # minutes
