@@ -81,7 +81,8 @@ def packed(part: Partial, dtype: torch.dtype) -> Tensor:
 
 def unpacked(message: Tensor, num_heads: int, head_dim: int) -> Partial:
     """Return the partial, out [1, n, H, D] and lse [1, n, H], of a message."""
-    out, lse = message.split([num_heads * head_dim, message.shape[1] - num_heads * head_dim], dim=1)
+    num_values = num_heads * head_dim
+    out, lse = message[:, :num_values], message[:, num_values:]
     return Partial(out.unflatten(1, (num_heads, head_dim))[None], lse.view(torch.float32)[None])
 
 

@@ -108,7 +108,9 @@ class WorkCostModel:
 
     def _held_time(self, work: StepWork, instance_id: InstanceId) -> float:
         """Return the seconds in which an instance outside the group answers its members."""
-        seconds = self.instance_time(work.holders[instance_id])
+        seconds = instance_seconds(
+            self.coefficients, work.holders[instance_id], self.overlap, is_captured=False
+        )
         return seconds if instance_id in work.idle_holder_ids else seconds + self.lane.delay
 
     def served_time(self, work: InstanceWork, /) -> float:
