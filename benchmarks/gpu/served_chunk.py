@@ -141,7 +141,7 @@ class ServedChunks:
         return Timed(median(times[1:]), predicted)
 
     async def _both(self, request_id: RequestId, num_tokens: int) -> tuple[Timed, float, float]:
-        """Return the chunk during those of the holder, the seconds of one of these, and its predicted loss."""
+        """Return the chunk during those of the holder, the seconds of one, and its predicted loss."""
         batch = self._chunk(request_id, num_tokens, MEMBER, MEMBER)
         work, times, beside = step_work(batch, self._cluster.placements()), list[float](), list[float]()
         own_id = self._submit(self._own_chunk())
