@@ -99,13 +99,17 @@ def reasons_to_wait(
         yield Decision(DecisionKind.WAIT, tuple(request_ids), reason)
 
 
-def reasons_while_busy(snapshot: Snapshot) -> Iterator[Decision]:
-    """Yield the reason of prompts that came since the last batch began, while nothing can begin or end.
+def reasons_while_busy(
+    snapshot: Snapshot, waiting: Iterable[RequestView], instance_ids: Iterable[InstanceId]
+) -> Iterator[Decision]:
+    """Yield the reason of prompts that came since the last batch of busy instances began.
 
-    The others keep theirs.
+    The others keep theirs, as nothing can begin or end.
     """
-    last_start = min(snapshot.now, max((batch.started_at for batch in snapshot.batches), default=0.0))
-    new = (view for view in snapshot.waiting if view.arrival_time >= last_start and not view.has_ended)
+    batch_ids = {snapshot.instance[i].batch_id for i in instance_ids} - {None}
+    started = max((snapshot.batch[b].started_at for b in batch_ids if b is not None), default=0.0)
+    last_start = min(snapshot.now, started)
+    new = (view for view in waiting if view.arrival_time >= last_start and not view.has_ended)
     if request_ids := tuple(view.request_id for view in new):
         yield Decision(DecisionKind.WAIT, request_ids, BUSY)
 

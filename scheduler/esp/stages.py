@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
+from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import arrival_order, first_ends
@@ -36,23 +37,31 @@ def plan_group(
     part: Snapshot, cost_model: CostModel, config: PolicyConfig, cluster_size: int, variant: Variant
 ) -> IterationPlan:
     """Plan one group of all instances of `part`, which is a part of a cluster of `cluster_size` instances."""
+    if not is_any_usable(part, part.pools):
+        return plan_while_busy(part)
     view = make_planning_view(part, cluster_size)
     return planned(PlanDraft(view, cost_model, config, variant), build_in_one_group)
 
 
 def planned(draft: PlanDraft, build: Stage) -> IterationPlan:
     """Return the plan of a new draft, whose batches the stage `build` makes."""
-    if not is_any_usable(draft.snapshot):
-        return IterationPlan(decisions=tuple(reasons_while_busy(draft.snapshot)))
     for stage in (admit, pause_unsafe, pause_late, build, relieve, explain):
         draft = stage(draft)
     return draft.plan()
 
 
-def is_any_usable(snapshot: Snapshot) -> bool:
-    """Return whether an instance is idle, or a lease can end early. Otherwise no plan can change anything."""
-    is_any_idle = any(snapshot.instance[i].batch_id is None for i in snapshot.pools)
-    return is_any_idle or any(batch.can_end_early for batch in snapshot.batches)
+def is_any_usable(snapshot: Snapshot, instance_ids: Iterable[InstanceId]) -> bool:
+    """Return whether one of these is idle, or in a lease that can end early.
+
+    Otherwise no plan can change anything there.
+    """
+    batch_ids = (snapshot.instance[i].batch_id for i in instance_ids)
+    return any(batch_id is None or snapshot.batch[batch_id].can_end_early for batch_id in batch_ids)
+
+
+def plan_while_busy(snapshot: Snapshot) -> IterationPlan:
+    """Return the plan where nothing can begin or end: only the reasons of new prompts."""
+    return IterationPlan(decisions=tuple(reasons_while_busy(snapshot, snapshot.waiting, snapshot.pools)))
 
 
 def build_in_one_group(draft: PlanDraft) -> PlanDraft:
