@@ -4,7 +4,6 @@ from collections import defaultdict
 from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.decision import Decision, DecisionKind
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
@@ -14,7 +13,7 @@ from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import Refusal
 from loong.scheduler.esp.draft import Variant
-from loong.scheduler.esp.reasons import reasons_while_busy
+from loong.scheduler.esp.reasons import reason_to_wait, reasons_while_busy
 from loong.scheduler.esp.stages import is_any_usable, joined_plan, plan_group
 
 
@@ -43,6 +42,6 @@ def plan_parts(
         for reason in reasons_while_busy(snapshot, views, parts[place])
     ]
     if others:
-        waiting_ids = tuple(view.request_id for view in others)
-        decisions.append(Decision(DecisionKind.WAIT, waiting_ids, Refusal.NOT_CONSIDERED.value))
+        others_ids = (view.request_id for view in others)
+        decisions.append(reason_to_wait(others_ids, Refusal.NOT_CONSIDERED.value))
     return replace(plan, decisions=(*plan.decisions, *decisions))

@@ -21,11 +21,10 @@ from loong.scheduler.esp.draft import Layout, PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import kv_safety
 from loong.scheduler.esp.late_prompts import pause_late
 from loong.scheduler.esp.reasons import (
-    reason_to_pause,
+    PAUSED,
+    explain,
     reason_to_preempt,
-    reasons_to_begin,
-    reasons_to_defer,
-    reasons_to_wait,
+    reason_to_wait,
     reasons_while_busy,
 )
 from loong.scheduler.tuning import LONG_LEASE_FACTOR
@@ -79,7 +78,7 @@ def pause_unsafe(draft: PlanDraft) -> PlanDraft:
     """Pause the requests whose next slots others need to end."""
     most_steps = draft.config.lease_steps * (LONG_LEASE_FACTOR if draft.view.is_quiet else 1)
     safe = kv_safety(draft.view, draft.prefills, most_steps)
-    decisions = (reason_to_pause(safe.paused_ids),) if safe.paused_ids else ()
+    decisions = (reason_to_wait(sorted(safe.paused_ids), PAUSED),) if safe.paused_ids else ()
     return replace(
         draft,
         prefills=tuple(p for p in draft.prefills if p.view.request_id not in safe.paused_ids),
@@ -104,17 +103,6 @@ def relieve(draft: PlanDraft) -> PlanDraft:
     latest = max(holders, key=arrival_order)
     reason = reason_to_preempt(latest, len(holders), sum(draft.view.free.values()))
     return replace(draft, preempted=(latest,), decisions=(*draft.decisions, reason))
-
-
-def explain(draft: PlanDraft) -> PlanDraft:
-    """Add the reasons for which prompts begin, are deferred or wait."""
-    computed = [prefill for prefill in draft.prefills if prefill.view.request_id in draft.batch_of]
-    decisions = (
-        *reasons_to_begin(computed, draft.batch_of, draft.cost_model, draft.view),
-        *reasons_to_defer(computed),
-        *reasons_to_wait(draft.prefills, draft.refused, draft.batch_of),
-    )
-    return replace(draft, decisions=draft.decisions + decisions)
 
 
 def joined_plan(plans: Iterable[IterationPlan]) -> IterationPlan:
