@@ -12,7 +12,7 @@ from loong.wire import HEARTBEAT_SECONDS
 # A driver that loads a kernel lazily, at its first use, first waits for the device. A kernel on the device
 # may itself wait for another process that does the same. So all kernels of torch are loaded at the start.
 ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER"}
-FABRICS = ("auto", "symmetric", "nccl", "staged")  # auto: symmetric where GPUs reach each other, else staged
+FABRICS = ("auto", "symmetric", "nccl", "staged")  # between the GPUs of a host; see loong/fabric/README.md
 
 
 @dataclass(frozen=True, slots=True)

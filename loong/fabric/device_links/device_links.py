@@ -102,8 +102,8 @@ class DeviceLinks:
     def transfer(self, sent: Mapping[int, Tensor], come: Mapping[int, Tensor], channel: Channel) -> Pending:
         """Begin to send and receive tensors, by peer, in the open batch or migration.
 
-        All ranks take their links in one order, so that no two wait for each other, even if a device carries
-        out one transfer after the other.
+        All ranks take their links in one order. So no two wait for each other, even if a device carries out
+        one transfer after the other.
         """
         plane = channel.plane
         if (use := self._uses[plane]) is None:
