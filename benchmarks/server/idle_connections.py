@@ -19,7 +19,8 @@ import uvloop
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
-from streams import Server, child_pid
+from server_processes import child_pid
+from streams import Server
 
 from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.server.api.listen import allow_many_connections

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import random
-import re
 import socket
 import struct
 import sys
@@ -22,14 +21,13 @@ from pathlib import Path
 from statistics import linear_regression
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.request import urlopen
 
 import uvloop
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
-from streams import child_pid
+from server_processes import child_pid, kv_tokens, processes_of
 
 from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.scheduler.policy import policy_kind
@@ -102,22 +100,12 @@ class Soak:
     def sample(self) -> Sample:
         """Return the server as it is now."""
         memory, num_descriptors, num_threads = defaultdict[str, float](float), 0, 0
-        for pid in _with_children(self._pid):
-            status = Path(f"/proc/{pid}/status").read_text()
-            resident, threads = (
-                int(re.findall(rf"{name}:\s+(\d+)", status)[0]) for name in ("VmRSS", "Threads")
-            )
-            memory[_kind(pid)] += resident / 1024
-            num_descriptors += len([*Path(f"/proc/{pid}/fd").iterdir()])
-            num_threads += threads
+        for use in processes_of(self._pid):
+            memory[_kind(use.command)] += use.memory_mib
+            num_descriptors += use.num_descriptors
+            num_threads += use.num_threads
         seconds = time.monotonic() - self._begun_at
         return Sample(seconds, self.num_streams, memory, num_descriptors, num_threads)
-
-    def kv_tokens(self) -> float:
-        """Return the tokens of KV that are held."""
-        with urlopen(f"{self.url}/metrics", timeout=60) as answer:
-            text = answer.read().decode()
-        return sum(map(float, re.findall(r"^loong:instance_kv_tokens{.*} (\S+)$", text, re.MULTILINE)))
 
     async def _stream(self) -> None:
         is_refused, is_left = random.random() < PART_REFUSED, random.random() < PART_LEFT
@@ -185,17 +173,10 @@ def _schema() -> Ask:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def _with_children(pid: int) -> list[int]:
-    """Return this process and all below it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(one for child in children for one in _with_children(int(child)))]
-
-
-def _kind(pid: int) -> str:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    if b"check_process" in command:
+def _kind(command: str) -> str:
+    if "check_process" in command:
         return "schemas"
-    return "workers" if b"loong.worker" in command else "server"
+    return "workers" if "loong.worker" in command else "server"
 
 
 async def soak(soak: Soak, num_streams: int, seconds: float, sample_seconds: float) -> list[Sample]:
@@ -207,9 +188,9 @@ async def soak(soak: Soak, num_streams: int, seconds: float, sample_seconds: flo
         sampling.cancel()
     samples = await sampling
     begin = time.monotonic()
-    while kv_tokens := await asyncio.to_thread(soak.kv_tokens):
+    while num_held := await asyncio.to_thread(kv_tokens, soak.url):
         if time.monotonic() > begin + FREE_SECONDS:
-            raise SystemExit(f"{kv_tokens:g} tokens of KV are held {FREE_SECONDS:g} s after all have left")
+            raise SystemExit(f"{num_held:g} tokens of KV are held {FREE_SECONDS:g} s after all have left")
         await asyncio.sleep(0.1)
     return [*samples, soak.sample()]
 

@@ -11,7 +11,6 @@ connection be open.
 import asyncio
 import json
 import random
-import re
 import socket
 import struct
 import sys
@@ -21,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
-from urllib.request import urlopen
 
 import uvloop
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
+from server_processes import child_pid, kv_tokens, processes_of
 
 from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 
@@ -98,26 +97,11 @@ class Server:
 
     def sample(self) -> Sample:
         """Return a sample of now."""
-        own, *others = map(_memory_mib, _with_children(str(self._pid)))
-        num_descriptors = len([*Path(f"/proc/{self._pid}/fd").iterdir()])
+        own, *others = processes_of(self._pid)
         log = self._decision_log
         decisions_mib = 0.0 if log is None else log.stat().st_size / 2**20
-        return Sample(own + sum(others), own, num_descriptors, self._kv_tokens(), decisions_mib)
-
-    def _kv_tokens(self) -> float:
-        with urlopen(f"{self.url}/metrics", timeout=60) as answer:
-            text = answer.read().decode()
-        return sum(map(float, re.findall(r"^loong:instance_kv_tokens{.*} (\S+)$", text, re.MULTILINE)))
-
-
-def _with_children(pid: str) -> list[str]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(one for child in children for one in _with_children(child))]
-
-
-def _memory_mib(pid: str) -> float:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+        all_mib = own.memory_mib + sum(other.memory_mib for other in others)
+        return Sample(all_mib, own.memory_mib, own.num_descriptors, kv_tokens(self.url), decisions_mib)
 
 
 async def connect(server: Server, number: int) -> list[StreamClient]:
@@ -204,12 +188,6 @@ async def measure(
         "num_descriptors": [sample.num_descriptors for sample in (at_rest, *stay_samples, *samples, last)],
         "decisions_mib": [round(sample.decisions_mib) for sample in (at_rest, *stay_samples, *samples, last)],
     }
-
-
-def child_pid() -> int:
-    """Return the server's process id: it is the only child."""
-    own = Path("/proc/self").resolve().name
-    return int(Path(f"/proc/{own}/task/{own}/children").read_text().split()[-1])
 
 
 def main() -> None:

@@ -16,6 +16,11 @@ class Plane(IntEnum):
     SERVICE = 2  # batches, at a holder outside the group
 
     @property
+    def link(self) -> "Channel":
+        """The channel on which the ends of a device link of this plane agree on it."""
+        return Channel.MIGRATION_LINK if self is Plane.MIGRATION else Channel.BATCH_LINK
+
+    @property
     def abandoned(self) -> "Channel":
         """The channel on which a process reports that it left a batch or migration by its own error."""
         return _ABANDONED[self]
@@ -37,6 +42,9 @@ class Channel(IntEnum):
     SERVED_CONTROL = 10
     SERVICE_ABANDONED = 11
     SERVED_KV = 12
+    BATCH_LINK = 13  # agreement on a device link, before its first use in a batch
+    MIGRATION_LINK = 14
+    START_LINK = 15  # outside of batches
 
     @property
     def plane(self) -> Plane:
@@ -61,6 +69,7 @@ _SERVED = {
 }
 _PLANES = {
     Channel.SEGMENT: Plane.MIGRATION,
+    Channel.MIGRATION_LINK: Plane.MIGRATION,
     Channel.MIGRATION_ABANDONED: Plane.MIGRATION,
     **dict.fromkeys((*_SERVED.values(), Channel.SERVICE_ABANDONED), Plane.SERVICE),
 }

@@ -66,13 +66,15 @@ class CudaBackend:
         """See Backend."""
         from loong.fabric.cuda_fabrics import connect_gpus  # not at the top: it needs a GPU's driver
 
-        num_instances = sockets.world.num_instances
+        world = sockets.world
+        num_instances, has_neighbors = world.num_instances, world.has_neighbors(sockets.rank)
         spare_bytes = 0
-        if num_instances > 1:
+        if has_neighbors:
             spare_bytes = num_mailbox_bytes(num_instances, shard) + num_exchange_bytes(num_instances, shard)
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
-        self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
-        if num_instances > 1 and sockets.world.tp_size == 1 and fabric.arena is not None:
+        self.takes_leases = world.tp_size == 1 or fabric.arena is not None
+        is_one_host = world.is_one_host(range(num_instances))
+        if has_neighbors and is_one_host and world.tp_size == 1 and fabric.arena is not None:
             self.serves = Service.LEASES  # of several ranks, steps of holders have run on no GPU yet
         return fabric
 
@@ -85,7 +87,7 @@ class CudaBackend:
     def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
         """See Backend."""
         messages = MessageExchange(fabric, self.device)
-        if fabric.arena is None or fabric.world.num_instances == 1:
+        if fabric.arena is None or not fabric.world.has_neighbors(fabric.arena.rank):
             return messages
         puts = PutExchange(fabric.arena, shard, self.device, messages)
         puts.warm_up()
@@ -98,7 +100,7 @@ class CudaBackend:
         shard: Shard,
     ) -> KVExchange | None:
         """See Backend."""
-        if fabric.arena is None or fabric.world.num_instances == 1:
+        if fabric.arena is None or not fabric.world.has_neighbors(fabric.arena.rank):
             return None
         return MailboxExchange(fabric.arena, shard, self.device)
 

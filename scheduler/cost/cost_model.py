@@ -93,14 +93,17 @@ class WorkCostModel:
         seconds = self.coefficients
         is_mixed = seconds.beside > 0 and not work.is_lease and work.phase is Phase.MIXED
         overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
+        time = self.instance_time
         if self.network.host_ids:
             overhead += self.network.seconds(work)
+            if self.network.spans(work.instances):
+                time = self._launched_time
             work = self.network.slowed(work)
         if not work.holders:
-            return overhead + max(map(self.instance_time, work.instances.values()))
+            return overhead + max(map(time, work.instances.values()))
         served = max(self._held_time(work, instance_id) for instance_id in work.holders)
         return overhead + max(
-            self.instance_time(part) + max(0.0, served - attention_seconds(seconds, part))
+            time(part) + max(0.0, served - attention_seconds(seconds, part))
             for part in work.instances.values()
         )
 
@@ -117,6 +120,10 @@ class WorkCostModel:
         """Return the seconds of the part of a step that one instance computes by itself."""
         return instance_seconds(self.coefficients, work, self.overlap, self.has_captured(work))
 
+    def _launched_time(self, work: InstanceWork) -> float:
+        """Return `instance_time` in a group of several hosts, which replays no captured steps."""
+        return instance_seconds(self.coefficients, work, self.overlap, is_captured=False)
+
     def has_captured(self, work: InstanceWork) -> bool:
         """Return whether an instance replays such a step from a captured graph."""
         return work.num_tokens > 0 and work.num_keys > 0 and self.graph_limits.has(work)
@@ -128,6 +135,9 @@ class WorkCostModel:
         captured are taken as captured, as longer steps hide most of their launches.
         """
         seconds, graph_limits = self.coefficients, self.graph_limits
+        has_hosts = bool(self.network.host_ids) and dop > self.network.most_on_host
+        if has_hosts:
+            graph_limits = NO_GRAPHS
         launch = 0.0 if graph_limits.most_rows else seconds.launch
         if dop > 1:
             exchange_launch = 0.0 if graph_limits.most_rows else seconds.launch + seconds.exchange_launch
@@ -135,7 +145,7 @@ class WorkCostModel:
             launch = max(exchange_launch, 0.0 if graph_limits.most_kv_rows else ring_launch)
         overhead = seconds.batch + seconds.step + seconds.member * (dop - 1)
         sent_query = seconds.sent_query
-        if self.network.host_ids and dop > self.network.most_on_host:
+        if has_hosts:
             overhead += self.network.delay
             sent_query *= self.network.query_factor(dop)
         return PrefillTerms(

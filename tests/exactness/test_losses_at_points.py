@@ -1,5 +1,6 @@
 """An instance fails at a chosen point of its work: requests go on, with the tokens of an undisturbed run."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -19,8 +20,9 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError
 from loong.core.events import InstanceLost, MigrationFinished
 from loong.core.instructions import RunBatch
+from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan, Transfer
-from loong.core.request import FinishReason, Request
+from loong.core.request import FinishReason, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.executor.recovery import Backoff
 from loong.launcher.serve.child_processes import ForkServer
@@ -92,7 +94,7 @@ class Arming:
         return plan
 
 
-def run_and_lose(cluster: Cluster, model: Path, policy: Arming, victim: int, *reasons: str) -> None:
+def run_and_lose(cluster: Cluster, model: Path, policy: Policy, victim: int, *reasons: str) -> None:
     """Run requests of which some lose an instance, and wait until it has joined again."""
     before, sent = cluster.snapshot.stats, requests()
     outputs = cluster.run(sent, policy, timeout=90)
@@ -116,6 +118,50 @@ def has_migration(plan: IterationPlan) -> bool:
     return bool(plan.migrations)
 
 
+def computed_twice(cluster: Cluster) -> set[RequestId]:
+    """Return the requests of which some position was computed more than once."""
+    runs = [item.plan for item in cluster.log if isinstance(item, RunBatch)]
+    blocks = [block for plan in runs for block in plan.queries]
+    times = Counter((block.request_id, position) for block in blocks for position in block.positions)
+    return {request_id for (request_id, _), number in times.items() if number > 1}
+
+
+def computed_on(cluster: Cluster, instance_id: InstanceId) -> set[RequestId]:
+    """Return the requests that batches on an instance computed before it was lost."""
+    until = next(n for n, item in enumerate(cluster.log) if isinstance(item, InstanceLost))
+    runs = [item.plan for item in cluster.log[:until] if isinstance(item, RunBatch)]
+    plans = [plan for plan in runs if instance_id in plan.group.instance_ids]
+    return {block.request_id for plan in plans for block in plan.queries}
+
+
+@pytest.mark.parametrize("layer", range(NUM_LAYERS))
+def test_prefills_of_others_go_on_when_an_instance_dies_in_a_prefill_of_its_own(
+    cluster: Cluster, model: Path, armed: Path, layer: int
+) -> None:
+    alone = make_policy("replicas", PolicyConfig(max_num_batched_tokens=12, chunk_tokens=12))
+    policy = Arming(alone, has_second_chunk, armed, 1, f"layer {layer}")
+    run_and_lose(cluster, model, policy, 1, *KILLED)
+    assert computed_twice(cluster) == computed_on(cluster, 1)
+    assert len(computed_on(cluster, 1)) == 1
+
+
+def test_nobody_loses_anything_when_an_idle_instance_dies(cluster: Cluster, model: Path, armed: Path) -> None:
+    """No batch is in flight until the loss is known, and none is on the instance that dies."""
+    two, is_armed, num_losses = in_group(0, 1), False, cluster.snapshot.stats.num_losses
+
+    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+        nonlocal is_armed
+        plan = two(snapshot, cost_model)
+        if not is_armed and has_decode(plan):
+            is_armed = True
+            arm(armed, 2, "beat")
+        is_lost = snapshot.stats.num_losses > num_losses
+        return plan if is_lost or not is_armed else IterationPlan()
+
+    run_and_lose(cluster, model, policy, 2, *KILLED)
+    assert computed_twice(cluster) == set()
+
+
 @pytest.mark.parametrize("layer", range(NUM_LAYERS))
 @pytest.mark.parametrize("victim", range(NUM_INSTANCES))
 def test_any_member_of_a_ring_dies_in_any_layer(
@@ -127,12 +173,13 @@ def test_any_member_of_a_ring_dies_in_any_layer(
     assert policy.is_armed
 
 
+@pytest.mark.parametrize("masters", [(0,), (0, 1)])
 @pytest.mark.parametrize("victim", range(NUM_INSTANCES))
-def test_a_master_and_another_member_die_in_decode_steps_of_several_masters(
-    cluster: Cluster, model: Path, armed: Path, victim: int
+def test_a_master_and_another_member_die_in_decode_steps_of_one_master_or_several(
+    cluster: Cluster, model: Path, armed: Path, victim: int, masters: tuple[InstanceId, ...]
 ) -> None:
-    masters = in_group(0, 1, 2, masters=(0, 1), num_steps=4)
-    policy = Arming(masters, has_decode, armed, victim, "layer 1")
+    decoding = in_group(0, 1, 2, masters=masters, num_steps=4)
+    policy = Arming(decoding, has_decode, armed, victim, "layer 1")
     run_and_lose(cluster, model, policy, victim, *KILLED)
 
 

@@ -11,6 +11,7 @@ from functools import wraps
 from pathlib import Path
 
 from loong.core.instructions import MoveKV
+from loong.wire import Heartbeat
 from loong.worker import process
 from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
@@ -22,7 +23,7 @@ MESSAGE = "an error that the test injected"
 
 
 def arm(folder: Path, instance_id: int, point: str, *, raises: bool = False) -> None:
-    """Let an instance fail when it comes to a point: `layer 0`, `gather`, `scatter` or `moved`."""
+    """Let an instance fail when it comes to a point: `layer 0`, `gather`, `scatter`, `moved` or `beat`."""
     written = folder / "new"
     written.write_text(f"{'raise' if raises else 'kill'} {point}")
     written.rename(folder / str(instance_id))
@@ -60,6 +61,7 @@ def _install(order: Path) -> None:
     _before(KVPool, "layer", lambda layer: come_to(f"layer {layer}"))
     _before(KVPool, "gather", lambda *_: come_to("gather"))
     _before(KVPool, "scatter", lambda *_: come_to("scatter"))
+    _before(process.Reports, "send", lambda *sent: come_to("beat") if _is_heartbeat(*sent) else None)
     move = SegmentMover.move
 
     def move_and_come(mover: SegmentMover, command: MoveKV) -> bool:
@@ -68,6 +70,10 @@ def _install(order: Path) -> None:
         return is_committed
 
     setattr(SegmentMover, "move", move_and_come)  # noqa: B010  mypy allows no assignment to a method
+
+
+def _is_heartbeat(*reports: object) -> bool:
+    return any(isinstance(report, Heartbeat) for report in reports)
 
 
 def _before(kind: type, name: str, look: Callable[..., None]) -> None:

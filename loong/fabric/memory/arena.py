@@ -114,10 +114,11 @@ class Arena:
     def meet(self, rank: int) -> None:
         """Map the memory of a process that has joined, or joined again. Waits until it is available."""
         descriptor = fetch_memory(self._memory_path_of(rank), self._num_bytes, self._deadline)
-        if self.host_addresses[rank]:
-            self._shared.close(self.host_addresses[rank])
+        former = self.host_addresses[rank]
         self._learn(rank, self._shared.open(descriptor, self._num_bytes))
         close_descriptor(descriptor)
+        if former:
+            self._shared.close(former)
 
     def close(self) -> None:
         """Unmap the memory of the others, and stop serving our own."""

@@ -21,6 +21,7 @@ from loong.fabric.memory.copy_streams import CopyStream, CopyStreamMaker
 from loong.fabric.memory.shared_memory import SharedMemory
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Exchanging, Pending
+from loong.fabric.tensors import is_message
 from loong.fabric.traffic import Channel, Plane
 from loong.fabric.world import neighbours
 
@@ -37,8 +38,9 @@ SIZES: Mapping[Channel, ChunkedChannelSize] = {
 class SymmetricFabric:
     """Implements Fabric over an arena, for tensors on the arena's device.
 
-    `sockets` carries control messages, and reports members that are lost or have left. The collectives of an
-    instance work on `shard_bytes` at a time. `spare_bytes` of the arena are for other users.
+    They travel within a host; batches and migrations may have members elsewhere. `sockets` carries control
+    messages, and reports members that are lost or have left. The collectives of an instance work on
+    `shard_bytes` at a time. `spare_bytes` of the arena are for other users.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class SymmetricFabric:
         """See Fabric."""
         self._sockets.wait_for_peers()
         for rank in range(self.world.size):
-            self._meet(rank)
+            if self.world.share_host(rank, self._rank):
+                self._meet(rank)
 
     @contextmanager
     def batch(self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()) -> Iterator[None]:
@@ -129,8 +132,8 @@ class SymmetricFabric:
         self.check()
         if channel is Channel.CONTROL:
             return self._sockets.exchange(outgoing, incoming, channel)
-        sent = {self._sockets.member(i): tensor for i, tensor in outgoing.items() if self._is_message(tensor)}
-        come = {self._sockets.member(i): tensor for i, tensor in incoming.items() if self._is_message(tensor)}
+        sent = {self._sockets.member(i): tensor for i, tensor in outgoing.items() if self._has(tensor)}
+        come = {self._sockets.member(i): tensor for i, tensor in incoming.items() if self._has(tensor)}
         self._out.follow()
         self._in.follow()
         for distance in range(self.world.size):
@@ -170,7 +173,7 @@ class SymmetricFabric:
     def send_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
         self._check_migration()
-        if self._is_message(tensor):
+        if self._has(tensor):
             self._segments.follow()
             _by_turns(self._sending(Channel.SEGMENT, self._segments, self._peer_rank, tensor))
         return DeviceTransfer((self._segments.mark(),), (tensor,), self._check_migration)
@@ -178,7 +181,7 @@ class SymmetricFabric:
     def receive_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
         self._check_migration()
-        if self._is_message(tensor):
+        if self._has(tensor):
             self._segments.follow()
             _by_turns(
                 self._chunked_channels[Channel.SEGMENT].receive(self._segments, self._peer_rank, tensor)
@@ -216,7 +219,8 @@ class SymmetricFabric:
         self, plane: Plane, batch_or_migration_id: int, ranks: Sequence[int], copy_stream: CopyStream
     ) -> None:
         """Open a batch or migration to writes of the others, after all earlier work is done."""
-        for rank in ranks:
+        near = [rank for rank in ranks if self.world.share_host(rank, self._rank)]
+        for rank in near:
             self._meet(rank)
         self._open_ids[plane] = batch_or_migration_id
         self._look()  # for losses that were reported before this batch was open
@@ -225,7 +229,7 @@ class SymmetricFabric:
                 chunked_channels.open(batch_or_migration_id)
         copy_stream.follow()
         offset = self.arena.opening_offset(plane) + 8 * self._rank
-        copy_stream.signal(sum(1 << rank for rank in ranks), offset, first_epoch(batch_or_migration_id))
+        copy_stream.signal(sum(1 << rank for rank in near), offset, first_epoch(batch_or_migration_id))
 
     @contextmanager
     def _ending(self, plane: Plane, copy_streams: Sequence[CopyStream]) -> Iterator[None]:
@@ -271,20 +275,8 @@ class SymmetricFabric:
             raise InvalidMessageError("no migration is open: segments need `with fabric.migration(...)`")
         self._check(Plane.MIGRATION)
 
-    def _is_message(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is not empty.
-
-        Raises if it is not contiguous, or not on the arena's device.
-        """
-        if not tensor.is_contiguous():
-            raise InvalidMessageError(
-                f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous"
-            )
-        if tensor.device != self.arena.memory.device:
-            raise InvalidMessageError(
-                f"a tensor on {tensor.device} cannot travel from {self.arena.memory.device}"
-            )
-        return tensor.numel() > 0
+    def _has(self, tensor: Tensor) -> bool:
+        return is_message(tensor, self.arena.memory.device)
 
 
 def _by_turns(*transfers: Iterable[None]) -> None:
