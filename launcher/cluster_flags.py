@@ -91,7 +91,8 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         "--fabric",
         choices=FABRICS,
         default="auto",
-        help="how tensors move between GPUs; auto: symmetric where they reach each other, else staged",
+        help="how tensors move between the GPUs of a host, and (but for staged) by NCCL between hosts; auto: "
+        "symmetric where they reach each other",
     )
     group.add_argument(
         "--num-instances",

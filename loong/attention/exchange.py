@@ -83,7 +83,7 @@ def unpacked(message: Tensor, num_heads: int, head_dim: int) -> Partial:
     """Return the partial, out [1, n, H, D] and lse [1, n, H], of a message."""
     num_values = num_heads * head_dim
     out, lse = message[:, :num_values], message[:, num_values:]
-    return Partial(out.unflatten(1, (num_heads, head_dim))[None], lse.view(torch.float32)[None])
+    return Partial(out.view(1, len(out), num_heads, head_dim), lse.view(torch.float32)[None])
 
 
 def load_kernels(device: Device, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:

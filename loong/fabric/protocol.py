@@ -74,7 +74,7 @@ class Fabric(Exchanging, Protocol):
 
     @property
     def arena(self) -> "Arena | None":
-        """The memory that devices of other processes write into, so that captured steps can exchange.
+        """The memory that devices of this host write into, so that captured steps of its groups exchange.
 
         None where only the host can move tensors.
         """

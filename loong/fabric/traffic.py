@@ -16,6 +16,11 @@ class Plane(IntEnum):
     SERVICE = 2  # batches, at a holder outside the group
 
     @property
+    def link(self) -> "Channel":
+        """The channel on which the ends of a device link of this plane agree on it."""
+        return Channel.MIGRATION_LINK if self is Plane.MIGRATION else Channel.BATCH_LINK
+
+    @property
     def abandoned(self) -> "Channel":
         """The channel on which a process reports that it left a batch or migration by its own error."""
         return _ABANDONED[self]
@@ -37,7 +42,10 @@ class Channel(IntEnum):
     SERVED_CONTROL = 10
     SERVICE_ABANDONED = 11
     SERVED_KV = 12
-    SERVED_PARTIALS = 13
+    BATCH_LINK = 13  # agreement on a device link, before its first use in a batch
+    MIGRATION_LINK = 14
+    START_LINK = 15  # outside of batches
+    SERVED_PARTIALS = 16
 
     @property
     def plane(self) -> Plane:
@@ -72,6 +80,7 @@ _SOURCE_PLANES = {
 }
 _PLANES = {
     Channel.SEGMENT: Plane.MIGRATION,
+    Channel.MIGRATION_LINK: Plane.MIGRATION,
     Channel.MIGRATION_ABANDONED: Plane.MIGRATION,
     **dict.fromkeys((*_SERVED.values(), Channel.SERVICE_ABANDONED), Plane.SERVICE),
 }

@@ -64,11 +64,13 @@ class CudaBackend:
         """See Backend."""
         from loong.fabric.cuda_fabrics import connect_gpus  # not at the top: it needs a GPU's driver
 
-        num_instances = sockets.world.num_instances
-        spare_bytes = num_mailbox_bytes(num_instances, shard) if num_instances > 1 else 0
+        world = sockets.world
+        num_instances, has_neighbors = world.num_instances, world.has_neighbors(sockets.rank)
+        spare_bytes = num_mailbox_bytes(num_instances, shard) if has_neighbors else 0
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
-        self.takes_leases = sockets.world.tp_size == 1 or fabric.arena is not None
-        if num_instances > 1 and sockets.world.tp_size == 1 and fabric.arena is not None:
+        self.takes_leases = world.tp_size == 1 or fabric.arena is not None
+        is_one_host = world.is_one_host(range(num_instances))
+        if has_neighbors and is_one_host and world.tp_size == 1 and fabric.arena is not None:
             self.serves = Service.ONE_LEASE  # of several ranks, steps of holders have run on no GPU yet
         return fabric
 
@@ -85,7 +87,7 @@ class CudaBackend:
         shard: Shard,
     ) -> KVExchange | None:
         """See Backend."""
-        if fabric.arena is None or fabric.world.num_instances == 1:
+        if fabric.arena is None or not fabric.world.has_neighbors(fabric.arena.rank):
             return None
         return MailboxExchange(fabric.arena, shard, self.device)
 

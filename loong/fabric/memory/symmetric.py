@@ -29,6 +29,7 @@ from loong.fabric.memory.lane_exchange import (
 from loong.fabric.memory.shared_memory import SharedMemory
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Exchanging, Pending
+from loong.fabric.tensors import is_message
 from loong.fabric.traffic import Channel
 from loong.fabric.world import neighbours
 
@@ -50,8 +51,9 @@ _FROM_HOLDERS = {Channel.PARTIALS: Channel.SERVED_PARTIALS}
 class SymmetricFabric:
     """Implements Fabric over an arena, for tensors on the arena's device.
 
-    `sockets` carries control messages, and reports members that are lost or have left. The collectives of an
-    instance work on `shard_bytes` at a time. `spare_bytes` of the arena are for other users.
+    They travel within a host; batches and migrations may have members elsewhere. `sockets` carries control
+    messages, and reports members that are lost or have left. The collectives of an instance work on
+    `shard_bytes` at a time. `spare_bytes` of the arena are for other users.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class SymmetricFabric:
         """See Fabric."""
         self._sockets.wait_for_peers()
         for rank in range(self.world.size):
-            self._meet(rank)
+            if self.world.share_host(rank, self._rank):
+                self._meet(rank)
 
     @contextmanager
     def batch(self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()) -> Iterator[None]:
@@ -101,8 +104,7 @@ class SymmetricFabric:
             self._sockets.batch(batch_id, group, holders),
         ):
             self._holders = frozenset(map(self._counterpart, holders))
-            self._begin(Lane.BATCH, batch_id, (*ranks, *self._holders))
-            self._batch.open(batch_id, (*ranks, *self._holders))
+            self._batch.open(batch_id, self._begin(Lane.BATCH, batch_id, (*ranks, *self._holders)))
             self.arena.clocks[: Clock.SERVICE].fill_(first_epoch(batch_id))
             yield
             self.check()
@@ -132,8 +134,7 @@ class SymmetricFabric:
         copy_streams = self._service.copy_streams if lane is Lane.SERVICE else ()
         with self._ending(lane, copy_streams), served as members:
             self.arena.forget_failures(lane)  # ids of served batches come in any order
-            ranks = [self._counterpart(instance_id) for instance_id in group]
-            self._begin(lane, batch_id, ranks)
+            ranks = self._begin(lane, batch_id, list(map(self._counterpart, group)))
             if lane is Lane.SERVICE:
                 self._service.open(batch_id, ranks)
             else:
@@ -189,9 +190,9 @@ class SymmetricFabric:
             self._sockets.migration(migration_id, peer_id),
         ):
             self._peer_rank = self._counterpart(peer_id)
-            self._begin(Lane.MIGRATION, migration_id, [self._peer_rank])
+            near = self._begin(Lane.MIGRATION, migration_id, [self._peer_rank])
             open_channels(self._chunked_channels, Lane.MIGRATION, migration_id)
-            signal_opened(self.arena, Lane.MIGRATION, migration_id, [self._peer_rank], self._segments)
+            signal_opened(self.arena, Lane.MIGRATION, migration_id, near, self._segments)
             yield
             self._segments.drain()
             self._check(Lane.MIGRATION)
@@ -199,7 +200,7 @@ class SymmetricFabric:
     def send_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
         self._check_migration()
-        if self._is_message(tensor):
+        if self._has(tensor):
             self._segments.follow()
             if self._peer_rank != self._rank:
                 self.traffic.count(Channel.SEGMENT, tensor.nbytes)
@@ -209,7 +210,7 @@ class SymmetricFabric:
     def receive_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
         self._check_migration()
-        if self._is_message(tensor):
+        if self._has(tensor):
             self._segments.follow()
             by_turns(self._chunked_channels[Channel.SEGMENT].receive(self._segments, self._peer_rank, tensor))
         return DeviceTransfer((self._segments.mark(),), (tensor,), self._check_migration)
@@ -234,12 +235,14 @@ class SymmetricFabric:
     def _counterpart(self, instance_id: int) -> int:
         return self.world.rank(instance_id, self.world.tp_rank(self._rank))
 
-    def _begin(self, lane: Lane, batch_or_migration_id: int, ranks: Sequence[int]) -> None:
-        """Note what is open in a lane, and with whom."""
-        for rank in ranks:
+    def _begin(self, lane: Lane, batch_or_migration_id: int, ranks: Sequence[int]) -> list[int]:
+        """Note what is open in a lane. Return those of its ranks that map this arena."""
+        near = [rank for rank in ranks if self.world.share_host(rank, self._rank)]
+        for rank in near:
             self._meet(rank)
         self._open_ids[lane] = batch_or_migration_id
         self._look()  # for losses that were reported before this batch was open
+        return near
 
     @contextmanager
     def _ending(self, lane: Lane, copy_streams: Sequence[CopyStream]) -> Iterator[None]:
@@ -289,26 +292,14 @@ class SymmetricFabric:
         self, tensors: Mapping[int, Tensor], channel: Channel, of_holders: Channel | None = None
     ) -> dict[int, Message]:
         """Return the messages by rank, those with holders of the open batch on the channel `of_holders`."""
-        by_rank = {self._counterpart(i): tensor for i, tensor in tensors.items() if self._is_message(tensor)}
+        by_rank = {self._counterpart(i): tensor for i, tensor in tensors.items() if self._has(tensor)}
         return {
             rank: Message(of_holders if of_holders is not None and rank in self._holders else channel, tensor)
             for rank, tensor in by_rank.items()
         }
 
-    def _is_message(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is not empty.
-
-        Raises if it is not contiguous, or not on the arena's device.
-        """
-        if not tensor.is_contiguous():
-            raise InvalidMessageError(
-                f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous"
-            )
-        if tensor.device != self.arena.memory.device:
-            raise InvalidMessageError(
-                f"a tensor on {tensor.device} cannot travel from {self.arena.memory.device}"
-            )
-        return tensor.numel() > 0
+    def _has(self, tensor: Tensor) -> bool:
+        return is_message(tensor, self.arena.memory.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ class DecodeLeases:
         num_tokens = Counter(block.master_id for block in blocks)
         return (
             (not command.holder_ids or (self.graph.service is not None and command.plan.num_steps > 1))
+            and self.fabric.world.is_one_host(command.participant_ids)
             and max(num_tokens.values()) <= self.graph.max_size(len(command.participant_ids))
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
             and all(given.num_output_tokens > 0 and not given.placement.has_holes for given in command.inputs)

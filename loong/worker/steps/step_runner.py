@@ -107,9 +107,11 @@ class StepRunner:
     def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
         """Return hidden states of the step's rows; the host launches the step if no graph has room.
 
-        Graphs expect all KV of a request before its new positions, and none behind them.
+        Graphs expect all KV of a request before its new positions, and none behind them. They reach the
+        memory of one host.
         """
-        for captured in () if step.holder_ids or step.has_holes else self._captured:
+        is_near = self._fabric.world.is_one_host((*step.batch.group.instance_ids, *step.holder_ids))
+        for captured in self._captured if is_near and not step.holder_ids and not step.has_holes else ():
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
         device = self._backend.device
