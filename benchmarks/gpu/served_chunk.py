@@ -100,8 +100,8 @@ class ServedChunks:
             local = await self._alone(near, num_tokens, MEMBER)
             push = await self._alone(near, num_tokens, HOLDER)
             idle = await self._alone(far, num_tokens, MEMBER)
-            busy, beside, lost = await self._both(far, num_tokens)
-            slower, predicted = beside / own.seconds - 1, lost / (busy.predicted - lost)
+            busy, during, lost = await self._both(far, num_tokens)
+            slower, predicted = during / own.seconds - 1, lost / (busy.predicted - lost)
             yield Row(num_tokens, history, local, idle, busy, push, own, slower, predicted)
         self._cluster.end_all()
 
@@ -143,7 +143,7 @@ class ServedChunks:
     async def _both(self, request_id: RequestId, num_tokens: int) -> tuple[Timed, float, float]:
         """Return the chunk during those of the holder, the seconds of one, and its predicted loss."""
         batch = self._chunk(request_id, num_tokens, MEMBER, MEMBER)
-        work, times, beside = step_work(batch, self._cluster.placements()), list[float](), list[float]()
+        work, times, during = step_work(batch, self._cluster.placements()), list[float](), list[float]()
         own_id = self._submit(self._own_chunk())
         batch_id: int | None = self._submit(batch)
         while own_id is not None or batch_id is not None:
@@ -156,11 +156,11 @@ class ServedChunks:
                     self._evict(batch)
                     batch_id = self._submit(batch) if len(times) <= NUM_CHUNKS else None
                 elif event.batch_id == own_id:
-                    beside.append(event.seconds)
+                    during.append(event.seconds)
                     self._cluster.end(self._own_id)
                     own_id = self._submit(self._own_chunk()) if batch_id is not None else None
         lost = sum(map(self._model.served_time, work.holders.values()))
-        counted = beside[1:-1] or beside
+        counted = during[1:-1] or during
         return Timed(median(times[1:]), self._model.step_time(work)), median(counted), lost
 
     def _submit(self, batch: BatchPlan) -> int | None:

@@ -98,7 +98,7 @@ class Fabric(Exchanging, Protocol):
     def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
         """Open a batch of another group that this process serves, for the thread that enters the context.
 
-        It goes on beside a batch of this process. Ids come in any order. Several may be open where `arena` is
+        It goes on during batches of this process. Ids come in any order. Several may be open where `arena` is
         None, else one. Messages that arrived earlier are kept. A member that is lost, or leaves by
         an error, ends every wait inside. An error here ends the waits of the members. Raises
         `InvalidMessageError` if the fabric has no service.

@@ -1,4 +1,4 @@
-"""The KV that a batch reaches where instances serve all batches, one lease beside any steps, or nothing."""
+"""The KV that a batch reaches where instances serve all batches, one lease and any steps, or nothing."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence

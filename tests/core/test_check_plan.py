@@ -287,7 +287,7 @@ def test_the_lists_of_a_served_lease_have_room_for_a_few_times_the_kv_of_an_inst
         check_plan(snapshot, IterationPlan((decode_elsewhere(1, num_steps=2),)))
 
 
-def test_where_one_lease_is_served_at_a_time_any_steps_are_served_beside_it() -> None:
+def test_where_one_lease_is_served_at_a_time_any_steps_are_served_too() -> None:
     snapshot = snapshot_with_holder(serves=Service.ONE_LEASE)
     lease, step = decode_elsewhere(1, num_steps=2), decode_elsewhere(1)
     check_plan(snapshot, IterationPlan((lease,)))
@@ -296,8 +296,8 @@ def test_where_one_lease_is_served_at_a_time_any_steps_are_served_beside_it() ->
     check_plan(serving, IterationPlan((step,)))
     with pytest.raises(InvalidPlanError, match=r"instance 0 serves one decode lease at a time: .* another"):
         check_plan(serving, IterationPlan((lease,)))
-    beside = replace(snapshot, batches=(replace(running, plan=step, holder_ids=(0,)),))
-    check_plan(beside, IterationPlan((lease,)))
+    stepping = replace(snapshot, batches=(replace(running, plan=step, holder_ids=(0,)),))
+    check_plan(stepping, IterationPlan((lease,)))
 
 
 def test_a_holder_that_runs_a_batch_of_its_own_serves_too() -> None:

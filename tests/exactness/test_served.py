@@ -105,16 +105,16 @@ def test_a_holder_computes_its_own_chunks_while_it_serves(
     assert_exact(folder, requests, serving.run(requests, each_by_itself(plan)))
     served = {run.batch_id for run in served_batches(serving)}
     running: set[int] = set()
-    beside = list[RunBatch]()
+    meanwhile = list[RunBatch]()
     for item in serving.log:
         if isinstance(item, RunBatch) and item.batch_id in served:
             running.add(item.batch_id)
         elif isinstance(item, RunBatch) and running:
-            beside.append(item)
+            meanwhile.append(item)
         elif isinstance(item, BatchFinished):
             running.discard(item.batch_id)
-    assert beside, "the holder got no chunk of its own while it served"
-    assert {run.plan.group.instance_ids for run in beside} == {(0,)}
+    assert meanwhile, "the holder got no chunk of its own while it served"
+    assert {run.plan.group.instance_ids for run in meanwhile} == {(0,)}
 
 
 def test_chunks_of_two_instances_meet_the_kv_of_each_other_at_once(serving: Cluster, folder: Path) -> None:

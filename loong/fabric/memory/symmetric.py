@@ -114,7 +114,7 @@ class SymmetricFabric:
         return self._serving(Lane.SERVICE, batch_id, group)
 
     def serve_lease(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
-        """See Fabric. One lease at a time is served, beside a batch of `serve`.
+        """See Fabric. One lease at a time is served, during a batch of `serve`.
 
         The caller's device work inside is done, or has failed, soon after the end.
         """
@@ -130,7 +130,7 @@ class SymmetricFabric:
         self, lane: Lane, batch_id: int, group: tuple[int, ...], served: AbstractContextManager[Exchanging]
     ) -> Iterator[Exchanging]:
         if (open_id := self._open_ids[lane]) is not None:
-            raise InvalidMessageError(f"batch {batch_id} is to be served beside batch {open_id}")
+            raise InvalidMessageError(f"batch {batch_id} is to be served during batch {open_id}")
         copy_streams = self._service.copy_streams if lane is Lane.SERVICE else ()
         with self._ending(lane, copy_streams), served as members:
             self.arena.forget_failures(lane)  # ids of served batches come in any order
