@@ -91,7 +91,8 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         "--fabric",
         choices=FABRICS,
         default="auto",
-        help="how tensors move between GPUs; auto: symmetric where they reach each other, else staged",
+        help="how tensors move between the GPUs of a host, and (but for staged) by NCCL between hosts; auto: "
+        "symmetric where they reach each other",
     )
     group.add_argument(
         "--num-instances",
@@ -197,8 +198,8 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
     from loong.launcher.serve.gpus import check_torch, cost_device, host_gpus
     from loong.launcher.serve.memory import fit_gpu_kv_capacity, fit_kv_capacity
 
+    most = max(args.num_instances, getattr(args, "max_instances", None) or 0)
     if args.device == "cpu":
-        most = max(args.num_instances, getattr(args, "max_instances", None) or 0)
         most_of_a_host = -(-most // args.num_hosts)
         return "cpu", fit_kv_capacity(config, most_of_a_host, args.kv_cache_tokens)
     gpus = host_gpus()
@@ -207,7 +208,7 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
     tokens = fit_gpu_kv_capacity(
         config,
         gpus,
-        (args.num_instances, args.tensor_parallel_size),
+        (most, args.tensor_parallel_size),
         args.kv_cache_tokens,
         args.gpu_memory_utilization,
         DEVICES[device].graph_limits,

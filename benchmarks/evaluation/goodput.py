@@ -1,30 +1,31 @@
-"""All-class goodput of every policy, in virtual time on eight H200s: the table of docs/goodput.md.
+"""All-class goodput of every policy, in virtual time on eight H200s: the tables of docs/goodput.md.
 
 All-class goodput is the highest rate at which 90 % of the requests of every length class meet the SLO. The
 backlog of work must not grow either. Each cell is searched with the same requests at every rate, once for
 each seed, and is a line of results/all_class_goodput.jsonl. Cells in the file are not searched again, so that
 a run can be stopped and resumed. Needs no device.
 
-    python benchmarks/evaluation/goodput.py                                    # all cells: hours
-    python benchmarks/evaluation/goodput.py --policy esp replicas --workload mixed --slo tight  # minutes
-    python benchmarks/evaluation/goodput.py --show --write                    # write the table
+    python benchmarks/evaluation/goodput.py --policy esp replicas --slo tight  # minutes; without flags hours
+    python benchmarks/evaluation/goodput.py --table workloads --jobs 8
+    python benchmarks/evaluation/goodput.py --show --write                     # write the first table
 """
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from goodput_cells import Bounds, Cell, add_cell_flags, by_seed, cells_of, find_all, found_in
 
-WORKLOADS = ("mixed", "zipf1.0")
-RULES = ("tight", "interactive")
-POLICIES = (
+FAIR_POLICIES = (
     "esp",
     "esp-fixed-8",
     "esp-fixed-4",
     "esp-fixed-2",
     "esp-fixed-1",
     "esp-disaggregated",
+)
+OTHER_POLICIES = (
     "esp-paper",
     "static-sp",
     "replicas",
@@ -34,7 +35,27 @@ POLICIES = (
     "chunked",
 )
 PAGE = Path(__file__).parents[2] / "docs" / "goodput.md"
-BEGIN, END = "<!-- table by goodput.py -->\n", "<!-- end of table -->\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The cells of one table: every policy under every rule on every workload."""
+
+    workloads: tuple[str, ...]
+    rules: tuple[str, ...]
+    policies: tuple[str, ...]
+
+
+TABLES = {
+    "main": Table(
+        ("mixed", "zipf1.0"),
+        ("tight", "interactive", "loongserve-12"),
+        (*FAIR_POLICIES, *OTHER_POLICIES),
+    ),
+    "workloads": Table(
+        ("zipf1.2", "leval", "sharegpt", "victim-attacker"), ("tight", "loongserve-12"), FAIR_POLICIES
+    ),
+}
 
 
 def table(found: Mapping[Cell, Bounds], cells: Sequence[Cell], policies: Sequence[str]) -> Iterator[str]:
@@ -52,22 +73,26 @@ def table(found: Mapping[Cell, Bounds], cells: Sequence[Cell], policies: Sequenc
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--policy", nargs="+", default=POLICIES, help=f"({' '.join(POLICIES)})")
-    parser.add_argument("--workload", nargs="+", default=WORKLOADS, help=f"({' '.join(WORKLOADS)})")
-    parser.add_argument("--slo", nargs="+", default=RULES, help=f"({' '.join(RULES)})")
+    parser.add_argument("--table", choices=TABLES, default="main", help="whose cells (%(default)s)")
+    parser.add_argument("--policy", nargs="+", help="instead of the table's")
+    parser.add_argument("--workload", nargs="+", help="instead of the table's")
+    parser.add_argument("--slo", nargs="+", help="rules instead of the table's")
     parser.add_argument("--write", action="store_true", help=f"write the table into docs/{PAGE.name}")
     add_cell_flags(parser)
     args = parser.parse_args()
-    cells = cells_of(args, args.workload, args.slo, args.policy)
+    asked = TABLES[args.table]
+    policies = args.policy or asked.policies
+    cells = cells_of(args, args.workload or asked.workloads, args.slo or asked.rules, policies)
     found = found_in(args.file, cells) if args.show else find_all(cells, args.file, args.jobs)
-    lines = list(table(found, cells, args.policy))
+    lines = list(table(found, cells, policies))
     print("\n".join(lines))
     if missing := [cell for cell in cells if cell not in found]:
         print(f"{len(missing)} of {len(cells)} cells are missing")
     if args.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        PAGE.write_text("\n".join([f"{before}{BEGIN}", *lines, f"\n{END}{after}"]))
+        begin, end = f"<!-- table {args.table} by goodput.py -->\n", f"<!-- end of table {args.table} -->\n"
+        before, _, rest = PAGE.read_text().partition(begin)
+        _, _, after = rest.partition(end)
+        PAGE.write_text("\n".join([f"{before}{begin}", *lines, f"\n{end}{after}"]))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ class Cell:
     model: str
     device: str
     num_instances: int
+    num_hosts: int
     num_requests: int
     precision: float
 
@@ -59,7 +60,7 @@ class Cell:
             policies=(self.policy,),
             rules=(parse_slo(self.slo, workload=self.workload),),
             rates=(),
-            hardware=Hardware(shape, self.device, self.num_instances),
+            hardware=Hardware(shape, self.device, self.num_instances, num_hosts=self.num_hosts),
             load=SimulatedLoadConfig(
                 self.workload,
                 self.seed,
@@ -85,6 +86,7 @@ def add_cell_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="llama-3.1-8b", help="model to simulate (%(default)s)")
     parser.add_argument("--device", default="h200", help="device to simulate (%(default)s)")
     parser.add_argument("--num-instances", type=int, default=8, help="number of instances (%(default)s)")
+    parser.add_argument("--num-hosts", type=int, default=1, help="number of their hosts (%(default)s)")
     parser.add_argument(
         "--num-requests",
         type=int,
@@ -122,6 +124,7 @@ def cells_of(
             args.model,
             args.device,
             args.num_instances,
+            args.num_hosts,
             args.num_requests or NUM_REQUESTS.get(workload, CLASS_REQUESTS),
             args.precision,
         )

@@ -1,4 +1,4 @@
-"""Instances on the GPUs of one host, a process each and without an engine, controlled by benchmarks."""
+"""Instances on the GPUs of this machine, a process each and without an engine, controlled by benchmarks."""
 
 import multiprocessing
 import os
@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -20,6 +21,8 @@ from loong.core.instructions import MoveKV, RequestInput, RunBatch
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
+from loong.fabric.messages.network import Network
+from loong.fabric.messages.peer_directory import PeerDirectory
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
@@ -36,6 +39,8 @@ from loong.worker.transfer import SegmentMover
 
 T = TypeVar("T")
 
+LINKS = ("memory", "nccl", "sockets")  # nccl: by whatever it finds; sockets: as between hosts
+_HEAD, _SECRET = "127.0.0.2", "a secret of benchmarks"
 _DEADLINE = 60.0  # seconds: kernels may have to be compiled in between
 
 
@@ -98,7 +103,9 @@ class KeepingBackend(CudaBackend):
 class GpuInstance:
     """A model with dummy weights, a pool, and a runner; one of a world, on the GPU of its number."""
 
-    def __init__(self, model: str, num_slots: int, directory: Path, world: World, rank: int) -> None:
+    def __init__(
+        self, model: str, num_slots: int, directory: Path, world: World, rank: int, network: Network | None
+    ) -> None:
         config = find_config(model, "dummy")
         self.instance_id, self.world, self.config = rank, world, config
         self.backend = KeepingBackend(rank, config.torch_dtype)
@@ -113,7 +120,7 @@ class GpuInstance:
             config.torch_dtype,
             self.backend.device.torch_device,
         )
-        sockets = SocketFabric(directory, world, rank, deadline=_DEADLINE)
+        sockets = SocketFabric(directory, world, rank, deadline=_DEADLINE, network=network)
         self.fabric = self.backend.connect(sockets, Shard(config))
         self.fabric.wait_for_peers()
         self.runner = BatchRunner(rank, decoder, self.pool, self.fabric, self.backend)
@@ -197,23 +204,47 @@ class GpuInstance:
 
 
 class GpuGroup:
-    """Instances 0 to N - 1, which do the same job at the same time, each in its process."""
+    """Instances 0 to N - 1, which do the same job at the same time, each in its process.
 
-    def __init__(self, model: str, num_instances: int, num_slots: int) -> None:
+    `links` is one of LINKS. Where they are not memory, each instance counts as a host.
+    """
+
+    def __init__(self, model: str, num_instances: int, num_slots: int, links: str = LINKS[0]) -> None:
         self._directory = TemporaryDirectory(prefix="loong-")
         self.kv_bytes_per_token = find_config(model, "dummy").kv_bytes_per_token
         self._last_id = 0
         spawning = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
         begun_at = perf_counter()
+        has_hosts = links != LINKS[0]
+        world = World(num_instances, 1, tuple(range(num_instances)) if has_hosts else ())
+        self._peers = PeerDirectory(_HEAD, _SECRET) if has_hosts else None
         for rank in range(num_instances):
             ours, theirs = spawning.Pipe()
-            args = (theirs, model, num_slots, Path(self._directory.name), World(num_instances, 1), rank)
-            spawning.Process(target=_serve, args=args, daemon=True).start()
+            folder = Path(self._directory.name, str(rank) if has_hosts else "")
+            folder.mkdir(exist_ok=True)
+            network = None
+            if self._peers is not None:
+                network = Network(f"127.0.0.{2 + rank}", self._peers.endpoint, _SECRET)
+            environment = {"NCCL_HOSTID": f"host {rank}"} if links == "sockets" else {}
+            args = (theirs, environment, model, num_slots, folder, world, rank, network)
+            process = spawning.Process(target=_serve, args=args, daemon=True)
+            process.start()
+            self._processes.append(process)
             self._connections.append(ours)
         for connection in self._connections:
             _answer(connection)
         self.seconds_to_start = perf_counter() - begun_at
+
+    def close(self) -> None:
+        """End all instances."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join()
+        if self._peers is not None:
+            self._peers.close()
 
     def next_id(self) -> int:
         """Return an id for a batch or a migration."""
@@ -231,14 +262,12 @@ class GpuGroup:
         return {instance_id: _answer(self._connections[instance_id]) for instance_id in jobs}
 
 
-def _serve(
-    connection: Connection, model: str, num_slots: int, directory: Path, world: World, rank: int
-) -> None:
-    """Do jobs until the parent has gone."""
-    os.environ |= ENVIRONMENT
+def _serve(connection: Connection, environment: Mapping[str, str], *args: Any) -> None:
+    """Do jobs until the parent has gone; `args` are those of GpuInstance."""
+    os.environ |= {**ENVIRONMENT, **environment}
     torch.set_num_threads(1)  # as workers do
     try:
-        instance = GpuInstance(model, num_slots, directory, world, rank)
+        instance = GpuInstance(*args)
         connection.send((None, None))
         while True:
             connection.send((None, connection.recv()(instance)))

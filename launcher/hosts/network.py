@@ -12,19 +12,15 @@ from loong.secure_sockets import new_secret
 
 @dataclass(frozen=True, slots=True)
 class ClusterNetwork:
-    """The directory of all workers at the address of the head, and the secret of this start.
-
-    `host_ids` has the host of each instance.
-    """
+    """The directory of all workers at the address of the head, and the secret of this start."""
 
     address: str
-    host_ids: tuple[int, ...]
     directory: PeerDirectory
     secret: str = field(repr=False)
 
     def seen_from(self, address: str) -> Network:
         """Return the network as workers of the host with this address see it."""
-        return Network(self.host_ids, address, self.directory.endpoint, self.secret)
+        return Network(address, self.directory.endpoint, self.secret)
 
     @property
     def remote_reports(self) -> RemoteReports:
@@ -33,8 +29,8 @@ class ClusterNetwork:
 
 
 @contextmanager
-def cluster_network(address: str, host_ids: tuple[int, ...]) -> Iterator[ClusterNetwork]:
+def cluster_network(address: str) -> Iterator[ClusterNetwork]:
     """A network whose head, this host, has `address`. Raises `ClusterError` if it is another host's."""
     secret = new_secret()
     with closing(PeerDirectory(address, secret)) as directory:
-        yield ClusterNetwork(address, host_ids, directory, secret)
+        yield ClusterNetwork(address, directory, secret)

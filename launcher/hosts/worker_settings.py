@@ -72,6 +72,7 @@ class WorkerSettings:
             tp_rank=tp_rank,
             num_instances=config.world_size,
             tp_size=config.tp_size,
+            host_ids=config.host_ids,
             model=config.model,
             load_format=config.load_format,
             dtype=config.dtype,

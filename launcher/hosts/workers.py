@@ -35,7 +35,7 @@ async def workers_of(
     with ExitStack() as stack:
         network, head_address = None, starter.host(0).address
         if head_address is not None:
-            network = stack.enter_context(cluster_network(head_address, config.host_ids))
+            network = stack.enter_context(cluster_network(head_address))
         settings = WorkerSettings(config, starter, network)
         workers = WorkerProcesses(starter, settings, config.first(config.world_size), backoff or Backoff())
         restarts = None if backoff is None else workers.restarts

@@ -59,7 +59,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         "--max-instances",
         type=positive,
         metavar="N",
-        help="most instances that `loong scale` can ask for, only on CPUs (as many as at the start)",
+        help="most instances that `loong scale` can ask for (as many as at the start)",
     )
     _add_scheduling_flags(parser.add_argument_group("scheduling"))
     server = parser.add_argument_group("server")
@@ -280,11 +280,9 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     from loong.launcher.serve.serving import ServeConfig
     from loong.server.settings import ServerSettings
 
-    if args.allow_fault_injection and args.device != "cpu":
-        raise ConfigError(
-            "--allow-fault-injection needs --device cpu: on GPUs, a lost instance is not started again"
-        )
     chosen = chosen_cluster(args, args.start_timeout)
+    if args.allow_fault_injection and not chosen.cluster.outlives_losses:
+        raise ConfigError("--allow-fault-injection needs another --fabric than nccl, whose losses are final")
     name, *other_names = args.served_model_name or [chosen.name]
     return ServeConfig(
         model=chosen.model,

@@ -74,10 +74,13 @@ class ClusterConfig:
             raise ConfigError(
                 f"--max-instances is {self.world_size}, but --num-instances is {self.num_instances}"
             )
-        if self.world_size > self.num_instances and self.device != "cpu":
-            raise ConfigError(
-                "--max-instances needs --device cpu: fabrics of GPUs keep the memory of their peers mapped"
-            )
+        if self.world_size > self.num_instances and not self.outlives_losses:
+            raise ConfigError("--max-instances needs another --fabric than nccl, which connects all at start")
+
+    @property
+    def outlives_losses(self) -> bool:
+        """Return whether instances can come and go while others serve."""
+        return self.device == "cpu" or self.fabric != "nccl"
 
     @property
     def world_size(self) -> int:
@@ -99,7 +102,7 @@ class ClusterConfig:
     def first(self, num_instances: int) -> tuple[ElasticInstance, ...]:
         """Return the instances of the lowest ids, and their host tiers if there are any, all empty.
 
-        GPUs serve leases if their fabric allows it, which their workers report.
+        GPUs serve others if their fabric allows it, which their workers report.
         """
         full = [
             ElasticInstance(
@@ -107,7 +110,7 @@ class ClusterConfig:
                 self.tp_size,
                 InstanceKind.FULL,
                 self.kv_capacity,
-                serves=Service.ALL if self.device == "cpu" else Service.LEASES,
+                serves=Service.ALL if self.device == "cpu" else Service.ONE_LEASE,
                 host_id=host_id,
             )
             for i, host_id in enumerate(self.host_ids[:num_instances])

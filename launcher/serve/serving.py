@@ -126,7 +126,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     start = perf_counter()
     log_missing_grammars()
     cluster = _cluster(config, prior)
-    backoff = None if cluster.device != "cpu" else Backoff()  # the fabrics of GPUs keep their peers mapped
+    backoff = Backoff() if cluster.outlives_losses else None
     async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
         clock_start = time() - executor.now
         logger.info("workers ready after %.1f s", perf_counter() - start)

@@ -134,7 +134,7 @@ class Membership:
         self._coming_and_going.failures.join(instance_id)
         self.joined.add(instance_id)
         self.lost.discard(instance_id)
-        for instance in self._pools_of(instance_id):
+        for instance in self.serving(self._pools_of(instance_id)):
             self._report(partial(InstanceJoined, instance=instance))
 
     def lose(self, instance_id: InstanceId, reason: str) -> None:

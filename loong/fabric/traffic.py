@@ -16,6 +16,11 @@ class Plane(IntEnum):
     SERVICE = 2  # batches, at a holder outside the group
 
     @property
+    def link(self) -> "Channel":
+        """The channel on which the ends of a device link of this plane agree on it."""
+        return Channel.MIGRATION_LINK if self is Plane.MIGRATION else Channel.BATCH_LINK
+
+    @property
     def abandoned(self) -> "Channel":
         """The channel on which a process reports that it left a batch or migration by its own error."""
         return _ABANDONED[self]
@@ -37,11 +42,20 @@ class Channel(IntEnum):
     SERVED_CONTROL = 10
     SERVICE_ABANDONED = 11
     SERVED_KV = 12
+    BATCH_LINK = 13  # agreement on a device link, before its first use in a batch
+    MIGRATION_LINK = 14
+    START_LINK = 15  # outside of batches
+    SERVED_PARTIALS = 16
 
     @property
     def plane(self) -> Plane:
-        """The plane of its messages: a batch, a migration, or a served batch."""
+        """The plane of its messages where they arrive: a batch, a migration, or a served batch."""
         return _PLANES.get(self, Plane.BATCH)
+
+    @property
+    def source_plane(self) -> Plane:
+        """The plane of its messages where they come from."""
+        return _SOURCE_PLANES.get(self, self.plane)
 
     @property
     def served(self) -> "Channel":
@@ -59,8 +73,14 @@ _SERVED = {
     Channel.CONTROL: Channel.SERVED_CONTROL,
     Channel.RING: Channel.SERVED_KV,
 }
+_SOURCE_PLANES = {
+    Channel.SERVED_QUERIES: Plane.BATCH,
+    Channel.SERVED_KV: Plane.BATCH,
+    Channel.SERVED_PARTIALS: Plane.SERVICE,
+}
 _PLANES = {
     Channel.SEGMENT: Plane.MIGRATION,
+    Channel.MIGRATION_LINK: Plane.MIGRATION,
     Channel.MIGRATION_ABANDONED: Plane.MIGRATION,
     **dict.fromkeys((*_SERVED.values(), Channel.SERVICE_ABANDONED), Plane.SERVICE),
 }

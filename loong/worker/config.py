@@ -6,12 +6,14 @@ from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
 from loong.fabric.messages.network import Network
+from loong.fabric.world import World
 from loong.wire import HEARTBEAT_SECONDS
 
 # A driver that loads a kernel lazily, at its first use, first waits for the device. A kernel on the device
 # may itself wait for another process that does the same. So all kernels of torch are loaded at the start.
-ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER"}
-FABRICS = ("auto", "symmetric", "nccl", "staged")  # auto: symmetric where GPUs reach each other, else staged
+# A kernel that waits for a peer must not hold up other streams, so each has a queue of the device to itself.
+ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+FABRICS = ("auto", "symmetric", "nccl", "staged")  # between the GPUs of a host; see loong/fabric/README.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,9 @@ class WorkerConfig:
     is cpu, or cuda for the host's GPUs in turn, among which `fabric` (one of FABRICS) moves tensors.
     `attention_tiles` are TileSizes that were measured (None: the usual ones). On a GPU, `graph_limits` say
     which steps are captured. A worker that `is_late` waits only for the ranks of its own instance, since
-    other instances may be lost, or be yet to come. `num_instances` is the most that there can be. Instances
-    of several hosts find each other in a `network`, by whose secret the endpoints that begin with `tcp:` are
-    guarded.
+    other instances may be lost, or be yet to come. `num_instances` is the most that there can be, and
+    `host_ids` has the host of each (empty: all are on one). Instances of several hosts find each other in a
+    `network`, by whose secret the endpoints that begin with `tcp:` are guarded.
     """
 
     instance_id: InstanceId
@@ -52,7 +54,18 @@ class WorkerConfig:
     tokenizer_folder: str | None = None
     log_format: str = "text"
     is_late: bool = False
+    host_ids: tuple[int, ...] = ()
     network: Network | None = None
+
+    @property
+    def world(self) -> World:
+        """Return all processes."""
+        return World(self.num_instances, self.tp_size, self.host_ids)
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank in the world."""
+        return self.world.rank(self.instance_id, self.tp_rank)
 
     @property
     def host_id(self) -> InstanceId:

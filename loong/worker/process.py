@@ -27,7 +27,6 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerError
 from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.world import World
 from loong.logs import log_to_stderr
 from loong.model.load import load_model
 from loong.model.shapes import find_config
@@ -120,7 +119,7 @@ class Worker:
         self._service: AttentionService | None = None
         if self._backend.serves is not Service.NONE:
             pool = self._pools[config.instance_id]
-            self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._device)
+            self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._backend)
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
         self._batches: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()  # None: check for traces
@@ -242,7 +241,8 @@ class Worker:
         reports.send(
             WorkerReady(config.instance_id, config.tp_rank, self._commands_endpoint, self._backend.serves)
         )
-        tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
+        served = () if self._service is None else self._service.spans()
+        tracer = Tracer([*runner.spans(), *served, (self._mover, "move", "migration")])
         loop = BatchLoop(
             self._config.instance_id,
             self._config.tp_rank,
@@ -290,9 +290,9 @@ def _make_backend(config: WorkerConfig) -> Backend:
     from loong.worker.cuda_backend import CudaBackend  # not at the top: its kernels need Triton
 
     dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
-    rank = config.instance_id * config.tp_size + config.tp_rank
+    index = config.world.index_on_host(config.rank) % torch.cuda.device_count()
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
-    return CudaBackend(rank % torch.cuda.device_count(), dtype, config.fabric, tiles, config.graph_limits)
+    return CudaBackend(index, dtype, config.fabric, tiles, config.graph_limits)
 
 
 def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:
@@ -318,11 +318,8 @@ def main() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     threading.excepthook = lambda args: _fail(config, args.exc_value)
     sys.excepthook = lambda _kind, error, _trace: _fail(config, error)
-    world = World(config.num_instances, config.tp_size)
-    rank = world.rank(config.instance_id, config.tp_rank)
-    fabric = SocketFabric(
-        Path(config.run_directory), world, rank, deadline=config.deadline, network=config.network
-    )
+    folder = Path(config.run_directory)
+    fabric = SocketFabric(folder, config.world, config.rank, deadline=config.deadline, network=config.network)
     with stacks_on_request(f"the worker of instance {config.instance_id}, rank {config.tp_rank}"):
         Worker(config, fabric, context).serve()
         os._exit(0)  # threads may be in the middle of their work, which no one needs

@@ -50,8 +50,9 @@ class StepTable:
         ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
         parts = [
-            (*astuple(part), model.has_captured(part), delay)
+            (*astuple(part), has_graphs and model.has_captured(part), delay)
             for step in steps
+            for has_graphs in (model.replays(step),)
             for part, delay in (*_held(step, model), *((part, 0.0) for part in step.instances.values()))
         ]
         return cls(_table(rows, _STEP), _table(parts, _PART), delays, model.overlap)

@@ -7,7 +7,12 @@ from socket_worlds import Carrier
         Carrier.SOCKETS,
         Carrier.HOSTS,
         Carrier.ARENAS,
-        pytest.param(Carrier.GPU_ARENAS, marks=pytest.mark.multigpu),
+        Carrier.LINKS,
+        Carrier.HOSTS_OF_ARENAS,
+        *(
+            pytest.param(carrier, marks=pytest.mark.multigpu)
+            for carrier in (Carrier.GPU_ARENAS, Carrier.GPU_LINKS, Carrier.HOSTS_OF_GPUS)
+        ),
     ],
     ids=lambda carrier: carrier.value,
 )

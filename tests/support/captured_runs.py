@@ -18,10 +18,13 @@ from loong.worker.backend import Backend
 
 
 def run_by_mailboxes(
-    folder: Path, num_instances: int, commands: Sequence[RunBatch | ReleaseKV]
+    folder: Path,
+    num_instances: int,
+    commands: Sequence[RunBatch | ReleaseKV],
+    carrier: Carrier = Carrier.ARENAS,
 ) -> list[list[Outcome]]:
     """Return the outcomes of all commands on each instance, on processors."""
-    world, carrier = World(num_instances, 1), Carrier.ARENAS
+    world = World(num_instances, 1)
     ran = run_in_world(_run, world, folder, commands, _interpreted, 256, carrier=carrier)
     return cast("list[list[Outcome]]", ran)
 
@@ -61,4 +64,6 @@ def _run(
 ) -> list[Outcome]:
     instance = BareInstance(fabric, instance_id, folder, None, backend_of(instance_id), num_slots)
     instance.poison()
-    return [instance.carry_out(command) for command in commands]
+    outcomes = [instance.carry_out(command) for command in commands]
+    instance.end_service()
+    return outcomes

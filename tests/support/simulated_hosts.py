@@ -10,14 +10,17 @@ from loong.core.placement import InstanceId
 from loong.launcher.hosts.starter import Host
 from loong.launcher.serve.child_processes import ChildProcess, ForkServer
 from loong.launcher.serve.local import ClusterConfig, worker_fork_server
-from loong.worker.config import WorkerConfig
+from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 
 class SimulatedHosts:
-    """A WorkerStarter for the hosts 127.0.0.2, 127.0.0.3 and so on. Host 0 is the head."""
+    """A WorkerStarter for the hosts 127.0.0.2, 127.0.0.3 and so on. Host 0 is the head.
+
+    On GPUs, each has the GPU of its number.
+    """
 
     def __init__(self, config: ClusterConfig, folder: Path) -> None:
-        self._host_ids = config.host_ids
+        self._host_ids, self._device = config.host_ids, config.device
         self._folder = folder
         self._servers: dict[int, ForkServer] = {}
         self._num_starts = 0
@@ -29,7 +32,7 @@ class SimulatedHosts:
         """Start a host, for the first time or again."""
         self._num_starts += 1
         self._directory(host_id).mkdir(exist_ok=True)
-        self._servers[host_id] = worker_fork_server()
+        self._servers[host_id] = worker_fork_server() if self._device == "cpu" else _with_one_gpu(host_id)
         self._came.set()
 
     def lose(self, host_id: int) -> None:
@@ -63,6 +66,11 @@ class SimulatedHosts:
 
     def _directory(self, host_id: int) -> Path:
         return self._folder / f"host-{host_id}"
+
+
+def _with_one_gpu(host_id: int) -> ForkServer:
+    environment = {"CUDA_VISIBLE_DEVICES": str(host_id), "NCCL_HOSTID": f"host {host_id}"}
+    return ForkServer("loong.worker.process", {**ENVIRONMENT, **environment})
 
 
 @contextmanager

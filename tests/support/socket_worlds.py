@@ -1,22 +1,31 @@
 """Runs a function in every process of a small world, each with its end of the data plane."""
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 from processes import context, load, run_on_ranks
 
+from loong.fabric.device_links.device_links import DeviceLinks
+from loong.fabric.linked import LinkedFabric
 from loong.fabric.messages.network import Network
 from loong.fabric.messages.peer_directory import PeerDirectory
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
+from loong.fabric.staged import StagedFabric
 from loong.fabric.world import World
+
+if TYPE_CHECKING:  # slow to import
+    from loong.fabric.memory.copy_streams import CopyStreamMaker
+    from loong.fabric.memory.shared_memory import SharedMemory
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")  # of the two hosts
 SECRET = "a secret of tests"
@@ -30,6 +39,10 @@ class Carrier(Enum):
     HOSTS = "sockets of two hosts"  # by turns, instance 0 on the first
     ARENAS = "arenas"  # of memory of the host
     GPU_ARENAS = "arenas on GPUs"
+    LINKS = "device links"
+    HOSTS_OF_ARENAS = "arenas of two hosts, and device links between them"
+    GPU_LINKS = "device links of GPUs"
+    HOSTS_OF_GPUS = "GPUs of two hosts"
 
 
 def run_in_world(
@@ -84,42 +97,99 @@ def meeting_place() -> Iterator[MeetingPlace]:
         yield MeetingPlace(Path(name), peers.endpoint)
 
 
-def fabric_of_host(place: MeetingPlace, world: World, rank: int, deadline: float) -> SocketFabric:
-    """Return the end of a process of a world over two hosts."""
+def sockets_of_host(place: MeetingPlace, world: World, rank: int, deadline: float) -> SocketFabric:
+    """Return the end of a process of a world over two hosts, which have the instances in turn."""
     host_ids = tuple(i % len(ADDRESSES) for i in range(world.num_instances))
-    host_id = host_ids[world.instance_id(rank)]
-    network = Network(host_ids, ADDRESSES[host_id], place.peers, SECRET)
+    world, host_id = replace(world, host_ids=host_ids), host_ids[world.instance_id(rank)]
+    network = Network(ADDRESSES[host_id], place.peers, SECRET)
     folder = place.directory / f"host-{host_id}"
     return SocketFabric(folder, world, rank, deadline=deadline, network=network)
 
 
 def make_fabric(carrier: Carrier, place: MeetingPlace, world: World, rank: int, deadline: float) -> Fabric:
     """Return one process's end. On GPUs, processes take those of the host in turn."""
-    if carrier is Carrier.HOSTS:
-        return fabric_of_host(place, world, rank, deadline)
-    sockets = SocketFabric(place.directory, world, rank, deadline=deadline)
-    if carrier is Carrier.SOCKETS:
-        return sockets
+    has_hosts = carrier in (Carrier.HOSTS, Carrier.HOSTS_OF_ARENAS, Carrier.HOSTS_OF_GPUS)
+    if has_hosts:
+        sockets = sockets_of_host(place, world, rank, deadline)
+    else:
+        sockets = SocketFabric(place.directory, world, rank, deadline=deadline)
+    match carrier:
+        case Carrier.SOCKETS | Carrier.HOSTS:
+            return sockets
+        case Carrier.ARENAS:
+            return _arenas(sockets)
+        case Carrier.GPU_ARENAS:
+            return _gpu_arenas(sockets)
+        case Carrier.LINKS:
+            return _linked(sockets, sockets, _others(sockets))
+        case Carrier.HOSTS_OF_ARENAS:
+            return _linked(sockets, _arenas(sockets), _others_elsewhere(sockets))
+        case Carrier.GPU_LINKS:
+            return _linked_gpus(sockets, StagedFabric(sockets), _others(sockets))
+        case Carrier.HOSTS_OF_GPUS:
+            return _linked_gpus(sockets, _gpu_arenas(sockets), _others_elsewhere(sockets))
+        case _:
+            assert_never(carrier)
+
+
+def _arenas(sockets: SocketFabric) -> Fabric:
     from host_arenas import HostMemory, ThreadCopyStream  # not at the top: these are slow to import
 
+    return _symmetric(sockets, HostMemory(), ThreadCopyStream)
+
+
+def _gpu_arenas(sockets: SocketFabric) -> Fabric:
+    from loong.fabric.memory.cuda_copy_streams import CudaCopyStream
+    from loong.fabric.memory.cuda_memory import CudaMemory
+
+    index = sockets.rank % torch.cuda.device_count()
+    torch.set_default_device(f"cuda:{index}")
+    return _symmetric(sockets, CudaMemory(index), CudaCopyStream)
+
+
+def _symmetric(sockets: SocketFabric, memory: "SharedMemory", make_copy_stream: "CopyStreamMaker") -> Fabric:
     from loong.fabric.memory.chunked_channel import ChunkedChannelSize
     from loong.fabric.memory.symmetric import SIZES, SymmetricFabric
 
-    make = partial(
-        SymmetricFabric,
+    return SymmetricFabric(
         sockets,
+        memory,
+        make_copy_stream,
         sizes=dict.fromkeys(SIZES, ChunkedChannelSize(2, 4096)),
         shard_bytes=4096,
         spare_bytes=SPARE_BYTES,
     )
-    if carrier is Carrier.ARENAS:
-        return make(HostMemory(), ThreadCopyStream)
-    from loong.fabric.memory.cuda_copy_streams import CudaCopyStream
-    from loong.fabric.memory.cuda_memory import CudaMemory
 
-    index = rank % torch.cuda.device_count()
-    torch.set_default_device(f"cuda:{index}")
-    return make(CudaMemory(index), CudaCopyStream)
+
+def _others(sockets: SocketFabric) -> list[int]:
+    """Return the peers that a process exchanges tensors with."""
+    world, rank = sockets.world, sockets.rank
+    return [peer for peer in range(world.size) if peer != rank and world.exchange_tensors(peer, rank)]
+
+
+def _others_elsewhere(sockets: SocketFabric) -> list[int]:
+    return [peer for peer in _others(sockets) if not sockets.world.share_host(peer, sockets.rank)]
+
+
+def _linked(sockets: SocketFabric, near: Fabric, peers: list[int]) -> Fabric:
+    from gloo_communicators import GlooCommunicator
+
+    links = DeviceLinks(sockets, peers, GlooCommunicator)
+    return LinkedFabric(sockets, near, links, torch.device("cpu"))
+
+
+def _linked_gpus(sockets: SocketFabric, near: Fabric, peers: list[int]) -> Fabric:
+    from loong.fabric.device_links.nccl import NcclCommunicator, set_environment
+
+    device = torch.device("cuda", sockets.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    torch.set_default_device(device)
+    set_environment(ADDRESSES[0])
+    world = sockets.world
+    if world.host_ids:  # two ranks of different hosts may then share a GPU
+        os.environ["NCCL_HOSTID"] = f"host {world.host_ids[world.instance_id(sockets.rank)]}"
+    links = DeviceLinks(sockets, peers, partial(NcclCommunicator, device))
+    return LinkedFabric(sockets, near, links, device)
 
 
 def _call_in_world(

@@ -44,6 +44,7 @@ class CudaMemory:
 
     def close(self, address: int) -> None:
         """See SharedMemory."""
+        torch.cuda.synchronize()
         size = self._sizes.pop(address)
         _checked(driver.cuMemUnmap(address, size))
         _checked(driver.cuMemAddressFree(address, size))

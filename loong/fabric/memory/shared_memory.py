@@ -18,7 +18,7 @@ class SharedMemory(Protocol):
         """
 
     def close(self, address: int) -> None:
-        """Unmap the memory of another process."""
+        """Unmap the memory of another process, once all earlier work of the device is done."""
 
     def words(self, num_words: int, value: int) -> Tensor:
         """Return host memory that the device can access, int64 [num_words], filled with `value`."""

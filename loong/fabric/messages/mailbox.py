@@ -52,11 +52,11 @@ class MessageQueue:
             Plane.MIGRATION: GrowingFence("migration"),
             Plane.SERVICE: AnyOrderFence("served batch"),
         }
-        self._report: Callable[[], None] = lambda: None
+        self._reports: list[Callable[[], None]] = []
 
     def watch(self, report: Callable[[], None]) -> None:
         """Call `report`, from any thread, whenever a peer may have been lost or have left."""
-        self._report = report
+        self._reports.append(report)
 
     def deliver(self, address: Address, message: Tensor) -> None:
         """Add a message (uint8 [num_bytes]), unless its batch or migration has ended."""
@@ -112,6 +112,10 @@ class MessageQueue:
                 address: queue for address, queue in self._messages.items() if not self._is_stale(address)
             }
 
+    def _report(self) -> None:
+        for report in tuple(self._reports):
+            report()
+
     def _broken(self, address: Address, peers: Collection[Peer]) -> ClusterError | None:
         """Return the reason why no message will arrive at `address`, or None."""
         for peer in peers:
@@ -131,4 +135,6 @@ class MessageQueue:
         return message
 
     def _is_stale(self, address: Address) -> bool:
+        if address.channel is Channel.START_LINK:
+            return False  # it belongs to no batch
         return self._fences[address.channel.plane].is_stale(address.batch_or_migration_id)

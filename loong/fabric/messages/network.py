@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 class Network:
     """One process's view of the hosts.
 
-    `host_ids` has the host of each instance. The process listens at `address`, an IP address of its own host,
-    on a free port. `directory` is the "address:port" of the `PeerDirectory`. All processes know `secret`.
+    The process listens at `address`, an IP address of its own host, on a free port. `directory` is the
+    "address:port" of the `PeerDirectory`. All processes know `secret`.
     """
 
-    host_ids: tuple[int, ...]
     address: str
     directory: str
     secret: str = field(repr=False)

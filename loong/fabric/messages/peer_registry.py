@@ -38,7 +38,7 @@ _NUM_TCP_THREADS = 4  # so that one silent caller does not keep others waiting
 class PeerRegistry:
     """The live connections of this process, updated as peers join and leave.
 
-    With a `network`, only peers on the same host meet in `directory`.
+    Peers on the same host meet in `directory`, others in a `network`.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class PeerRegistry:
         self._rank = rank
         self._mailbox = mailbox
         self._deadline = deadline
-        self._network = network
         self._changed = Condition()
         self._links: dict[tuple[int, Plane], Link] = {}
         self._num_joins = [0] * world.size
@@ -115,10 +114,7 @@ class PeerRegistry:
 
     def _is_local(self, peer: int) -> bool:
         """Return whether a peer is on this host."""
-        if self._network is None:
-            return True
-        host_ids, world = self._network.host_ids, self._world
-        return host_ids[world.instance_id(peer)] == host_ids[world.instance_id(self._rank)]
+        return self._world.share_host(peer, self._rank)
 
     def _join_other_hosts(self, network: Network) -> None:
         listener = listen_at(network.address)

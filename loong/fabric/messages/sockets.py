@@ -13,12 +13,16 @@ from loong.core.errors import ClusterError
 from loong.fabric.errors import AbandonedError, InvalidMessageError, PeerLostError
 from loong.fabric.messages.link import Link, bytes_of, memory_of
 from loong.fabric.messages.mailbox import Address, MessageQueue
+from loong.fabric.messages.message_transfer import MessageTransfer
 from loong.fabric.messages.network import Network
 from loong.fabric.messages.peer_registry import PeerRegistry
 from loong.fabric.protocol import Exchanging, Pending
 from loong.fabric.tensor_parallel import TensorParallelGroup
+from loong.fabric.tensors import is_message
 from loong.fabric.traffic import Channel, Plane, Traffic
 from loong.fabric.world import World, neighbours
+
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +49,6 @@ class _Migration:
     link: Link
 
 
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    """Outgoing messages, and expected messages with the tensors that they are copied into: a Pending."""
-
-    mailbox: MessageQueue
-    outgoing: tuple[Future[None], ...]
-    incoming: tuple[tuple[Address, Tensor], ...]
-    peers: Collection[Link]
-    seconds: float
-
-    def wait(self) -> None:
-        """See Pending."""
-        for sent in self.outgoing:
-            sent.result()
-        for address, tensor in self.incoming:
-            message = self.mailbox.take(address, self.peers, self.seconds)
-            destination = bytes_of(tensor)
-            if len(message) != len(destination):
-                raise InvalidMessageError(
-                    f"{address.verb}: {len(message)} bytes came from rank {address.source}"
-                    f" where {len(destination)} were expected"
-                )
-            destination.copy_(message)
-
-
 class SocketFabric:
     """Implements Fabric for `rank` of `world`.
 
@@ -88,12 +67,13 @@ class SocketFabric:
         self.world = world
         self.rank = rank
         self.deadline = deadline
+        self.address = None if network is None else network.address
         self._instance_id = world.instance_id(rank)
         self._mailbox = MessageQueue(world)
         self._peer_registry = PeerRegistry(directory, world, rank, self._mailbox, deadline, network)
         self._open_batch: _Batch | None = None
         self._open_migration: _Migration | None = None
-        self._served: dict[int, _Batch] = {}  # by id
+        self._served: dict[int | None, _Batch] = {}  # by id
         self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
 
     def wait_for_peers(self) -> None:
@@ -130,6 +110,8 @@ class SocketFabric:
         batch = _Batch(batch_id, group, links, {}, is_served=True)
         self._mailbox.open(Plane.SERVICE, batch_id)
         return self._serving(batch, lost)
+
+    serve_lease = serve
 
     @contextmanager
     def _serving(self, batch: _Batch, lost: PeerLostError | None) -> Iterator[Exchanging]:
@@ -211,15 +193,15 @@ class SocketFabric:
         migration = self._current_migration()
         address = Address(Channel.SEGMENT, migration.migration_id, self.rank)
         self._mailbox.check(address, (migration.link,))
-        sent = self._send(migration.link, address, tensor) if _is_message(tensor) else None
-        return _Transfer(self._mailbox, (sent,) if sent else (), (), (), self.deadline)
+        sent = self._send(migration.link, address, tensor) if is_message(tensor, _HOST) else None
+        return MessageTransfer(self._mailbox, (sent,) if sent else (), (), (), self.deadline)
 
     def receive_segment(self, tensor: Tensor) -> Pending:
         """See Fabric."""
         migration = self._current_migration()
         address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
-        incoming = ((address, tensor),) if _is_message(tensor) else ()
-        return _Transfer(self._mailbox, (), incoming, (migration.link,), self.deadline)
+        incoming = ((address, tensor),) if is_message(tensor, _HOST) else ()
+        return MessageTransfer(self._mailbox, (), incoming, (migration.link,), self.deadline)
 
     def check(self) -> None:
         """See Fabric. A failed wait raises at once here, so there is nothing left to check."""
@@ -232,18 +214,18 @@ class SocketFabric:
         """Call `report`, from any thread, whenever `raise_if_broken` may have a new error."""
         self._mailbox.watch(report)
 
-    def raise_if_broken(self, plane: Plane) -> None:
+    def raise_if_broken(self, plane: Plane, served_id: int | None = None) -> None:
         """Raise the error of a wait if a member of the open batch or migration is lost or has left.
 
-        So with a member of any batch that is served.
+        In the plane of the service, if a member of the served batch `served_id` is or has.
         """
         if plane is Plane.BATCH and (batch := self._open_batch) is not None:
             self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.peers)
         if plane is Plane.MIGRATION and (migration := self._open_migration) is not None:
             address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
             self._mailbox.check(address, (migration.link,))
-        for batch in tuple(self._served.values()) if plane is Plane.SERVICE else ():
-            self._mailbox.check(Address(Channel.SERVED_CONTROL, batch.batch_id, self.rank), batch.peers)
+        if plane is Plane.SERVICE and (served := self._served.get(served_id)) is not None:
+            self._mailbox.check(Address(Channel.SERVED_CONTROL, served.batch_id, self.rank), served.peers)
 
     def member(self, instance_id: int) -> int:
         """Return the rank of an instance's process in the open batch that this process talks to, or its
@@ -251,6 +233,24 @@ class SocketFabric:
         """
         batch, rank = self._current_batch(), self._counterpart(instance_id)
         return rank if rank == self.rank else self._link_in(batch, rank).rank
+
+    def post(self, channel: Channel, its_id: int, rank: int, payload: Tensor) -> None:
+        """Send a message of the host that is not counted as traffic."""
+        address = Address(channel, its_id, self.rank)
+        self._peer_registry.link(rank, channel.plane, address.verb).send(address, memory_of(payload))
+
+    def receive(self, channel: Channel, its_id: int, rank: int) -> Tensor:
+        """Return the next message (uint8 [num_bytes]) that `rank` has posted.
+
+        Raises the errors of a wait in the open batch or migration.
+        """
+        address, batch, migration = Address(channel, its_id, rank), self._open_batch, self._open_migration
+        peers: Collection[Link] = (self._peer_registry.link(rank, channel.plane, address.verb),)
+        if channel is Channel.BATCH_LINK and batch is not None:
+            peers = batch.peers
+        elif channel is Channel.MIGRATION_LINK and migration is not None:
+            peers = (migration.link,)
+        return self._mailbox.take(address, peers, self.deadline)
 
     @property
     def num_stray_frames(self) -> int:
@@ -278,7 +278,7 @@ class SocketFabric:
         arriving = channel.served if batch.is_served and incoming else channel
         on_their_way = []
         for rank, tensor in outgoing.items():
-            if not _is_message(tensor):
+            if not is_message(tensor, _HOST):
                 continue
             if rank == self.rank:
                 self._mailbox.deliver(own, bytes_of(tensor).clone())
@@ -290,9 +290,9 @@ class SocketFabric:
         expected = tuple(
             (Address(arriving, batch.batch_id, rank), tensor)
             for rank, tensor in incoming.items()
-            if _is_message(tensor)
+            if is_message(tensor, _HOST)
         )
-        return _Transfer(self._mailbox, tuple(on_their_way), expected, batch.peers, self.deadline)
+        return MessageTransfer(self._mailbox, tuple(on_their_way), expected, batch.peers, self.deadline)
 
     @contextmanager
     def _opened(self, plane: Plane, batch_or_migration_id: int, links: Iterable[Link]) -> Iterator[None]:
@@ -369,14 +369,3 @@ class _Served:
 def _raise_lost(error: PeerLostError | None) -> None:
     if error is not None:
         raise error
-
-
-def _is_message(tensor: Tensor) -> bool:
-    """Return whether a tensor is not empty. Raises if it is not contiguous, or not on the host."""
-    if not tensor.is_contiguous():
-        raise InvalidMessageError(
-            f"a tensor {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous"
-        )
-    if tensor.device.type != "cpu":
-        raise InvalidMessageError(f"a tensor on {tensor.device} cannot travel over sockets")
-    return tensor.numel() > 0

@@ -41,7 +41,6 @@ class StepRunner:
     ) -> None:
         self.instance_id, self._constraints = instance_id, constraints
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
-        self._exchange = backend.query_exchange(fabric, model.shard)
         self._captured: tuple[MixedGraph | RingGraph, ...] = ()
 
     def capture(self, exchange: KVExchange | None) -> None:
@@ -108,13 +107,15 @@ class StepRunner:
     def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
         """Return hidden states of the step's rows; the host launches the step if no graph has room.
 
-        Graphs expect all KV of a request before its new positions, and none behind them.
+        Graphs expect all KV of a request before its new positions, and none behind them. They reach the
+        memory of one host.
         """
-        for captured in () if step.holder_ids or step.has_holes else self._captured:
+        is_near = self._fabric.world.is_one_host((*step.batch.group.instance_ids, *step.holder_ids))
+        for captured in self._captured if is_near and not step.holder_ids and not step.has_holes else ():
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
         device = self._backend.device
-        attention = ElasticAttention(step, self._fabric, self._exchange, device)
+        attention = ElasticAttention(step, self._fabric, device)
         token_ids, positions, lengths = map(device.upload, inputs[:3])
         if inputs.pending_ids is not None:
             inputs.pending_ids.fill(token_ids)

@@ -29,7 +29,7 @@ def directory() -> Iterator[PeerDirectory]:
 
 
 def network(directory: PeerDirectory, secret: str = SECRET) -> Network:
-    return Network((0, 1), ADDRESS, directory.endpoint, secret)
+    return Network(ADDRESS, directory.endpoint, secret)
 
 
 def answer_to(endpoint: str, frame: bytes) -> bytes:
@@ -89,7 +89,7 @@ def registered_endpoint(directory: PeerDirectory, rank: int) -> str:
 
 
 def with_registry(directory: PeerDirectory, check: Callable[[PeerRegistry, str], None]) -> None:
-    world = World(2, 1)
+    world = World(2, 1, (0, 1))
     with tempfile.TemporaryDirectory(prefix="loong-") as folder:
         mailbox = MessageQueue(world)
         with closing(PeerRegistry(Path(folder), world, 0, mailbox, 5.0, network(directory))) as registry:
