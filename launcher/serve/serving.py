@@ -126,8 +126,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     start, clock_start = perf_counter(), time()
     log_missing_grammars()
     cluster = _cluster(config, prior)
-    backoff = Backoff() if cluster.outlives_losses else None
-    async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
+    async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=Backoff()) as executor:
         logger.info("workers ready after %.1f s", perf_counter() - start)
         instances = executor.members.serving(cluster.instances)
         base, last_id = await calibrate(prior, instances, executor, config.calibration_time)
@@ -147,7 +146,7 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
             scheduling = Scheduling(
                 state, request_observers.timed(policy), cost_model, executor, observers, refusals
             )
-            scaling = _scaling(config, executor) if executor.restarts is not None else None
+            scaling = _scaling(config, executor)
             engine = Engine(scheduling, executor, limits, timeline, scaling)
             dump.snapshot = engine.snapshot
             running = asyncio.create_task(engine.run())
@@ -233,7 +232,7 @@ def _scaling(config: ServeConfig, executor: WorkersExecutor) -> Scaling:
 
 
 def _faults(engine: Engine, executor: WorkersExecutor) -> WorkerFaults:
-    assert executor.restarts is not None, "only instances on CPUs have faults, and these start again"
+    assert executor.restarts is not None, "lost instances of a server start again"
     return WorkerFaults(executor.restarts.processes_of, lambda: engine.snapshot().pools)
 
 
