@@ -16,7 +16,6 @@ from torch.distributed.distributed_c10d import Store
 
 _FOREVER = timedelta(days=1)  # device links keep the deadline themselves, to raise errors
 _TAG = 0
-_MOST_BLOCKS = 8  # of a transfer; more take processors and memory from the model
 _ADVICE = (
     "NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME names the network interface to use, and --fabric staged "
     "needs no NCCL"
@@ -36,7 +35,7 @@ class NcclCommunicator:
         """Connect process `index` to the other one of two, and exchange a first message."""
         self._device, self._peer = device, 1 - index
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout, options.config.max_ctas = _FOREVER, _MOST_BLOCKS
+        options._timeout = _FOREVER
         kind = dist.ProcessGroup.BackendType.NCCL
         self._group = dist.ProcessGroup(store, index, 2)
         self._group._set_default_backend(kind)
