@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import Store
 _FOREVER = timedelta(days=1)  # device links keep the deadline themselves, to raise errors
 _TAG = 0
 _ADVICE = (
-    "NCCL_DEBUG=INFO tells more, NCCL_SOCKET_IFNAME names the network interface to use, and --fabric staged "
+    "NCCL_DEBUG=INFO shows more, NCCL_SOCKET_IFNAME names the network interface to use, and --fabric staged "
     "needs no NCCL"
 )
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
