@@ -153,9 +153,8 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
             signals.num_heeded = 1  # the first of several API processes takes requests while others start
             async with _front(config, engine, tokenizer, request_observers, listener, executor) as front:
                 signals.num_heeded = 2
-                if scaling is not None:
-                    scaling.report_limit = front.report_limits
-                    front.report_limits()  # it may have changed while API processes started
+                scaling.report_limit = front.report_limits
+                front.report_limits()  # it may have changed while API processes started
                 status = asyncio.create_task(log_status(engine))
                 try:
                     log_banner(config, limits, listener.getsockname()[1])

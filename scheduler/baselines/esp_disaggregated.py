@@ -16,7 +16,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import roles
 from loong.scheduler.baselines.esp_fixed import FIXED
 from loong.scheduler.baselines.handoff import hand_off
-from loong.scheduler.common.cluster_parts import Parts, split
+from loong.scheduler.common.cluster_parts import Parts, homes_of, split
 from loong.scheduler.common.leases import lease_ends
 from loong.scheduler.common.planning_view import InstanceSet, PlanningView, make_planning_view
 from loong.scheduler.config import PolicyConfig
@@ -26,17 +26,19 @@ from loong.scheduler.esp.stages import joined_plan, plan_group
 def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
     """Plan the prefill part as a fixed group, migrations to the decode part, and its decodes."""
     prefill_ids, decode_ids = roles(tuple(sorted(snapshot.pools)), config.decode_instances)
-    waiting = {view.request_id: 0 for view in snapshot.waiting}
-    if not decode_ids:
-        parts = split(snapshot, (prefill_ids,), waiting) if prefill_ids else []
-        return joined_plan(plan_group(part, cost_model, config, len(prefill_ids), FIXED) for part in parts)
-    sources, destinations = split(snapshot, (prefill_ids, decode_ids), waiting)
+    parts = (prefill_ids, decode_ids) if decode_ids else (prefill_ids,)
+    places = {view.request_id: 0 for view in snapshot.waiting} | homes_of(snapshot, parts)
+    sources, *others = split(snapshot, parts, places)
+    if not others:
+        return plan_group(sources, cost_model, config, len(prefill_ids), FIXED)
+    (destinations,) = others
     handoff = hand_off(snapshot, sources, destinations)
     decoding = handoff.come_to(destinations)
     found = make_planning_view(decoding)
+    groups = _roomy_groups(found)
     plan = joined_plan(
         plan_group(part, cost_model, config, len(snapshot.pools), FIXED)
-        for part in (handoff.left_by(sources), *split(decoding, _roomy_groups(found), {}))
+        for part in (handoff.left_by(sources), *split(decoding, groups, homes_of(decoding, groups)))
     )
     ends = {end.batch_id: end for end in plan.lease_ends} | _ends_for_arrived(found)
     return replace(

@@ -11,6 +11,7 @@ from loong.scheduler.common.cluster_parts import groups_of
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import Variant
 from loong.scheduler.esp.parts import plan_parts
+from loong.scheduler.esp.stages import is_any_usable, plan_while_busy
 
 FIXED = Variant(is_fixed=True)
 
@@ -19,5 +20,7 @@ def plan_esp_fixed(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, size: int
 ) -> IterationPlan:
     """Assign prompts to groups of `size` instances, and plan each group by itself."""
+    if not is_any_usable(snapshot, snapshot.pools):
+        return plan_while_busy(snapshot)
     parts = groups_of(tuple(sorted(snapshot.pools)), size)
     return plan_parts(snapshot, parts, cost_model, config, FIXED)

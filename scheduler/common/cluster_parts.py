@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TypeAlias, TypeVar
 
 from loong.core.placement import InstanceId
@@ -24,33 +24,33 @@ def groups_of(instance_ids: tuple[InstanceId, ...], size: int) -> Parts:
     return tuple(tuple(group) for _, group in groupby(instance_ids, lambda instance_id: instance_id // size))
 
 
-@cache
-def place_of(parts: Parts) -> Mapping[InstanceId, int]:
+def place_of(parts: Parts) -> dict[InstanceId, int]:
     """Return the index of each instance's part among `parts`."""
     return {instance_id: place for place, part in enumerate(parts) for instance_id in part}
 
 
-def home_of(view: RequestView, snapshot: Snapshot, parts: Parts) -> int | None:
-    """Return the index of the part with the oldest KV of a request, or else of its batch.
+def homes_of(snapshot: Snapshot, parts: Parts) -> dict[RequestId, int]:
+    """Return the index of the part of each running request: where its KV begins, or else of its batch.
 
-    None for a request without either.
+    Requests without either are left out.
     """
-    place = place_of(parts)
-    for segment in view.placement.segments:
-        if segment.instance_id in place:
-            return place[segment.instance_id]
-    if view.batch_id is None:
-        return None
-    group = snapshot.batch[view.batch_id].plan.group
-    return next((place[i] for i in group.instance_ids if i in place), None)
+    place, homes = place_of(parts), dict[RequestId, int]()
+    for view in snapshot.running:
+        holders: Iterable[InstanceId] = (segment.instance_id for segment in view.placement.segments)
+        if view.batch_id is not None:
+            holders = chain(holders, snapshot.batch[view.batch_id].plan.group.instance_ids)
+        for instance_id in holders:
+            if instance_id in place:
+                homes[view.request_id] = place[instance_id]
+                break
+    return homes
 
 
-def split(snapshot: Snapshot, parts: Parts, assigned: Mapping[RequestId, int]) -> list[Snapshot]:
+def split(snapshot: Snapshot, parts: Parts, places: Mapping[RequestId, int]) -> list[Snapshot]:
     """Return a snapshot of each part, in one pass over requests.
 
-    A running request belongs to the part where its KV begins, if that is in any part. A request without such
-    KV belongs to the part that it is `assigned`, or to none. A batch or a migration belongs to all parts that
-    it touches.
+    A request belongs to the part with the index that `places` gives, or to none. A batch or a migration
+    belongs to all parts that it touches.
     """
     place = place_of(parts)
 
@@ -61,17 +61,14 @@ def split(snapshot: Snapshot, parts: Parts, assigned: Mapping[RequestId, int]) -
                 found[at].append(item)
         return found
 
-    waiting: list[list[RequestView]] = [[] for _ in parts]
-    for view in snapshot.waiting:
-        if view.request_id in assigned:
-            waiting[assigned[view.request_id]].append(view)
-    running: list[list[RequestView]] = [[] for _ in parts]
-    for view in snapshot.running:
-        at = home_of(view, snapshot, parts)
-        if at is None:
-            at = assigned.get(view.request_id)
-        if at is not None:
-            running[at].append(view)
+    def by_place(views: Iterable[RequestView]) -> list[list[RequestView]]:
+        found: list[list[RequestView]] = [[] for _ in parts]
+        for view in views:
+            if view.request_id in places:
+                found[places[view.request_id]].append(view)
+        return found
+
+    waiting, running = by_place(snapshot.waiting), by_place(snapshot.running)
     batches, ending = (
         by_part(some, lambda batch: batch.plan.group.instance_ids)
         for some in (snapshot.batches, snapshot.ending)

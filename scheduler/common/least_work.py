@@ -2,118 +2,136 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import TypeAlias
+from heapq import heapify, heappop, heappush, heapreplace
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.cluster_parts import Parts, home_of, place_of
+from loong.scheduler.common.cluster_parts import Parts, place_of
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import Order, PrefillAdmission
-
-_Key: TypeAlias = tuple[float, int, int]
-"""The work of a group, minus its room, and its place."""
 
 
 @dataclass(slots=True)
 class Load:
     """Prompts and KV of a group of `size` instances.
 
-    `work` is the seconds in which the whole group computes the prompts taken so far. `num_promised` is the
-    slots of its requests once all have come to their declared ends.
+    `work` is the seconds in which the whole group computes the prompts taken so far. `room` is the slots that
+    are not promised to any request until its declared end.
     """
 
     place: int
     size: int
     capacity: int
+    room: int
     work: float = 0.0
-    num_promised: int = 0
 
     @property
-    def room(self) -> int:
-        """Return the slots that are not promised to any request."""
-        return self.capacity - self.num_promised
-
-    @property
-    def key(self) -> _Key:
-        """Return the sort key of groups."""
+    def key(self) -> tuple[float, int, int]:
+        """Return the sort key of groups: least work first, then most room."""
         return self.work, -self.room, self.place
 
     def take(self, work: float, num_tokens: int) -> None:
         """Count a prompt of `work` seconds of one instance, and its final KV."""
         self.work += work / self.size
-        self.num_promised += num_tokens
+        self.room -= num_tokens
+
+
+class LeastWorkQueue:
+    """Groups by work. Those without room for the last prompt are apart, until a smaller one comes."""
+
+    def __init__(self, loads: Sequence[Load]) -> None:
+        self._loads = loads
+        self._by_work = [load.key for load in loads]
+        self._by_room: list[tuple[int, int]] = []  # minus the room, and the place
+        heapify(self._by_work)
+
+    def assign(self, work: float, num_tokens: int) -> Load | None:
+        """Give a prompt to the group with least work that has room, or else to the one with most room.
+
+        Return that group; None if none is large enough.
+        """
+        load = self._with_room(num_tokens) or self._roomiest(num_tokens)
+        if load is not None:
+            load.take(work, num_tokens)
+            heappush(self._by_work, load.key)
+        return load
+
+    def _with_room(self, num_tokens: int) -> Load | None:
+        """Remove and return the group with least work that has room, or None."""
+        while self._by_room and -self._by_room[0][0] >= num_tokens:
+            _, place = heappop(self._by_room)
+            heappush(self._by_work, self._loads[place].key)
+        while self._by_work:
+            key = self._by_work[0]
+            load = self._loads[key[-1]]
+            if key != load.key:  # a prompt that has begun there was counted since
+                heapreplace(self._by_work, load.key)
+                continue
+            heappop(self._by_work)
+            if load.room >= num_tokens:
+                return load
+            heappush(self._by_room, (-load.room, load.place))
+        return None
+
+    def _roomiest(self, num_tokens: int) -> Load | None:
+        """Remove and return the large enough group with most room, or None. All groups are in `_by_room`."""
+        too_small, found = [], None
+        while self._by_room and found is None:
+            key = heappop(self._by_room)
+            load = self._loads[key[-1]]
+            if load.capacity >= num_tokens:
+                found = load
+            else:
+                too_small.append(key)
+        for key in too_small:
+            heappush(self._by_room, key)
+        return found
 
 
 def assigned_places(
-    found: PlanningView, parts: Parts, cost_model: CostModel, config: PolicyConfig, order: Order
+    found: PlanningView,
+    parts: Parts,
+    homes: Mapping[RequestId, int],
+    cost_model: CostModel,
+    config: PolicyConfig,
+    order: Order,
 ) -> tuple[dict[RequestId, int], Sequence[RequestView]]:
-    """Return the place of the part that each prompt goes to, and the prompts without a part for now.
+    """Return the place of the part of each request, and the prompts without a part for now.
 
-    Prompts choose in the order of their deadlines, deferred ones last. If many wait, only those that
-    admission considers get a place. Where no group has room, a prompt waits for the group with most room.
+    `homes` are those of running requests. Prompts choose in the order of their deadlines, deferred ones last.
+    If many wait, only those that admission considers get a place. Where no group has room, a prompt waits for
+    the group with most room.
     """
     snapshot = found.snapshot
     live = [view for view in snapshot.running if not view.has_ended]
     if len(parts) == 1:
-        return {view.request_id: 0 for view in (*found.waiting, *live)}, ()
-    home = {view.request_id: home_of(view, snapshot, parts) for view in live}
-    place_by_id = {request_id: at for request_id, at in home.items() if at is not None}
-    loads = _loads(snapshot, parts, place_by_id)
+        return {**{view.request_id: 0 for view in (*found.waiting, *live)}, **homes}, ()
+    loads = _loads(snapshot, parts, homes)
     admission = PrefillAdmission(found, cost_model, config, order)
     considered, others = admission.considered()
-    computing = (v for v in live if v.is_plannable or v.request_id in place_by_id)
-    computing = (v for v in computing if not v.is_decoding)
-    queue, assigned = [load.key for load in loads], dict[RequestId, int]()
-    heapify(queue)
+    computing = (v for v in live if not v.is_decoding and (v.is_plannable or v.request_id in homes))
+    queue, places = LeastWorkQueue(loads), {**homes}
     for prefill in admission.ordered((*considered, *computing)):
-        request_id, num_tokens = prefill.view.request_id, prefill.view.num_final_tokens
-        if request_id in place_by_id:
-            load = loads[place_by_id[request_id]]
-            load.take(prefill.work, 0)
-        elif (chosen := _chosen(loads, queue, num_tokens)) is not None:
-            load, assigned[request_id] = chosen, chosen.place
-            load.take(prefill.work, num_tokens)
-        else:
-            continue
-        heappush(queue, load.key)
-    return assigned, others
+        request_id = prefill.view.request_id
+        if request_id in homes:
+            loads[homes[request_id]].take(prefill.work, 0)
+        elif (load := queue.assign(prefill.work, prefill.view.num_final_tokens)) is not None:
+            places[request_id] = load.place
+    return places, others
 
 
-def _loads(snapshot: Snapshot, parts: Parts, place_by_id: Mapping[RequestId, int]) -> list[Load]:
-    """Return the groups without work, with the final KV of their requests."""
+def _loads(snapshot: Snapshot, parts: Parts, homes: Mapping[RequestId, int]) -> list[Load]:
+    """Return the groups without work, and without room for the final KV of their requests."""
+    capacities = [sum(snapshot.pools[i] for i in part) for part in parts]
     loads = [
-        Load(number, len(part), sum(snapshot.pools[i] for i in part)) for number, part in enumerate(parts)
+        Load(place, len(part), room, room)
+        for place, (part, room) in enumerate(zip(parts, capacities, strict=True))
     ]
-    for instance_id, at in place_of(parts).items():
-        loads[at].num_promised += snapshot.leaving.get(instance_id, 0)
-    for request_id, at in place_by_id.items():
-        loads[at].num_promised += snapshot.request[request_id].num_final_tokens
+    for instance_id, place in place_of(parts).items():
+        loads[place].room -= snapshot.leaving.get(instance_id, 0)
+    for view in snapshot.running:
+        if view.request_id in homes and not view.has_ended:
+            loads[homes[view.request_id]].room -= view.num_final_tokens
     return loads
-
-
-def _chosen(loads: Sequence[Load], queue: list[_Key], num_tokens: int) -> Load | None:
-    """Return the group with least work that has room, or the one with most room.
-
-    None if none is large enough.
-
-    Outdated keys of the queue are dropped: each change of a group has added a new one.
-    """
-    without_room: list[_Key] = []
-    chosen = None
-    while queue and chosen is None:
-        load = loads[queue[0][-1]]
-        if queue[0] != load.key:
-            heappop(queue)
-        elif load.room >= num_tokens:
-            chosen = load
-        else:
-            without_room.append(heappop(queue))
-    for key in without_room:
-        heappush(queue, key)
-    if chosen is not None:
-        return chosen
-    able = [load for load in loads if load.capacity >= num_tokens]
-    return max(able, key=lambda load: (load.room, -load.place), default=None)

@@ -1,5 +1,6 @@
 """Times at which tokens are due: by a request's own targets, or else the config's."""
 
+from collections.abc import Iterable
 from math import inf
 
 from loong.core.cost.cost_model import PrefillTerms
@@ -43,3 +44,8 @@ def target_tpot(view: RequestView, config: PolicyConfig) -> float:
     """Return its own target, or else the config's."""
     tpot = None if view.slo is None else view.slo.tpot
     return config.target_tpot if tpot is None else tpot
+
+
+def tightest_tpot(views: Iterable[RequestView], config: PolicyConfig) -> float:
+    """Return the least TPOT target of these requests; the config's if there are none."""
+    return min([target_tpot(view, config) for view in views], default=config.target_tpot)

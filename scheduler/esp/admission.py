@@ -57,6 +57,11 @@ class PrefillCandidate:
         return self.num_cached > 0
 
     @property
+    def dop(self) -> int:
+        """Return the number of instances that hold some of its KV, or 1."""
+        return max(1, len(self.view.placement.instance_ids))
+
+    @property
     def is_late(self) -> bool:
         """Return whether it will miss its target, or has missed it."""
         return self.is_deferred or self.missed_deadline

@@ -14,7 +14,7 @@ from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.layout import step_seconds
 from loong.scheduler.esp.lease_timing import end_for, least_lease_seconds
 from loong.scheduler.esp.quick import QuickPrompts
-from loong.scheduler.esp.reasons import reason_to_end_lease
+from loong.scheduler.esp.reasons import reasons_to_end_leases
 from loong.scheduler.esp.service import can_reach, leased
 from loong.scheduler.tuning import MIN_ALIGNED_SHARE
 
@@ -67,7 +67,7 @@ def build_together(draft: PlanDraft) -> PlanDraft:
     ends = tuple(
         end
         for batch in (draft.snapshot.batches if draft.prefills else ())
-        for end in end_for(draft.prefills, batch, draft.cost_model, draft.config)
+        for end in end_for(draft, draft.prefills, batch)
     )
     idle, meanwhile = tuple(sorted(draft.idle_ids)), None
     if idle and draft.decodes:
@@ -78,10 +78,7 @@ def build_together(draft: PlanDraft) -> PlanDraft:
         draft,
         batches=() if meanwhile is None else (meanwhile,),
         lease_ends=ends,
-        decisions=(
-            *draft.decisions,
-            *(reason_to_end_lease(draft.snapshot.batch[end.batch_id], PROMPTS_JOIN) for end in ends),
-        ),
+        decisions=(*draft.decisions, *reasons_to_end_leases(draft.snapshot, ends, PROMPTS_JOIN)),
     )
 
 
@@ -102,9 +99,7 @@ def lease_before_prompts(draft: PlanDraft, builder: BatchBuilder) -> BatchPlan |
         return None
     first = min(prefill.view.arrival_time for prefill in draft.prefills)
     instance_ids = draft.layout.prompt_ids
-    least = least_lease_seconds(
-        instance_ids, len(draft.decodes), draft.prefills, draft.cost_model, draft.config
-    )
+    least = least_lease_seconds(draft, draft.prefills, instance_ids, len(draft.decodes))
     seconds = first + least - draft.snapshot.now
     return builder.lease(instance_ids, _leased(draft, instance_ids), seconds) if seconds > 0 else None
 

@@ -9,7 +9,7 @@ from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.common.masters import choose_lease, choose_masters
 from loong.scheduler.common.planning_view import PlanningView
-from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.common.striping import RequestPart
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
@@ -123,9 +123,7 @@ class BatchBuilder:
             return None
         if not decodes:
             return self._planned(self._filled(only_decodes, prefills, self.budget(())))
-        interleaving = PrefillDecodeInterleaving(
-            only_decodes.seconds, min(target_tpot(view, self.config) for view in decodes)
-        )
+        interleaving = PrefillDecodeInterleaving(only_decodes.seconds, tightest_tpot(decodes, self.config))
         budget = self.budget(decodes)
         if interleaving.is_hopeless:
             budget = max(budget, 2 * interleaving.decode_seconds)
@@ -197,7 +195,7 @@ class BatchBuilder:
         """
         if step.decodes:
             return budget
-        least, spent = step.least_seconds(prefill.view), step.begun_seconds
+        least, spent = step.sizer.least_seconds(prefill.view), step.begun_seconds
         worth_reading = min(
             step.reading_seconds(prefill.view) / MAX_READING_SHARE, self.config.target_ttft / 2
         )
@@ -228,14 +226,16 @@ class BatchBuilder:
         """
         view = prefill.view
         if step.dop == 1:
-            return step.add(view, step.whole(view, step.instance_ids[0], budget, min_tokens))
+            return step.add(view, step.sizer.whole(view, step.instance_ids[0], budget, min_tokens))
         share = None
         if not (len(view.placement.instance_ids) > 1 or step.count.has_ring):
             share = self._on_one(step, prefill, budget)
         if share is None:
             return step.add(view, step.striped(view, budget, min_tokens))
         if is_alone and (striped := step.striped(view, budget)) is not None:
-            share = min(share, striped, key=lambda part: (-part.num_tokens, step.seconds_with(view, part)))
+            share = min(
+                share, striped, key=lambda part: (-part.num_tokens, step.sizer.seconds_with(view, part))
+            )
         return step.add(view, share)
 
     @staticmethod
@@ -245,7 +245,7 @@ class BatchBuilder:
         able = [i for i in held if i in step.instance_ids] or step.instance_ids
         seconds, free = step.instance_seconds, step.free
         best = min(able, key=lambda i: (free[i] < prefill.num_tokens, seconds[i], -free[i], i))
-        return step.whole(prefill.view, best, budget, at_least=prefill.num_tokens)
+        return step.sizer.whole(prefill.view, best, budget, at_least=prefill.num_tokens)
 
 
 def _is_no_shorter(prefill: PrefillCandidate, other: PrefillCandidate | None) -> bool:

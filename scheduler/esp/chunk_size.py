@@ -5,7 +5,7 @@ predicting the whole step with chunks of several sizes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -108,18 +108,19 @@ class ChunkSizer:
         return min(ringed, exchanged, key=partial(self.seconds_with, view))
 
     def least_seconds(self, view: RequestView) -> float:
-        """Return the predicted time of the step with the smallest chunk of a prompt, by its fastest way.
+        """Return the predicted time of a step with only the smallest chunk of a prompt, by its fastest way.
 
         Returns 0 where no way has room.
         """
+        alone = replace(self, count=WorkCount(self.ring.instance_ids))
         holders = [i for i in view.placement.instance_ids if i in self.ring.instance_ids]
-        ways = [self._by_exchange(view)] if self.ring.dop > 1 else []
+        ways = [alone._by_exchange(view)] if self.ring.dop > 1 else []
         if ways and not self._is_served(view):
-            ways.insert(0, self._by_ring(view))
+            ways.append(alone._by_ring(view))
         if len(holders) <= 1:
-            ways.append(self._by_one(view, (holders or self.ring.instance_ids)[0]))
+            ways.append(alone._by_one(view, (holders or self.ring.instance_ids)[0]))
         parts = (way.part_of(min(way.most_tokens, LEAST_TOKENS)) for way in ways if way.most_tokens)
-        return min((self.seconds_with(view, part) for part in parts), default=0.0)
+        return min((alone.seconds_with(view, part) for part in parts), default=0.0)
 
     def _sized(
         self, view: RequestView, way: _Way, budget: float, min_tokens: int, at_least: int = 0

@@ -19,8 +19,8 @@ from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_lease
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.reasons import reason_to_end_lease
-from loong.scheduler.esp.service import leased, serves_all
+from loong.scheduler.esp.reasons import reason_to_wait, reasons_to_end_leases
+from loong.scheduler.esp.service import leased, serves_others
 from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
 
 NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
@@ -33,6 +33,11 @@ class ServedDecodes:
 
     draft: PlanDraft
 
+    @property
+    def snapshot(self) -> Snapshot:
+        """Return the snapshot of the draft."""
+        return self.draft.snapshot
+
     @cached_property
     def resting(self) -> tuple[RequestView, ...]:
         """Those that are not in flight and may take steps, oldest first."""
@@ -41,13 +46,13 @@ class ServedDecodes:
     @cached_property
     def leases(self) -> tuple[RunningBatch, ...]:
         """The batches of decodes in flight."""
-        snapshot = self.draft.snapshot
+        snapshot = self.snapshot
         return tuple(batch for batch in snapshot.batches if _is_decode(batch, snapshot))
 
     @cached_property
     def in_flight(self) -> tuple[RequestView, ...]:
         """Those in leases that have not ended."""
-        views = (self.draft.snapshot.request[r] for batch in self.leases for r in batch.plan.request_ids)
+        views = (self.snapshot.request[r] for batch in self.leases for r in batch.plan.request_ids)
         return tuple(view for view in views if not view.has_ended)
 
     @property
@@ -67,7 +72,7 @@ class ServedDecodes:
         At least one and at most half of all. Where no number leaves a margin, the fewest that meet them
         without one. Targets that no number meets do not count; if none can be met, the quickest number.
         """
-        most = len(self.draft.snapshot.pools) - 1
+        most = len(self.snapshot.pools) - 1
         roomy = next((number for number in range(1, most + 1) if self._has_room(number)), most)
         able = [number for number in self._numbers if number >= roomy and self._is_clear(number)] or [roomy]
         targets = [target_tpot(view, self.draft.config) for view in self.all_views]
@@ -80,14 +85,10 @@ class ServedDecodes:
 
     def lease(self) -> BatchPlan | None:
         """Return a lease of those that have room, on instances that are idle; None if there is none."""
-        free = {
-            i: self.draft.snapshot.free[i]
-            for i in self.instance_ids
-            if self.draft.snapshot.instance[i].is_idle
-        }
+        free = {i: self.snapshot.free[i] for i in self.instance_ids if self.snapshot.instance[i].is_idle}
         if not free or self.leases:
             return None
-        views = leased(self.draft.snapshot, self._with_room(sum(free.values())), free)
+        views = leased(self.snapshot, self._with_room(sum(free.values())), free)
         if not views:
             return None
 
@@ -102,9 +103,7 @@ class ServedDecodes:
 
         A lease lasts for some time, so that decodes that come one by one do not each cost all a new one.
         """
-        wanted = {
-            i for i in self.instance_ids if i in self.busy_ids or self.draft.snapshot.instance[i].is_idle
-        }
+        wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
         if not wanted or (wanted == self.busy_ids and not self._can_any_join()):
             return ()
         return tuple(
@@ -116,7 +115,7 @@ class ServedDecodes:
     def decisions(self, lease: BatchPlan | None, ends: Sequence[LeaseEnd]) -> Iterator[Decision]:
         """Return the reasons of a lease, of waits, and of ends of leases."""
         if lease is not None:
-            num_instances, chosen = len(self.draft.snapshot.pools), len(self.instance_ids)
+            num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
             near = [k for k in self._numbers if abs(k - chosen) <= 1]
             yield Decision(
                 DecisionKind.DOP,
@@ -126,28 +125,26 @@ class ServedDecodes:
             )
             joined = frozenset(lease.request_ids)
             if left_out := tuple(v.request_id for v in self.resting if v.request_id not in joined):
-                yield Decision(DecisionKind.WAIT, left_out, NO_SLOTS)
-        for end in ends:
-            yield reason_to_end_lease(self.draft.snapshot.batch[end.batch_id], JOINED)
+                yield reason_to_wait(left_out, NO_SLOTS)
+        yield from reasons_to_end_leases(self.snapshot, ends, JOINED)
 
     def _is_clear(self, number: int) -> bool:
         """Return whether these instances hold no KV of unfinished prompts.
 
         Attention for chunks of those would slow decodes. One instance alone may, if it serves them.
         """
-        return (number == 1 and serves_all(self.draft.snapshot)) or self._prompt_ids.isdisjoint(
-            self._last(number)
-        )
+        is_served = number == 1 and serves_others(self.snapshot)
+        return is_served or self._prompt_ids.isdisjoint(self._last(number))
 
     @cached_property
     def _prompt_ids(self) -> frozenset[InstanceId]:
         """The instances with KV of prompts that are being computed."""
-        prompts = (v for v in self.draft.snapshot.running if not (v.num_output_tokens or v.has_ended))
+        prompts = (v for v in self.snapshot.running if not (v.num_output_tokens or v.has_ended))
         return frozenset(i for view in prompts for i in view.placement.instance_ids)
 
     @cached_property
     def _numbers(self) -> range:
-        return range(1, max(1, len(self.draft.snapshot.pools) // 2) + 1)
+        return range(1, max(1, len(self.snapshot.pools) // 2) + 1)
 
     @cached_property
     def _seconds(self) -> dict[int, float]:
@@ -161,13 +158,13 @@ class ServedDecodes:
     def _last(self, number: int) -> tuple[InstanceId, ...]:
         """Return the last instances of the hosts, taken from each host in turn."""
         hosts: dict[int, list[InstanceId]] = {}
-        for instance_id in sorted(self.draft.snapshot.pools, reverse=True):
+        for instance_id in sorted(self.snapshot.pools, reverse=True):
             hosts.setdefault(self._host_of(instance_id), []).append(instance_id)
         in_turn = (i for taken in zip_longest(*hosts.values()) for i in taken if i is not None)
         return tuple(sorted(islice(in_turn, number)))
 
     def _host_of(self, instance_id: InstanceId) -> int:
-        return self.draft.snapshot.instance[instance_id].host_id
+        return self.snapshot.instance[instance_id].host_id
 
     def _has_room(self, number: int) -> bool:
         return sum(view.num_remaining_tokens for view in self.all_views) <= self._num_free(self._last(number))
@@ -189,7 +186,7 @@ class ServedDecodes:
 
     def _num_free(self, instance_ids: Sequence[InstanceId]) -> int:
         """Return the slots there that are free, or that leases have for steps to come."""
-        num_free = sum(self.draft.snapshot.free[i] for i in instance_ids)
+        num_free = sum(self.snapshot.free[i] for i in instance_ids)
         for batch in self.leases:
             masters = [block.master_id for block in batch.plan.queries]
             num_free += sum(batch.plan.num_stored_tokens.get(i, 0) for i in instance_ids)

@@ -106,6 +106,8 @@ def kv_safety(
     KV of requests that are leaving counts as free, as it will be in any case.
     """
     decodes = planning_view.decodes
+    if not (decodes or prefills):
+        return KVSafety(frozenset(), lease_steps)
     lengths = planning_view.lengths.adding([prefill.view for prefill in prefills if not prefill.is_begun])
     num_free = sum(planning_view.free.values()) + sum(planning_view.snapshot.leaving.values())
     num_demanded = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)

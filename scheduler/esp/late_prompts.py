@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.reasons import reason_to_pause_late
+from loong.scheduler.esp.reasons import PAUSED_LATE, reason_to_wait
 from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
 
 
@@ -18,7 +18,7 @@ def pause_late(draft: PlanDraft) -> PlanDraft:
     late = _pausing(draft)
     if not late:
         return draft
-    decision = reason_to_pause_late(prefill.view.request_id for prefill in late)
+    decision = reason_to_wait(sorted(prefill.view.request_id for prefill in late), PAUSED_LATE)
     return replace(
         draft,
         prefills=tuple(prefill for prefill in draft.prefills if prefill not in late),
@@ -35,15 +35,10 @@ def _pausing(draft: PlanDraft) -> Set[PrefillCandidate]:
     """
     step_time = draft.config.step_time
     late = [prefill for prefill in draft.prefills if prefill.is_late]
-    long = {p for p in late if _dop(p) > 1 or p.work > LONG_PROMPT_STEPS * step_time}
+    long = {p for p in late if p.dop > 1 or p.work > LONG_PROMPT_STEPS * step_time}
     on_time = sum(prefill.work for prefill in draft.prefills if not prefill.is_late)
     if not long or on_time < MIN_ON_TIME_SHARE * draft.view.num_instances * step_time:
         return set()
     oldest = min(late, key=lambda prefill: prefill.view.arrival_time)
-    now, dop = draft.snapshot.now, max(1, _dop(oldest))
-    is_due = is_share_due(oldest, dop, now, draft.cost_model, draft.config)
+    is_due = is_share_due(oldest, oldest.dop, draft.snapshot.now, draft.cost_model, draft.config)
     return long.difference([oldest] if is_due else [])
-
-
-def _dop(prefill: PrefillCandidate) -> int:
-    return len(prefill.view.placement.instance_ids)

@@ -10,18 +10,18 @@ from math import inf
 from loong.core.cost.work import WorkCount
 from loong.core.instance import ESPGroup
 from loong.core.request import RequestView
-from loong.scheduler.common.slo_targets import FirstTokenTargets, target_tpot
+from loong.scheduler.common.slo_targets import FirstTokenTargets, tightest_tpot
 from loong.scheduler.esp.admission import PrefillCandidate, is_share_due, prefill_work
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import Layout, PlanDraft
-from loong.scheduler.esp.service import can_reach, serves_leases
+from loong.scheduler.esp.service import can_reach, serves_others
 from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
 
 
 def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
     """Choose the instances for decodes and those for prompts."""
     everywhere, together = draft.everywhere, Layout(draft.everywhere, is_mixed=True)
-    if len(everywhere) < 2 or not (draft.variant.has_apart and serves_leases(draft.snapshot)):
+    if len(everywhere) < 2 or not (draft.variant.has_apart and serves_others(draft.snapshot)):
         return together
     decode_ids = decodes.busy_ids.union(decodes.instance_ids)
     prompt_ids = tuple(i for i in everywhere if i not in decode_ids)
@@ -32,17 +32,15 @@ def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
     if sum(draft.view.free[i] for i in prompt_ids) < first.num_tokens:
         return together  # only all instances have room for it
     unreached = [p for p in draft.prefills if not can_reach(draft.snapshot, p.view, prompt_ids)]
-    if first in unreached or any(_is_share_due(draft, prefill) for prefill in unreached):
+    now = draft.snapshot.now
+    if first in unreached or any(
+        is_share_due(p, p.dop, now, draft.cost_model, draft.config) for p in unreached
+    ):
         return together
     is_apart_faster = apart_speed(draft, first, len(prompt_ids)) >= together_speed(
         draft, first, decodes.all_views
     )
     return apart if is_apart_faster else together
-
-
-def _is_share_due(draft: PlanDraft, prefill: PrefillCandidate) -> bool:
-    dop = len(prefill.view.placement.instance_ids)
-    return is_share_due(prefill, dop, draft.snapshot.now, draft.cost_model, draft.config)
 
 
 def step_seconds(draft: PlanDraft) -> float:
@@ -78,8 +76,7 @@ def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[
     """Return the work on the first prompt in a second of steps on all instances, with these decodes."""
     everywhere = draft.everywhere
     live = (view for view in draft.snapshot.request.values() if not view.has_ended)
-    seconds = PLANNED_TPOT_SHARE * min(target_tpot(view, draft.config) for view in live)
-    seconds = min(seconds, longest_step(draft))
+    seconds = min(PLANNED_TPOT_SHARE * tightest_tpot(live, draft.config), longest_step(draft))
     if not decodes:
         return _speed(draft, len(everywhere), first, seconds)
     count = WorkCount(everywhere)

@@ -3,48 +3,41 @@
 from collections.abc import Iterator, Sequence
 from math import ceil, inf
 
-from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import LeaseEnd
 from loong.core.snapshot import RunningBatch
 from loong.scheduler.common.leases import lease_start_time
-from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillCandidate
+from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
 
 
 def least_lease_seconds(
+    draft: PlanDraft,
+    prefills: Sequence[PrefillCandidate],
     instance_ids: tuple[InstanceId, ...],
     num_decodes: int,
-    prefills: Sequence[PrefillCandidate],
-    cost_model: CostModel,
-    config: PolicyConfig,
 ) -> float:
     """Return the least seconds of a lease once a prompt waits for its end, while prompts are few.
 
     Otherwise chats that come one by one would have a step each. Most of its time would go to sending all
     decodes, and most of the engine's time to planning.
     """
-    seconds = cost_model.host.plan_request * num_decodes / MAX_PLANNING_SHARE
+    seconds = draft.cost_model.host.plan_request * num_decodes / MAX_PLANNING_SHARE
     if prefills:
-        start_time = lease_start_time(instance_ids, num_decodes, cost_model)
+        start_time = lease_start_time(instance_ids, num_decodes, draft.cost_model)
         seconds = max(seconds, start_time / LEASE_START_SHARE - sum(prefill.work for prefill in prefills))
-    return min(seconds, MAX_BATCHING_WAIT * min([config.target_ttft, *(p.ttft for p in prefills)]))
+    return min(seconds, MAX_BATCHING_WAIT * min([draft.config.target_ttft, *(p.ttft for p in prefills)]))
 
 
 def end_for(
-    prefills: Sequence[PrefillCandidate],
-    batch: RunningBatch,
-    cost_model: CostModel,
-    config: PolicyConfig,
-    num_steps_due: int = 0,
+    draft: PlanDraft, prefills: Sequence[PrefillCandidate], batch: RunningBatch, num_steps_due: int = 0
 ) -> Iterator[LeaseEnd]:
     """Yield the end of a lease for prompts that wait for it, if it is to end early.
 
     It has its least time and `num_steps_due` more steps, or ends in time for the prompts.
     """
-    group, num_decodes = batch.plan.group.instance_ids, len(batch.plan.request_ids)
-    least = least_lease_seconds(group, num_decodes, prefills, cost_model, config)
+    least = least_lease_seconds(draft, prefills, batch.plan.group.instance_ids, len(batch.plan.request_ids))
     first = min((prefill.view.arrival_time for prefill in prefills), default=0.0)
     due = min((prefill.deadline - prefill.work for prefill in prefills), default=inf)
     left = min(max(first, batch.started_at) + least, due) - batch.stepped_at

@@ -1,36 +1,47 @@
 """Parts of a cluster that share nothing, each planned as one group."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.decision import Decision, DecisionKind
 from loong.core.plan import IterationPlan
+from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.cluster_parts import Parts, split
+from loong.scheduler.common.cluster_parts import Parts, homes_of, split
 from loong.scheduler.common.least_work import assigned_places
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import Refusal
 from loong.scheduler.esp.draft import Variant
-from loong.scheduler.esp.reasons import reasons_while_busy
+from loong.scheduler.esp.reasons import reason_to_wait, reasons_while_busy
 from loong.scheduler.esp.stages import is_any_usable, joined_plan, plan_group
 
 
 def plan_parts(
     snapshot: Snapshot, parts: Parts, cost_model: CostModel, config: PolicyConfig, variant: Variant
 ) -> IterationPlan:
-    """Assign each prompt to the part with least work, and plan each part as one group."""
-    if not is_any_usable(snapshot):
-        return IterationPlan(decisions=tuple(reasons_while_busy(snapshot)))
-    found = make_planning_view(snapshot)
-    assigned, others = assigned_places(found, parts, cost_model, config, variant.order)
+    """Assign each prompt to the part with least work, and plan each usable part as one group."""
+    found, homes = make_planning_view(snapshot), homes_of(snapshot, parts)
+    places, others = assigned_places(found, parts, homes, cost_model, config, variant.order)
+    usable = [place for place, part in enumerate(parts) if is_any_usable(snapshot, part)]
+    number_of = {place: number for number, place in enumerate(usable)}
+    usable_places = {r: number_of[place] for r, place in places.items() if place in number_of}
     plan = joined_plan(
         plan_group(part, cost_model, config, len(snapshot.pools), variant)
-        for part in split(snapshot, parts, assigned)
+        for part in split(snapshot, tuple(parts[place] for place in usable), usable_places)
         if part.waiting or any(view.is_plannable for view in part.running)
     )
-    if not others:
-        return plan
-    waiting_ids = tuple(view.request_id for view in others)
-    refused = Decision(DecisionKind.WAIT, waiting_ids, Refusal.NOT_CONSIDERED.value)
-    return replace(plan, decisions=(*plan.decisions, refused))
+    busy: defaultdict[int, list[RequestView]] = defaultdict(list)
+    for view in snapshot.waiting:
+        place = places.get(view.request_id)
+        if place is not None and place not in number_of:
+            busy[place].append(view)
+    decisions = [
+        reason
+        for place, views in busy.items()
+        for reason in reasons_while_busy(snapshot, views, parts[place])
+    ]
+    if others:
+        others_ids = (view.request_id for view in others)
+        decisions.append(reason_to_wait(others_ids, Refusal.NOT_CONSIDERED.value))
+    return replace(plan, decisions=(*plan.decisions, *decisions))

@@ -18,10 +18,11 @@ from loong.core.cost.work import WorkCount
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, striped
 from loong.core.plan import IterationPlan
+from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import groups_of
 from loong.scheduler.common.planning_view import make_planning_view
-from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import by_arrival
 from loong.scheduler.esp.batches import build_apart, build_together
@@ -29,8 +30,8 @@ from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.esp.layout import lay_out
 from loong.scheduler.esp.parts import plan_parts
-from loong.scheduler.esp.service import can_reach
-from loong.scheduler.esp.stages import planned
+from loong.scheduler.esp.service import serves_all
+from loong.scheduler.esp.stages import is_any_usable, plan_while_busy, planned
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 ESP = Variant()
@@ -47,6 +48,8 @@ def plan_esp(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, variant: Variant = ESP
 ) -> IterationPlan:
     """Plan every instance that can run now."""
+    if not is_any_usable(snapshot, snapshot.pools):
+        return plan_while_busy(snapshot)
     if variant.has_lone_instances and suits_lone_instances(snapshot, cost_model, config):
         each = groups_of(tuple(sorted(snapshot.pools)), 1)
         plan = plan_parts(snapshot, each, cost_model, config, variant)
@@ -66,9 +69,9 @@ def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: Poli
     if snapshot.most_tokens > min(snapshot.pools.values()):
         return False
     live = [view for view in snapshot.request.values() if not view.has_ended]
-    if not all(any(can_reach(snapshot, view, (i,)) for i in snapshot.pools) for view in live):
+    if not (serves_all(snapshot) or all(_is_on_one(snapshot, view) for view in live)):
         return False
-    target = min((target_tpot(view, config) for view in live), default=config.target_tpot)
+    target = tightest_tpot(live, config)
     alone = cost_model.prefill_terms(1)
     most_tokens = alone.max_tokens(config.step_time, 0)
     budget = PLANNED_TPOT_SHARE * target
@@ -76,7 +79,13 @@ def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: Poli
     if own <= budget < remote:
         return True
     is_loose = alone.least <= budget / 2
-    return is_loose and all(view.is_decoding or view.num_prompt_tokens <= most_tokens for view in live)
+    return is_loose and all(view.num_prompt_tokens <= most_tokens or view.is_decoding for view in live)
+
+
+def _is_on_one(snapshot: Snapshot, view: RequestView) -> bool:
+    """Return whether all KV of a request is on one full instance."""
+    holder_ids = view.placement.instance_ids
+    return not holder_ids or (len(holder_ids) == 1 and holder_ids[0] in snapshot.pools)
 
 
 def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:

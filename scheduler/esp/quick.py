@@ -9,7 +9,7 @@ from functools import cached_property
 
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.scheduler.common.leases import lease_start_time
-from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
@@ -65,8 +65,7 @@ class QuickPrompts:
         views = self.decodes.all_views
         if not views:
             return None
-        target = min(target_tpot(view, self.draft.config) for view in views)
-        return PrefillDecodeInterleaving(self.decodes.step_seconds, target)
+        return PrefillDecodeInterleaving(self.decodes.step_seconds, tightest_tpot(views, self.draft.config))
 
     @property
     def _overhead(self) -> float:
@@ -100,6 +99,5 @@ class QuickPrompts:
 
     def lease_ends(self) -> Iterator[LeaseEnd]:
         """Yield ends of leases for these prompts."""
-        cost_model, config = self.draft.cost_model, self.draft.config
         for batch in self.decodes.leases if self.prefills else ():
-            yield from end_for(self.prefills, batch, cost_model, config, self.num_steps_due)
+            yield from end_for(self.draft, self.prefills, batch, self.num_steps_due)

@@ -5,17 +5,17 @@ are deferred. The log writes only what is new.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from loong.core.cost.cost_model import CostModel, prefill_time
+from loong.core.cost.cost_model import prefill_time
 from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan
+from loong.core.plan import LeaseEnd
 from loong.core.request import RequestId, RequestView
-from loong.core.snapshot import RunningBatch, Snapshot
-from loong.scheduler.common.planning_view import PlanningView
+from loong.core.snapshot import Snapshot
 from loong.scheduler.esp.admission import PrefillCandidate, Refusal
+from loong.scheduler.esp.draft import PlanDraft
 
 DEFERRED_BY_DEADLINE = "it is deferred, as not all prompts can be in time and most can without it"
 BUSY = "the instances that are to compute it are in a step, or decode first"
@@ -33,101 +33,74 @@ DEFERRED = frozenset(
 )
 """Reasons of a request that is behind others; all other reasons are about KV, instances and steps."""
 
-BatchOf: TypeAlias = Mapping[RequestId, BatchPlan]
-"""The batches of a plan by each of their requests."""
+
+def explain(draft: PlanDraft) -> PlanDraft:
+    """Add the reasons for which prompts begin, are deferred or wait."""
+    computed = [prefill for prefill in draft.prefills if prefill.view.request_id in draft.batch_of]
+    decisions = list(_reasons_to_begin(draft, computed))
+    if deferred := [prefill.view.request_id for prefill in computed if prefill.is_deferred]:
+        why = f"{DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
+        decisions.append(Decision(DecisionKind.DEFER, tuple(deferred), why))
+    usual = FULL_STEP if computed else BUSY
+    waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
+    for refusal, views in draft.refused.items():
+        waiting[refusal.value] += [view.request_id for view in views]
+    for prefill in draft.prefills:
+        if prefill.view.request_id not in draft.batch_of:
+            waiting[DEFERRED_BY_DEADLINE if prefill.is_deferred else usual].append(prefill.view.request_id)
+    decisions += [reason_to_wait(request_ids, why) for why, request_ids in waiting.items()]
+    return replace(draft, decisions=(*draft.decisions, *decisions))
 
 
-def reasons_to_begin(
-    prefills: Sequence[PrefillCandidate],
-    batch_of: BatchOf,
-    cost_model: CostModel,
-    planning_view: PlanningView,
-) -> Iterator[Decision]:
+def _reasons_to_begin(draft: PlanDraft, computed: Sequence[PrefillCandidate]) -> Iterator[Decision]:
     """Yield the DoP of each prompt that begins or gets more instances, and predictions for other DoPs.
 
     The seconds are those of the prompt alone.
     """
-    taken = _taken(prefills, batch_of, planning_view) if prefills else set()
-    for prefill in prefills:
+    taken = _taken(draft, computed) if computed else set()
+    for prefill in computed:
         view = prefill.view
-        batch = batch_of[view.request_id]
+        batch = draft.batch_of[view.request_id]
         dop = len({block.master_id for block in batch.blocks_of(view.request_id)})
         if prefill.is_begun and dop <= len(view.placement.instance_ids):
             continue
-        most = planning_view.cluster_size
-        dops = sorted({1, dop, most} | {d for d in (2, 4) if d < most})
+        most = draft.view.cluster_size
         num_open = most - len(taken.difference(batch.group.instance_ids))
-        yield Decision(
-            DecisionKind.DOP,
-            (view.request_id,),
-            _instances(dop),
-            tuple(
-                Alternative(
-                    _instances(d) + (f", {d - num_open} of them taken" if d > num_open else ""),
-                    prefill_time(cost_model, prefill.num_tokens, prefill.num_cached, d),
-                )
-                for d in dops
-            ),
+        alternatives = (
+            Alternative(
+                _instances(d) + (f", {d - num_open} of them taken" if d > num_open else ""),
+                prefill_time(draft.cost_model, prefill.num_tokens, prefill.num_cached, d),
+            )
+            for d in sorted({1, dop, most} | {d for d in (2, 4) if d < most})
         )
+        yield Decision(DecisionKind.DOP, (view.request_id,), _instances(dop), tuple(alternatives))
 
 
-def _taken(
-    prefills: Iterable[PrefillCandidate], batch_of: BatchOf, planning_view: PlanningView
-) -> set[InstanceId]:
+def _taken(draft: PlanDraft, computed: Iterable[PrefillCandidate]) -> set[InstanceId]:
     """Return the instances that run something, or will run prompts: no other batch could have them."""
-    batches = [running.plan for running in planning_view.snapshot.batches]
-    batches += [batch_of[prefill.view.request_id] for prefill in prefills]
-    return {i for batch in batches for i in batch.group.instance_ids if i in planning_view.free}
+    batches = [running.plan for running in draft.snapshot.batches]
+    batches += [draft.batch_of[prefill.view.request_id] for prefill in computed]
+    return {i for batch in batches for i in batch.group.instance_ids if i in draft.view.free}
 
 
-def reasons_to_wait(
-    prefills: Iterable[PrefillCandidate],
-    refused: Mapping[Refusal, Sequence[RequestView]],
-    batch_of: BatchOf,
+def reasons_while_busy(
+    snapshot: Snapshot, waiting: Iterable[RequestView], instance_ids: Iterable[InstanceId]
 ) -> Iterator[Decision]:
-    """Yield the reason of each prompt that waits, admitted or refused."""
-    waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
-    for refusal, views in refused.items():
-        waiting[refusal.value] += [view.request_id for view in views]
-    is_any_computed = any(prefill.view.request_id in batch_of for prefill in prefills)
-    for prefill in prefills:
-        if prefill.view.request_id not in batch_of:
-            usual = FULL_STEP if is_any_computed else BUSY
-            reason = DEFERRED_BY_DEADLINE if prefill.is_deferred else usual
-            waiting[reason].append(prefill.view.request_id)
-    for reason, request_ids in waiting.items():
-        yield Decision(DecisionKind.WAIT, tuple(request_ids), reason)
+    """Yield the reason of prompts that came since the last batch of busy instances began.
 
-
-def reasons_while_busy(snapshot: Snapshot) -> Iterator[Decision]:
-    """Yield the reason of prompts that came since the last batch began, while nothing can begin or end.
-
-    The others keep theirs.
+    The others keep theirs, as nothing can begin or end.
     """
-    last_start = min(snapshot.now, max((batch.started_at for batch in snapshot.batches), default=0.0))
-    new = (view for view in snapshot.waiting if view.arrival_time >= last_start and not view.has_ended)
+    batch_ids = {snapshot.instance[i].batch_id for i in instance_ids} - {None}
+    started = max((snapshot.batch[b].started_at for b in batch_ids if b is not None), default=0.0)
+    last_start = min(snapshot.now, started)
+    new = (view for view in waiting if view.arrival_time >= last_start and not view.has_ended)
     if request_ids := tuple(view.request_id for view in new):
-        yield Decision(DecisionKind.WAIT, request_ids, BUSY)
+        yield reason_to_wait(request_ids, BUSY)
 
 
-def reasons_to_defer(prefills: Iterable[PrefillCandidate]) -> Iterator[Decision]:
-    """Yield decisions for the deferred prompts that run all the same."""
-    if request_ids := tuple(prefill.view.request_id for prefill in prefills if prefill.is_deferred):
-        yield Decision(
-            DecisionKind.DEFER,
-            request_ids,
-            f"{DEFERRED_BY_DEADLINE}; it gets what they leave of each step",
-        )
-
-
-def reason_to_pause(request_ids: Set[RequestId]) -> Decision:
-    """Return why requests not in flight pause, though instances are free."""
-    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PAUSED)
-
-
-def reason_to_pause_late(request_ids: Iterable[RequestId]) -> Decision:
-    """Return why late prompts pause."""
-    return Decision(DecisionKind.WAIT, tuple(sorted(request_ids)), PAUSED_LATE)
+def reason_to_wait(request_ids: Iterable[RequestId], why: str) -> Decision:
+    """Return why requests wait."""
+    return Decision(DecisionKind.WAIT, tuple(request_ids), why)
 
 
 def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> Decision:
@@ -140,9 +113,10 @@ def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> D
     )
 
 
-def reason_to_end_lease(lease: RunningBatch, reason: str) -> Decision:
-    """Return why the requests of a lease pause soon."""
-    return Decision(DecisionKind.END_LEASE, lease.plan.request_ids, reason)
+def reasons_to_end_leases(snapshot: Snapshot, ends: Iterable[LeaseEnd], why: str) -> Iterator[Decision]:
+    """Yield why the requests of these leases pause soon."""
+    for end in ends:
+        yield Decision(DecisionKind.END_LEASE, snapshot.batch[end.batch_id].plan.request_ids, why)
 
 
 def _instances(dop: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
+from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import arrival_order, first_ends
@@ -20,11 +21,10 @@ from loong.scheduler.esp.draft import Layout, PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import kv_safety
 from loong.scheduler.esp.late_prompts import pause_late
 from loong.scheduler.esp.reasons import (
-    reason_to_pause,
+    PAUSED,
+    explain,
     reason_to_preempt,
-    reasons_to_begin,
-    reasons_to_defer,
-    reasons_to_wait,
+    reason_to_wait,
     reasons_while_busy,
 )
 from loong.scheduler.tuning import LONG_LEASE_FACTOR
@@ -36,23 +36,31 @@ def plan_group(
     part: Snapshot, cost_model: CostModel, config: PolicyConfig, cluster_size: int, variant: Variant
 ) -> IterationPlan:
     """Plan one group of all instances of `part`, which is a part of a cluster of `cluster_size` instances."""
+    if not is_any_usable(part, part.pools):
+        return plan_while_busy(part)
     view = make_planning_view(part, cluster_size)
     return planned(PlanDraft(view, cost_model, config, variant), build_in_one_group)
 
 
 def planned(draft: PlanDraft, build: Stage) -> IterationPlan:
     """Return the plan of a new draft, whose batches the stage `build` makes."""
-    if not is_any_usable(draft.snapshot):
-        return IterationPlan(decisions=tuple(reasons_while_busy(draft.snapshot)))
     for stage in (admit, pause_unsafe, pause_late, build, relieve, explain):
         draft = stage(draft)
     return draft.plan()
 
 
-def is_any_usable(snapshot: Snapshot) -> bool:
-    """Return whether an instance is idle, or a lease can end early. Otherwise no plan can change anything."""
-    is_any_idle = any(snapshot.instance[i].batch_id is None for i in snapshot.pools)
-    return is_any_idle or any(batch.can_end_early for batch in snapshot.batches)
+def is_any_usable(snapshot: Snapshot, instance_ids: Iterable[InstanceId]) -> bool:
+    """Return whether one of these is idle, or in a lease that can end early.
+
+    Otherwise no plan can change anything there.
+    """
+    batch_ids = (snapshot.instance[i].batch_id for i in instance_ids)
+    return any(batch_id is None or snapshot.batch[batch_id].can_end_early for batch_id in batch_ids)
+
+
+def plan_while_busy(snapshot: Snapshot) -> IterationPlan:
+    """Return the plan where nothing can begin or end: only the reasons of new prompts."""
+    return IterationPlan(decisions=tuple(reasons_while_busy(snapshot, snapshot.waiting, snapshot.pools)))
 
 
 def build_in_one_group(draft: PlanDraft) -> PlanDraft:
@@ -70,7 +78,7 @@ def pause_unsafe(draft: PlanDraft) -> PlanDraft:
     """Pause the requests whose next slots others need to end."""
     most_steps = draft.config.lease_steps * (LONG_LEASE_FACTOR if draft.view.is_quiet else 1)
     safe = kv_safety(draft.view, draft.prefills, most_steps)
-    decisions = (reason_to_pause(safe.paused_ids),) if safe.paused_ids else ()
+    decisions = (reason_to_wait(sorted(safe.paused_ids), PAUSED),) if safe.paused_ids else ()
     return replace(
         draft,
         prefills=tuple(p for p in draft.prefills if p.view.request_id not in safe.paused_ids),
@@ -95,17 +103,6 @@ def relieve(draft: PlanDraft) -> PlanDraft:
     latest = max(holders, key=arrival_order)
     reason = reason_to_preempt(latest, len(holders), sum(draft.view.free.values()))
     return replace(draft, preempted=(latest,), decisions=(*draft.decisions, reason))
-
-
-def explain(draft: PlanDraft) -> PlanDraft:
-    """Add the reasons for which prompts begin, are deferred or wait."""
-    computed = [prefill for prefill in draft.prefills if prefill.view.request_id in draft.batch_of]
-    decisions = (
-        *reasons_to_begin(computed, draft.batch_of, draft.cost_model, draft.view),
-        *reasons_to_defer(computed),
-        *reasons_to_wait(draft.prefills, draft.refused, draft.batch_of),
-    )
-    return replace(draft, decisions=draft.decisions + decisions)
 
 
 def joined_plan(plans: Iterable[IterationPlan]) -> IterationPlan:

@@ -53,6 +53,11 @@ class StepBuilder:
         return ESPGroup(having) if having else self.ring
 
     @property
+    def sizer(self) -> ChunkSizer:
+        """Return the sizer of its next chunk."""
+        return ChunkSizer(self.ring, self.free, self.count, self.cost_model, self.max_tokens)
+
+    @property
     def seconds(self) -> float:
         """Return the predicted time of the step; of a lease, of each step but its first."""
         return self.cost_model.step_time(self.count.step(self.group, is_first=self.num_steps == 1))
@@ -108,33 +113,11 @@ class StepBuilder:
         self.num_steps = min(self.num_steps, num_steps)
         self.count.is_lease = self.num_steps > 1
 
-    def whole(
-        self,
-        view: RequestView,
-        master_id: InstanceId,
-        budget: float,
-        min_tokens: int = 0,
-        at_least: int = 0,
-    ) -> RequestPart | None:
-        """Return the next chunk of a prompt that one instance computes in a step of `budget`, or None.
-
-        The prompt's KV must all be there. `min_tokens` are computed however long they take. A chunk of fewer
-        than `at_least` tokens is not wanted.
-        """
-        return self._sizer(self.count).whole(view, master_id, budget, min_tokens, at_least)
-
     def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
-        """Return the next chunk of a prompt that all instances compute in a step of `budget`, or None.
-
-        `min_tokens` are computed however long they take.
-        """
+        """Return the next chunk that all instances compute, or None if one has no time left."""
         if not min_tokens and max(self.instance_seconds.values()) > (1 - MIN_CHUNK_SHARE) * budget:
             return None
-        return self._sizer(self.count).striped(view, budget, min_tokens)
-
-    def seconds_with(self, view: RequestView, share: RequestPart) -> float:
-        """Return the predicted time of the step with a chunk of a prompt added."""
-        return self._sizer(self.count).seconds_with(view, share)
+        return self.sizer.striped(view, budget, min_tokens)
 
     def add(self, view: RequestView, share: RequestPart | None) -> int:
         """Add a chunk of a prompt, if there is one. Returns the number of its tokens."""
@@ -151,14 +134,7 @@ class StepBuilder:
         """Return whether no instance has time left for a chunk that is worth it."""
         return min(self.instance_seconds.values()) > (1 - MIN_CHUNK_SHARE) * budget
 
-    def least_seconds(self, view: RequestView) -> float:
-        """Return the predicted time of a step with nothing but the smallest chunk of a prompt."""
-        return self._sizer(WorkCount(self.instance_ids)).least_seconds(view)
-
     def reading_seconds(self, view: RequestView) -> float:
         """Return the predicted time in which a chunk of a prompt, of any length, reads its history."""
         held = view.placement.tokens_by_instance()
         return self.cost_model.instance_time(InstanceWork(num_keys=max(held.values(), default=0)))
-
-    def _sizer(self, count: WorkCount) -> ChunkSizer:
-        return ChunkSizer(self.ring, self.free, count, self.cost_model, self.max_tokens)

@@ -4,7 +4,7 @@ from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.instance import ESPGroup
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.scheduler.common.cluster_parts import groups_of, split
+from loong.scheduler.common.cluster_parts import groups_of, homes_of, split
 
 
 def test_groups_are_of_consecutive_ids_and_a_loss_leaves_the_others_as_they_are() -> None:
@@ -25,7 +25,8 @@ def test_every_request_and_every_batch_is_in_the_part_of_its_instances() -> None
     block = QueryBlock("p", range(4, 9), 2, Transfer.KV)
     batch = running(1, BatchPlan(ESPGroup((2, 3)), (block,), ()))
     snapshot = snapshot_of([50, 50, 70, 80], views, [batch])
-    first, second = split(snapshot, ((0, 1), (2, 3)), {"w0": 1, "w2": 0})
+    parts = ((0, 1), (2, 3))
+    first, second = split(snapshot, parts, {"w0": 1, "w2": 0, **homes_of(snapshot, parts)})
     assert [view.request_id for view in (*first.waiting, *first.running)] == ["w2", "d"]
     assert [view.request_id for view in (*second.waiting, *second.running)] == ["w0", "p"]
     assert (first.pools, second.pools) == ({0: 50, 1: 50}, {2: 70, 3: 80})
@@ -35,11 +36,9 @@ def test_every_request_and_every_batch_is_in_the_part_of_its_instances() -> None
 def test_a_first_chunk_in_flight_is_in_the_part_of_its_batch() -> None:
     block = QueryBlock("new", range(9), 1, Transfer.KV)
     batch = running(1, BatchPlan(ESPGroup((1,)), (block,), ()))
-    parts = split(snapshot_of([50, 50], [waiting("new", 9)], [batch]), ((0,), (1,)), {})
-    assert [[view.request_id for view in part.running] for part in parts] == [[], ["new"]]
+    assert homes_of(snapshot_of([50, 50], [waiting("new", 9)], [batch]), ((0,), (1,))) == {"new": 1}
 
 
-def test_a_request_is_in_the_part_with_its_oldest_kv_or_else_where_it_is_assigned() -> None:
-    views = [begun("partly", 9, 4, (3, 1)), begun("outside", 9, 4, (3,)), begun("nowhere", 9, 4, (3,))]
-    parts = split(snapshot_of([50] * 4, views), ((0,), (1, 2)), {"outside": 0})
-    assert [[view.request_id for view in part.running] for part in parts] == [["outside"], ["partly"]]
+def test_a_request_is_in_the_part_with_its_oldest_kv() -> None:
+    views = [begun("partly", 9, 4, (3, 1)), begun("outside", 9, 4, (3,)), begun("inside", 9, 4, (0,))]
+    assert homes_of(snapshot_of([50] * 4, views), ((0,), (1, 2))) == {"partly": 1, "inside": 0}

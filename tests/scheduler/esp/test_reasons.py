@@ -145,7 +145,7 @@ def test_every_prompt_that_comes_or_rests_goes_on_or_is_reported_why_it_waits() 
         kinds |= {decision.kind for decision in plan.decisions}
         told |= reported.union(*(batch.request_ids for batch in plan.batches))
         owed = {view.request_id for view in (*snapshot.waiting, *make_planning_view(snapshot).begun)}
-        num_busy += not is_any_usable(snapshot)
+        num_busy += not is_any_usable(snapshot, snapshot.pools)
         assert owed <= told
     assert num_busy
     assert kinds >= {DecisionKind.DOP, DecisionKind.WAIT, DecisionKind.END_LEASE}

@@ -41,7 +41,7 @@ def step_on(
 def add_whole(
     step: StepBuilder, view: RequestView, master_id: int, budget: float, min_tokens: int = 0
 ) -> int:
-    return step.add(view, step.whole(view, master_id, budget, min_tokens))
+    return step.add(view, step.sizer.whole(view, master_id, budget, min_tokens))
 
 
 def add_striped(step: StepBuilder, view: RequestView, budget: float, min_tokens: int = 0) -> int:
