@@ -24,8 +24,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from result import print_result, script_parser
 from torch import Tensor
 
-from loong.attention.exchange import MessageExchange, QueryExchange, QueryRouting, StepExchange
-from loong.attention.put_exchange import PutExchange, num_exchange_bytes
+from loong.attention.exchange import QueryExchange, QueryRouting
 from loong.fabric.memory.symmetric import SymmetricFabric
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
@@ -109,8 +108,7 @@ def measure_instances(kind: str, directory: Path, num_gpus: int, rank: int) -> l
     device = CudaDevice(rank, torch.bfloat16)
     device.use()
     sockets = SocketFabric(directory, World(num_gpus, 1), rank, deadline=DEADLINE)
-    spare_bytes = LARGEST_PUT + num_exchange_bytes(num_gpus, SHARD)
-    with closing(connect_gpus(kind, sockets, rank, spare_bytes)) as fabric:
+    with closing(connect_gpus(kind, sockets, rank, LARGEST_PUT)) as fabric:
         fabric.wait_for_peers()
         bench = Bench(fabric, rank)
         rows = list(puts(bench)) if isinstance(fabric, SymmetricFabric) else []
@@ -164,37 +162,29 @@ def hops(bench: Bench) -> Iterator[Row]:
 def exchanges(bench: Bench, device: CudaDevice) -> Iterator[Row]:
     """Measure queries out and partials back, with all as masters, as in a layer of a prompt's step."""
     peers = [i for i in bench.group if i != bench.rank]
-    messages = MessageExchange(bench.fabric, device)
-    ways: dict[str, QueryExchange] = {"messages": messages}
-    if isinstance(bench.fabric, SymmetricFabric):
-        ways = {"puts": PutExchange(bench.fabric.arena, SHARD, device, messages), **ways}
-    for name, exchange in ways.items():
-        for num_rows in (1, 64, 512, 2048):
-            exchanged = partial(Exchanged, exchange, peers, num_rows)
-            num_bytes = len(peers) * num_rows * NUM_HEADS * HEAD_DIM * 4  # both ways, in bfloat16
-            yield bench.row(f"exchange of a layer by {name}, {num_rows} rows", num_bytes, exchanged())
+    for num_rows in (1, 64, 512, 2048):
+        exchanged = Exchanged(bench.fabric, device, peers, num_rows)
+        num_bytes = len(peers) * num_rows * NUM_HEADS * HEAD_DIM * 4  # both ways, in bfloat16
+        yield bench.row(f"exchange of a layer, {num_rows} rows", num_bytes, exchanged)
 
 
 class Exchanged:
-    """A layer's exchange, in a step that begins with the first of them."""
+    """A layer's exchange."""
 
-    def __init__(self, exchange: QueryExchange, peers: Sequence[int], num_rows: int) -> None:
-        self._exchange = exchange
-        num_peer_rows = dict.fromkeys(peers, num_rows)
-        self._routing = QueryRouting(dict.fromkeys(peers, torch.arange(num_rows)), num_peer_rows, num_rows)
+    def __init__(self, fabric: Fabric, device: CudaDevice, peers: Sequence[int], num_rows: int) -> None:
+        rows = dict.fromkeys(peers, torch.arange(num_rows))
+        routing = QueryRouting(rows, dict.fromkeys(peers, num_rows))
+        self._exchange = QueryExchange(fabric, device, routing)
         sizes = (NUM_HEADS, HEAD_DIM)
         self._q = torch.ones(num_rows, *sizes, dtype=torch.bfloat16, device="cuda")
         self._part = Partial.identity(num_rows * len(peers), *sizes, self._q.device)
         self._total = Partial.identity(num_rows, *sizes, self._q.device)
-        self._step: StepExchange | None = None
 
     def __call__(self) -> None:
         """Run one exchange."""
-        if self._step is None:
-            self._step = self._exchange.begin(self._routing)
-        self._step.send_queries(self._q)
-        self._step.peer_queries()
-        self._step.send_partials(self._part, self._total)
+        self._exchange.send_queries(self._q)
+        self._exchange.peer_queries()
+        self._exchange.send_partials(self._part, self._total)
 
 
 def segments(bench: Bench) -> Iterator[Row]:

@@ -37,12 +37,14 @@ def merge_into(total: Partial, parts: Partial, rows: Tensor | None = None) -> No
     num_rows = dims["T"] * dims["H"]
     if num_rows == 0:
         return
+    part_stride = parts.out.stride(0) if dims["N"] > 1 else 0  # one compiled kernel for any T
     _merge_rows[(triton.cdiv(num_rows, _NUM_ROWS),)](
         *total,
         *parts,
         rows,
         num_rows,
-        *parts.out.stride()[:3],
+        part_stride,
+        *parts.out.stride()[1:3],
         *parts.lse.stride(),
         num_parts=dims["N"],
         num_heads=dims["H"],

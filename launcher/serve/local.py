@@ -102,7 +102,7 @@ class ClusterConfig:
     def first(self, num_instances: int) -> tuple[ElasticInstance, ...]:
         """Return the instances of the lowest ids, and their host tiers if there are any, all empty.
 
-        GPUs serve leases if their fabric allows it, which their workers report.
+        GPUs serve others if their fabric allows it, which their workers report.
         """
         full = [
             ElasticInstance(
@@ -110,7 +110,7 @@ class ClusterConfig:
                 self.tp_size,
                 InstanceKind.FULL,
                 self.kv_capacity,
-                serves=Service.ALL if self.device == "cpu" else Service.LEASES,
+                serves=Service.ALL if self.device == "cpu" else Service.ONE_LEASE,
                 host_id=host_id,
             )
             for i, host_id in enumerate(self.host_ids[:num_instances])

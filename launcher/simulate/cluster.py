@@ -89,7 +89,7 @@ class Hardware:
 
     def _served(self, policy: str) -> Service:
         """Return what instances serve: as workers on such devices do, or more if the policy needs it."""
-        usual = Service.ALL if self.device == "cpu" else Service.LEASES
+        usual = Service.ALL if self.device == "cpu" else Service.ONE_LEASE
         return usual if usual in named_kind(policy).services else Service.ALL
 
     def _check_one(self, policy: str, tp_size: int) -> None:

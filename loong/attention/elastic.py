@@ -15,10 +15,10 @@ from loong.model.device import Device
 class ElasticAttention:
     """Implements `transformer.Attention` for one step of a plan."""
 
-    def __init__(self, step: AttentionStep, fabric: Fabric, exchange: QueryExchange, device: Device) -> None:
+    def __init__(self, step: AttentionStep, fabric: Fabric, device: Device) -> None:
         self._step, self._fabric, self._device = step, fabric, device
         self._queries = query_layout(step, device)
-        self._exchange = exchange.begin(self._queries.routing)
+        self._exchange = QueryExchange(fabric, device, self._queries.routing)
         self._ring = ring_layout(step, device)
         self._pushes = OutgoingPushes(step, fabric, device)
         self._new_kv: tuple[Tensor, Tensor] | None = None  # of this layer: and its rows [T] there

@@ -1,8 +1,7 @@
-"""Protocols of the query exchange, and an implementation by messages of a fabric."""
+"""The exchange of queries and partials between the instances that take part in a step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,7 +23,6 @@ class QueryRouting:
 
     sent_rows: Mapping[InstanceId, Tensor]  # by peer: rows [n] int64 of the step whose queries go there
     num_peer_rows: Mapping[InstanceId, int]  # by peer: number of rows that come from there
-    most_rows: int  # sent from any instance of the group to any other; equal on all of them
 
     @property
     def is_empty(self) -> bool:
@@ -32,69 +30,20 @@ class QueryRouting:
         return not self.sent_rows and not self.num_peer_rows
 
 
-class StepExchange(Protocol):
-    """The exchange of one step on one instance.
+class QueryExchange:
+    """The exchange of one step that the host launches, on a member or a holder, by messages of a fabric.
 
-    In each layer its methods are called once each, in this order.
+    In each layer `send_queries`, `peer_queries` and `send_partials` are called once each, in this order.
     """
 
-    def send_queries(self, q: Tensor) -> None:
-        """Send those rows of q [T, H, D] that the peers attend."""
-
-    def peer_queries(self) -> Tensor:
-        """Return the queries received, peer by peer [n, H, D]. They are valid until `send_partials`."""
-
-    def send_partials(self, part: Partial, total: Partial) -> None:
-        """Send attention of the peers' queries, peer by peer, and merge the partials that come back into
-        `total`.
-
-        `part` may have the queries' dtype. `total` is float32 and has the T rows of the step.
-        """
-
-
-class QueryExchange(Protocol):
-    """The exchanges of one instance, for any group that it is in."""
-
-    def begin(self, routing: QueryRouting) -> StepExchange:
-        """Begin the exchange of a step of the open batch. All members of the group begin all its steps."""
-
-
-class MessageExchange:
-    """Implements QueryExchange by messages of a fabric.
-
-    Sizes are not limited, but each message costs host time.
-    """
-
-    def __init__(self, fabric: Exchanging, device: Device) -> None:
-        self._fabric, self._device = fabric, device
-
-    def begin(self, routing: QueryRouting) -> StepExchange:
-        """See QueryExchange."""
-        rows = {peer_id: self._device.upload(rows) for peer_id, rows in routing.sent_rows.items()}
-        return _Messages(self._fabric, self._device, rows, routing.num_peer_rows)
-
-
-class _Messages:
-    """Implements StepExchange. Out and lse of a partial are one message [n, H, D + 1] float32."""
-
-    def __init__(
-        self,
-        fabric: Exchanging,
-        device: Device,
-        sent_rows: Mapping[InstanceId, Tensor],
-        num_peer_rows: Mapping[InstanceId, int],
-    ) -> None:
-        self._fabric, self._device, self._sent_rows, self._num_peer_rows = (
-            fabric,
-            device,
-            sent_rows,
-            num_peer_rows,
-        )
+    def __init__(self, fabric: Exchanging, device: Device, routing: QueryRouting) -> None:
+        self._fabric, self._device, self._num_peer_rows = fabric, device, routing.num_peer_rows
+        self._sent_rows = {peer_id: device.upload(rows) for peer_id, rows in routing.sent_rows.items()}
         self._peer_queries: Tensor | None = None
         self._pending: Pending | None = None
 
     def send_queries(self, q: Tensor) -> None:
-        """See StepExchange."""
+        """Send those rows of q [T, H, D] that the peers attend."""
         outgoing = {peer_id: q[rows] for peer_id, rows in self._sent_rows.items()}
         self._peer_queries = q.new_empty(sum(self._num_peer_rows.values()), *q.shape[1:])
         places = zip(self._num_peer_rows, consecutive_slices(self._num_peer_rows.values()), strict=True)
@@ -102,23 +51,48 @@ class _Messages:
         self._pending = self._fabric.exchange(outgoing, incoming, Channel.QUERIES)
 
     def peer_queries(self) -> Tensor:
-        """See StepExchange."""
+        """Return the queries received, peer by peer [n, H, D]."""
         assert self._pending is not None, "`send_queries` comes first"
         assert self._peer_queries is not None, "`send_queries` comes first"
         self._pending.wait()
         return self._peer_queries
 
     def send_partials(self, part: Partial, total: Partial) -> None:
-        """See StepExchange."""
-        partials = torch.cat((part.out.float(), part.lse[..., None]), dim=-1)
+        """Send attention of the peers' queries, peer by peer, and merge the partials that come back into
+        `total`.
+
+        They travel in the queries' dtype. `total` is float32 and has the T rows of the step.
+        """
+        assert self._peer_queries is not None, "`send_queries` comes first"
+        _, num_heads, head_dim = part.out.shape
+        sent = packed(part, self._peer_queries.dtype)
         slices = consecutive_slices(self._num_peer_rows.values())
-        outgoing = {
-            peer_id: partials[rows] for peer_id, rows in zip(self._num_peer_rows, slices, strict=True)
-        }
-        incoming = {
-            peer_id: partials.new_empty(len(r), *partials.shape[1:]) for peer_id, r in self._sent_rows.items()
-        }
+        outgoing = {peer_id: sent[rows] for peer_id, rows in zip(self._num_peer_rows, slices, strict=True)}
+        incoming = {peer_id: sent.new_empty(len(r), sent.shape[1]) for peer_id, r in self._sent_rows.items()}
         self._fabric.exchange(outgoing, incoming, Channel.PARTIALS).wait()
         for peer_id, rows in self._sent_rows.items():
-            came = incoming[peer_id][None]
-            self._device.merge_into(total, Partial(came[..., :-1], came[..., -1]), rows)
+            self._device.merge_into(total, unpacked(incoming[peer_id], num_heads, head_dim), rows)
+
+
+def packed(part: Partial, dtype: torch.dtype) -> Tensor:
+    """Return a partial of n rows as one message [n, M]: out in `dtype`, then lse in float32."""
+    return torch.cat((part.out.to(dtype).flatten(1), part.lse.view(dtype)), dim=1)
+
+
+def unpacked(message: Tensor, num_heads: int, head_dim: int) -> Partial:
+    """Return the partial, out [1, n, H, D] and lse [1, n, H], of a message."""
+    num_values = num_heads * head_dim
+    out, lse = message[:, :num_values], message[:, num_values:]
+    return Partial(out.view(1, len(out), num_heads, head_dim), lse.view(torch.float32)[None])
+
+
+def load_kernels(device: Device, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Load the kernels of exchanges.
+
+    Later, the driver may wait for the device before it loads one, and the device for an exchange.
+    """
+    q = torch.zeros(1, num_heads, head_dim, dtype=dtype, device=device.torch_device)
+    total = Partial.unseen(q, is_merged=True)
+    message = packed(total._replace(lse=torch.zeros_like(total.lse)), dtype)
+    row = device.upload(torch.zeros(1, dtype=torch.int64))
+    device.merge_into(total, unpacked(message, num_heads, head_dim), row)

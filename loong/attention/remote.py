@@ -1,15 +1,13 @@
 """Attention where the KV is: queries go out, partials come back (multi-master decode, DistAttention)."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from loong.attention.attention_step import AttentionStep, concatenate, consecutive_slices, row_range
-from loong.attention.exchange import QueryRouting, StepExchange
+from loong.attention.exchange import QueryExchange, QueryRouting
 from loong.attention.pool import PoolAttention, pool_attention
-from loong.core.placement import InstanceId
 from loong.core.plan import QueryBlock, Transfer
 from loong.kernels import Partial
 from loong.model.device import Device
@@ -47,7 +45,6 @@ def query_layout(step: AttentionStep, device: Device) -> QueryLayout:
     routing = QueryRouting(
         sent_rows={i: rows for i, rows in sent_rows.items() if len(rows)},
         num_peer_rows={i: _num_rows(theirs[i]) for i in peers if theirs[i]},
-        most_rows=_most_rows(step, blocks),
     )
     return QueryLayout(
         local=pool_attention(step, ((b, step.rows[b].start) for b in here if b in step.rows), device),
@@ -58,7 +55,7 @@ def query_layout(step: AttentionStep, device: Device) -> QueryLayout:
 
 
 def query_attention(
-    layout: QueryLayout, pool: Tensor, exchange: StepExchange, q: Tensor, total: Partial, device: Device
+    layout: QueryLayout, pool: Tensor, exchange: QueryExchange, q: Tensor, total: Partial, device: Device
 ) -> None:
     """Merge attention of the rows of q [T, H, D] whose queries travel into `total`.
 
@@ -79,16 +76,6 @@ def query_attention(
 
 def _num_rows(blocks: Iterable[QueryBlock]) -> int:
     return sum(len(block.positions) for block in blocks)
-
-
-def _most_rows(step: AttentionStep, blocks: Iterable[QueryBlock]) -> int:
-    """Return the most rows that any instance of the group sends to another."""
-    counts: Counter[tuple[InstanceId, InstanceId]] = Counter()
-    for block in blocks:
-        for peer_id in step.batch.group.instance_ids:
-            if peer_id != block.master_id and step.meets(block, peer_id):
-                counts[block.master_id, peer_id] += len(block.positions)
-    return max(counts.values(), default=0)
 
 
 def _peer_attention(step: AttentionStep, blocks: list[QueryBlock], device: Device) -> PoolAttention | None:

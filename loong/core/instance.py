@@ -23,11 +23,14 @@ MAX_SERVED_LISTS = (
 
 
 class Service(Enum):
-    """The batches of other groups that an instance serves: it attends their queries over its KV."""
+    """The batches of other groups that an instance serves at a time.
+
+    It attends their queries over its KV, and stores KV that their steps push to it.
+    """
 
     NONE = "none"
-    LEASES = "leases"  # decode leases, one at a time, of up to MAX_SERVED_TOKENS tokens a master
-    ALL = "all"  # any number of any batches, which may also push KV here
+    ONE_LEASE = "one lease"  # one decode lease, of up to MAX_SERVED_TOKENS tokens a master, and any steps
+    ALL = "all"  # any number of any batches
 
 
 @value

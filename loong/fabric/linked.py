@@ -72,6 +72,11 @@ class LinkedFabric:
         self._check_service(group)
         return self._near.serve(batch_id, group)
 
+    def serve_lease(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+        """See Fabric, and `serve`."""
+        self._check_service(group)
+        return self._near.serve_lease(batch_id, group)
+
     def check(self) -> None:
         """See Fabric."""
         self._links.check(Plane.BATCH)

@@ -98,10 +98,14 @@ class Fabric(Exchanging, Protocol):
     def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
         """Open a batch of another group that this process serves, for the thread that enters the context.
 
-        Several may be open, together with a batch of this process, in any order of ids. Messages that arrived
-        earlier are kept. A member that is lost, or leaves by an error, ends every wait inside. An error here
-        ends the waits of the members. Raises `InvalidMessageError` if the fabric has no service.
+        It goes on during batches of this process. Ids come in any order. Several may be open where `arena` is
+        None, else one. Messages that arrived earlier are kept. A member that is lost, or leaves by
+        an error, ends every wait inside. An error here ends the waits of the members. Raises
+        `InvalidMessageError` if the fabric has no service.
         """
+
+    def serve_lease(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
+        """Open a batch as `serve` does, whose steps are captured: only control messages are exchanged."""
 
     def check(self) -> None:
         """Raise the error that a wait of the open batch would have raised on the host.

@@ -66,6 +66,8 @@ class StagedFabric:
         """See Fabric. It has no service."""
         raise NoServiceError
 
+    serve_lease = serve
+
     def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
         """See Fabric."""
         staged = _room_for(incoming)

@@ -45,11 +45,17 @@ class Channel(IntEnum):
     BATCH_LINK = 13  # agreement on a device link, before its first use in a batch
     MIGRATION_LINK = 14
     START_LINK = 15  # outside of batches
+    SERVED_PARTIALS = 16
 
     @property
     def plane(self) -> Plane:
-        """The plane of its messages: a batch, a migration, or a served batch."""
+        """The plane of its messages where they arrive: a batch, a migration, or a served batch."""
         return _PLANES.get(self, Plane.BATCH)
+
+    @property
+    def source_plane(self) -> Plane:
+        """The plane of its messages where they come from."""
+        return _SOURCE_PLANES.get(self, self.plane)
 
     @property
     def served(self) -> "Channel":
@@ -66,6 +72,11 @@ _SERVED = {
     Channel.QUERIES: Channel.SERVED_QUERIES,
     Channel.CONTROL: Channel.SERVED_CONTROL,
     Channel.RING: Channel.SERVED_KV,
+}
+_SOURCE_PLANES = {
+    Channel.SERVED_QUERIES: Plane.BATCH,
+    Channel.SERVED_KV: Plane.BATCH,
+    Channel.SERVED_PARTIALS: Plane.SERVICE,
 }
 _PLANES = {
     Channel.SEGMENT: Plane.MIGRATION,

@@ -244,11 +244,12 @@ def num_pieces_on(q: Tensor, num_keys: int) -> int:
 class ServiceDevice(CudaDevice):
     """A GPU for work that serves others while all other work goes on.
 
-    It has a stream of high priority, which the threads that use it work on, and workspaces of its own.
+    It has a stream of high priority, which the threads that use it work on, and workspaces of its own. cuDNN
+    is not used: it plans once for each thread.
     """
 
-    def __init__(self, index: int, dtype: torch.dtype) -> None:
-        super().__init__(index, dtype)
+    def __init__(self, index: int) -> None:
+        super().__init__(index, torch.float32)
         self.stream: torch.cuda.Stream = torch.cuda.Stream(index, priority=-1)  # type: ignore[no-untyped-call]  # torch's own
 
     def use(self) -> None:

@@ -5,7 +5,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from loong.attention.exchange import MessageExchange, QueryExchange
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import Service
 from loong.core.placement import InstanceId
@@ -66,9 +65,6 @@ class Backend(Protocol):
         They run at the same time as all other steps.
         """
 
-    def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
-        """Return the query exchange of steps that the host launches, over a fabric of `connect`."""
-
     def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> KVExchange | None:
         """Return the exchange of queries or KV in captured steps of groups, over a fabric of `connect`.
 
@@ -117,10 +113,6 @@ class CpuBackend:
     def service(self) -> Backend:
         """See Backend. Its operations keep nothing that others could disturb."""
         return self
-
-    def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:  # noqa: ARG002 - see Backend
-        """See Backend."""
-        return MessageExchange(fabric, self.device)
 
     def group_exchange(
         self,

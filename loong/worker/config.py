@@ -11,7 +11,8 @@ from loong.wire import HEARTBEAT_SECONDS
 
 # A driver that loads a kernel lazily, at its first use, first waits for the device. A kernel on the device
 # may itself wait for another process that does the same. So all kernels of torch are loaded at the start.
-ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER"}
+# A kernel that waits for a peer must not hold up other streams, so each has a queue of the device to itself.
+ENVIRONMENT = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 FABRICS = ("auto", "symmetric", "nccl", "staged")  # between the GPUs of a host; see loong/fabric/README.md
 
 

@@ -6,8 +6,6 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from loong.attention.exchange import MessageExchange, QueryExchange
-from loong.attention.put_exchange import PutExchange, num_exchange_bytes
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import Service
 from loong.core.placement import InstanceId
@@ -25,6 +23,7 @@ from loong.worker.steps.group_exchange import KVExchange
 from loong.worker.steps.mailbox_exchange import MailboxExchange, num_mailbox_bytes
 
 _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN choose an algorithm for each
+_LARGEST_STEP = 4  # the memory of the largest step of a group, in that of the largest step of the warm-up
 
 
 class _PinnedCopies:
@@ -68,30 +67,19 @@ class CudaBackend:
 
         world = sockets.world
         num_instances, has_neighbors = world.num_instances, world.has_neighbors(sockets.rank)
-        spare_bytes = 0
-        if has_neighbors:
-            spare_bytes = num_mailbox_bytes(num_instances, shard) + num_exchange_bytes(num_instances, shard)
+        spare_bytes = num_mailbox_bytes(num_instances, shard) if has_neighbors else 0
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = world.tp_size == 1 or fabric.arena is not None
         is_one_host = world.is_one_host(range(num_instances))
         if has_neighbors and is_one_host and world.tp_size == 1 and fabric.arena is not None:
-            self.serves = Service.LEASES  # of several ranks, steps of holders have run on no GPU yet
+            self.serves = Service.ONE_LEASE  # of several ranks, steps of holders have run on no GPU yet
         return fabric
 
     def service(self) -> "CudaBackend":
         """See Backend. It has a stream, graphs and workspaces of its own."""
         service = copy(self)
-        service.device, service._memory = ServiceDevice(self._index, self._dtype), None
+        service.device, service._memory = ServiceDevice(self._index), None
         return service
-
-    def query_exchange(self, fabric: Fabric, shard: Shard) -> QueryExchange:
-        """See Backend."""
-        messages = MessageExchange(fabric, self.device)
-        if fabric.arena is None or not fabric.world.has_neighbors(fabric.arena.rank):
-            return messages
-        puts = PutExchange(fabric.arena, shard, self.device, messages)
-        puts.warm_up()
-        return puts
 
     def group_exchange(
         self,
@@ -128,4 +116,16 @@ class CudaBackend:
 
     def end_warm_up(self) -> None:
         """See Backend."""
+        self._keep_memory()
         warn_of_compilation()
+
+    def _keep_memory(self) -> None:
+        """Take memory for larger steps from the driver, and leave it to torch, which reuses it from now on.
+
+        The driver may wait for the device before it gives memory. Then the device may be in a step that waits
+        for another process, whose driver waits in the same way.
+        """
+        num_bytes = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        num_free, _ = torch.cuda.mem_get_info()
+        num_kept = min(_LARGEST_STEP * num_bytes, num_free // 2)
+        torch.empty(num_kept, dtype=torch.uint8, device=self.device.torch_device)

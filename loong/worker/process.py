@@ -119,7 +119,7 @@ class Worker:
         self._service: AttentionService | None = None
         if self._backend.serves is not Service.NONE:
             pool = self._pools[config.instance_id]
-            self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._device)
+            self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._backend)
         folder = config.tokenizer_folder
         self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
         self._batches: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()  # None: check for traces
@@ -241,7 +241,8 @@ class Worker:
         reports.send(
             WorkerReady(config.instance_id, config.tp_rank, self._commands_endpoint, self._backend.serves)
         )
-        tracer = Tracer([*runner.spans(), (self._mover, "move", "migration")])
+        served = () if self._service is None else self._service.spans()
+        tracer = Tracer([*runner.spans(), *served, (self._mover, "move", "migration")])
         loop = BatchLoop(
             self._config.instance_id,
             self._config.tp_rank,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 
+from loong.attention.exchange import load_kernels
 from loong.core.errors import ClusterError
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
@@ -74,6 +75,8 @@ class BatchRunner:
         self._backend.device.plan_attention(
             shard.num_heads, shard.num_kv_heads, config.head_dim, config.torch_dtype
         )
+        device = self._backend.device
+        load_kernels(device, shard.num_heads, config.head_dim, config.torch_dtype)
         for length in self._backend.warm_up_lengths:
             self._run_zeros([length], Transfer.KV, num_chunks=2)
             self._run_zeros([length], Transfer.QUERY, num_chunks=2)

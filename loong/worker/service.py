@@ -1,14 +1,15 @@
 """Attention over the KV of this instance for batches of groups in which it is no member."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from itertools import count
-from threading import Lock, Thread
+from threading import Thread
+from typing import TypeAlias
 
 import torch
 
 from loong.attention.attention_step import AttentionStep
-from loong.attention.exchange import MessageExchange
+from loong.attention.exchange import QueryExchange
 from loong.attention.push import IncomingPushes
 from loong.attention.remote import query_attention, query_layout
 from loong.core.instructions import RunBatch
@@ -18,13 +19,16 @@ from loong.core.request import RequestId
 from loong.fabric.errors import AbandonedError, PeerLostError
 from loong.fabric.protocol import Exchanging, Fabric
 from loong.kernels import Partial
-from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
+from loong.worker.backend import Backend
 from loong.worker.batches.decode_lease import DecodeLeases
 from loong.worker.batches.lease_slots import served_batch
 from loong.worker.batches.lease_steps import LeaseSteps
 from loong.worker.batches.step_sync import hear_step
 from loong.worker.kv.pool import KVPool
+from loong.worker.tracer import Span
+
+Serve: TypeAlias = Callable[[RunBatch, AbstractContextManager[Exchanging]], None]
 
 
 class AttentionService:
@@ -37,24 +41,35 @@ class AttentionService:
     """
 
     def __init__(
-        self, instance_id: InstanceId, shard: Shard, pool: KVPool, fabric: Fabric, device: Device
+        self, instance_id: InstanceId, shard: Shard, pool: KVPool, fabric: Fabric, backend: Backend
     ) -> None:
-        self._instance_id, self._pool, self._fabric, self._device = instance_id, pool, fabric, device
+        self._instance_id, self._pool, self._fabric = instance_id, pool, fabric
+        self._own_device, self._device = backend.device, backend.service().device
         rows = (0, shard.num_heads, shard.config.head_dim)
         self._threads: dict[OwnerId, Thread] = {}  # the last that serves each of these
-        self._lane = Lock()  # of captured steps
+        self._last: dict[bool, Thread] = {}  # of those that are captured, and of the others
         self.leases: DecodeLeases | None = None  # of this instance, once their steps are captured
-        self._no_queries = torch.empty(rows, dtype=shard.config.torch_dtype, device=device.torch_device)
+        dtype, torch_device = shard.config.torch_dtype, self._device.torch_device
+        self._no_queries = torch.empty(rows, dtype=dtype, device=torch_device)
 
     def begin(self, command: RunBatch) -> None:
-        """Begin to serve a batch, before the next instruction of the engine is carried out."""
-        served = self._fabric.serve(command.batch_id, command.plan.group.instance_ids)
+        """Begin to serve a batch, before the next instruction of the engine is carried out.
+
+        On devices captured leases are served one at a time, and so are all other batches. Instances get them
+        in one order, so none waits for another in a circle.
+        """
+        serve, fabric, group = self._serve, self._fabric, command.plan.group.instance_ids
+        is_captured = self.leases is not None and self.leases.can_run(command)
+        if is_captured:
+            serve, served = self._serve_captured, fabric.serve_lease(command.batch_id, group)
+        else:
+            served = fabric.serve(command.batch_id, group)
         self._allocate(command)
         self._fork(command)
-        name, serve = f"serve-batch-{command.batch_id}", self._serve
-        if self.leases is not None and self.leases.can_run(command):
-            serve = self._serve_captured
-        thread = Thread(target=serve, args=(command, served), name=name, daemon=True)
+        before = None if fabric.arena is None else self._last.get(is_captured)
+        name = f"serve-batch-{command.batch_id}"
+        thread = Thread(target=_after, args=(before, serve, command, served), name=name, daemon=True)
+        self._last[is_captured] = thread
         self._threads.update(dict.fromkeys(command.plan.request_ids, thread))
         thread.start()
 
@@ -71,37 +86,45 @@ class AttentionService:
         layout, pushes = query_layout(step, self._device), IncomingPushes(step, members, self._device)
         if layout.routing.is_empty and pushes.is_empty:
             return
-        exchange = MessageExchange(members, self._device).begin(layout.routing)
+        exchange = QueryExchange(members, self._device, layout.routing)
         for layer in range(self._pool.num_layers):
             pool, total = self._pool.layer(layer), Partial.unseen(self._no_queries, is_merged=True)
             if not pushes.is_empty:
                 pushes.store(pool)
             query_attention(layout, pool, exchange, self._no_queries, total, self._device)
         if not pushes.is_empty:
+            self._device.wait()
             pushes.confirm()
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the spans of a trace: an object, its method and its name."""
+        yield self, "answer", "served step"
+        yield self, "_serve_captured", "served lease"
 
     def _serve(self, command: RunBatch, served: AbstractContextManager[Exchanging]) -> None:
         plan, live = command.plan, set(command.plan.request_ids)
         placements = {given.request_id: given.placement for given in command.inputs}
         self._device.use()
         # A peer that is lost or leaves ends the batch: its members report that. Its silence they may not see.
-        with suppress(PeerLostError, AbandonedError), served as members, torch.inference_mode():
+        ended = suppress(PeerLostError, AbandonedError)
+        with ended, self._own_device.shared(), served as members, torch.inference_mode():
             for step in count():
                 if plan.num_steps == 1:
                     self.answer(plan, placements, members)
-                    return
+                    break
                 self.answer(plan.at_step(step, live), placements, members)
                 if step + 1 >= hear_step(members, plan, live) or not live:
-                    return
+                    break
+            self._device.wait()
 
     def _serve_captured(self, command: RunBatch, served: AbstractContextManager[Exchanging]) -> None:
-        """Serve a lease whose members' steps are captured, by captured steps. One waits for another's end."""
+        """Serve a lease whose members' steps are captured, by captured steps."""
         assert self.leases is not None, "they can run it"
         assert self.leases.graph.service is not None, "they can run it with holders"
         graph, live = self.leases.graph.service, set(command.plan.request_ids)
         steps = LeaseSteps.of(command, self.leases.graph.max_num_slots)
         graph.use()
-        with self._lane, self._device.shared():
+        with self._own_device.shared():
             try:
                 with suppress(PeerLostError, AbandonedError), served as members:
                     graph.begin(served_batch(command, self._instance_id))
@@ -131,3 +154,11 @@ class AttentionService:
                 placement = given.placement.adding(command.plan.writes_of(given.request_id))
                 for positions in placement.on(self._instance_id):
                     self._pool.share(given.request_id, sibling.request_id, positions)
+
+
+def _after(
+    before: Thread | None, serve: Serve, command: RunBatch, served: AbstractContextManager[Exchanging]
+) -> None:
+    if before is not None:
+        before.join()
+    serve(command, served)

@@ -1,4 +1,4 @@
-"""Traces of a worker: its thread and its device, with named ranges for the steps of the design."""
+"""Traces of a worker: its threads and its device, with named ranges for the steps of the design."""
 
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
 P = ParamSpec("P")
@@ -15,7 +16,7 @@ Span: TypeAlias = tuple[object, str, str]  # an object, its method, and its name
 
 
 class Tracer:
-    """Traces the thread that starts it, and the device. Before and after a trace it costs nothing.
+    """Traces the process and its device. Before and after a trace it costs nothing.
 
     The methods in `spans` show as ranges of those names, for NVIDIA's tools as well (NVTX).
     """
@@ -30,7 +31,8 @@ class Tracer:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        started = profile(activities=activities)
+        config = _ExperimentalConfig(profile_all_threads=True)  # those that serve, and that move KV
+        started = profile(activities=activities, experimental_config=config)
         started.start()
         self._profile = started
         for owner, method, name in self._spans:

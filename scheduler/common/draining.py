@@ -113,10 +113,11 @@ class Draining:
             if not self._is_apart(migration):
                 used[migration.destination_id] += len(migration.segment.positions)
         hidden = [b for b in self.snapshot.batches if b.batch_id in self.batch_ids]
-        serving_ids = {i for batch in hidden for i in batch.holder_ids}
+        leases = [batch for batch in hidden if batch.plan.num_steps > 1]
+        serving_ids = {i for batch in leases for i in batch.holder_ids}
 
         def is_full(instance: ElasticInstance) -> bool:
-            return instance.serves is Service.LEASES and instance.instance_id in serving_ids
+            return instance.serves is Service.ONE_LEASE and instance.instance_id in serving_ids
 
         for instance in self.snapshot.instances:
             if not instance.is_draining:

@@ -67,7 +67,8 @@ class WorkCostModel:
     """The time of a step is a fixed part of its group, plus the time of its busiest instance.
 
     An instance outside the group serves in its `lane` while it runs a batch of its own. Its attention
-    overlaps that of members but not their products, which need the answers of all holders.
+    overlaps that of members but not their products, which need the answers of all holders. The kernels of
+    members are then started one by one.
 
     `overlap` is the part of attention that hides ring transfers, and the part of launches that overlaps with
     computing: 0 on CPUs, 1 with copy engines and streams. Steps within `graph_limits` launch no kernel one by
@@ -93,11 +94,9 @@ class WorkCostModel:
         seconds = self.coefficients
         is_mixed = seconds.beside > 0 and not work.is_lease and work.phase is Phase.MIXED
         overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
-        time = self.instance_time
+        time = self.instance_time if self.replays(work) else self._launched_time
         if self.network.host_ids:
             overhead += self.network.seconds(work)
-            if self.network.spans(work.instances):
-                time = self._launched_time
             work = self.network.slowed(work)
         if not work.holders:
             return overhead + max(map(time, work.instances.values()))
@@ -109,7 +108,7 @@ class WorkCostModel:
 
     def _held_time(self, work: StepWork, instance_id: InstanceId) -> float:
         """Return the seconds in which an instance outside the group answers its members."""
-        seconds = self.instance_time(work.holders[instance_id])
+        seconds = self._launched_time(work.holders[instance_id])
         return seconds if instance_id in work.idle_holder_ids else seconds + self.lane.delay
 
     def served_time(self, work: InstanceWork, /) -> float:
@@ -121,8 +120,12 @@ class WorkCostModel:
         return instance_seconds(self.coefficients, work, self.overlap, self.has_captured(work))
 
     def _launched_time(self, work: InstanceWork) -> float:
-        """Return `instance_time` in a group of several hosts, which replays no captured steps."""
+        """Return `instance_time` of a step that is not captured."""
         return instance_seconds(self.coefficients, work, self.overlap, is_captured=False)
+
+    def replays(self, work: StepWork) -> bool:
+        """Return whether the members may replay a step: none with holders, nor on several hosts."""
+        return not work.holders and not self.network.spans(work.instances)
 
     def has_captured(self, work: InstanceWork) -> bool:
         """Return whether an instance replays such a step from a captured graph."""

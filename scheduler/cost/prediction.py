@@ -52,7 +52,7 @@ class StepTable:
         parts = [
             (*astuple(part), has_graphs and model.has_captured(part), delay)
             for step in steps
-            for has_graphs in (not model.network.spans(step.instances),)
+            for has_graphs in (model.replays(step),)
             for part, delay in (*_held(step, model), *((part, 0.0) for part in step.instances.values()))
         ]
         return cls(_table(rows, _STEP), _table(parts, _PART), delays, model.overlap)

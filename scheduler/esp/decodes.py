@@ -20,7 +20,7 @@ from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.reasons import reason_to_wait, reasons_to_end_leases
-from loong.scheduler.esp.service import leased, serves_all
+from loong.scheduler.esp.service import leased, serves_others
 from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
 
 NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
@@ -133,7 +133,8 @@ class ServedDecodes:
 
         Attention for chunks of those would slow decodes. One instance alone may, if it serves them.
         """
-        return (number == 1 and serves_all(self.snapshot)) or self._prompt_ids.isdisjoint(self._last(number))
+        is_served = number == 1 and serves_others(self.snapshot)
+        return is_served or self._prompt_ids.isdisjoint(self._last(number))
 
     @cached_property
     def _prompt_ids(self) -> frozenset[InstanceId]:

@@ -14,14 +14,14 @@ from loong.scheduler.common.slo_targets import FirstTokenTargets, tightest_tpot
 from loong.scheduler.esp.admission import PrefillCandidate, is_share_due, prefill_work
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import Layout, PlanDraft
-from loong.scheduler.esp.service import can_reach, serves_leases
+from loong.scheduler.esp.service import can_reach, serves_others
 from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
 
 
 def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
     """Choose the instances for decodes and those for prompts."""
     everywhere, together = draft.everywhere, Layout(draft.everywhere, is_mixed=True)
-    if len(everywhere) < 2 or not (draft.variant.has_apart and serves_leases(draft.snapshot)):
+    if len(everywhere) < 2 or not (draft.variant.has_apart and serves_others(draft.snapshot)):
         return together
     decode_ids = decodes.busy_ids.union(decodes.instance_ids)
     prompt_ids = tuple(i for i in everywhere if i not in decode_ids)

@@ -1,4 +1,4 @@
-"""The KV that a batch reaches where instances serve everything, decode leases only, or nothing."""
+"""The KV that a batch reaches where instances serve all batches, one lease and any steps, or nothing."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,12 +11,12 @@ from loong.core.snapshot import Snapshot
 
 
 def serves_all(snapshot: Snapshot) -> bool:
-    """Return whether all instances serve any batch."""
+    """Return whether all instances serve any number of any batches."""
     return snapshot.services <= {Service.ALL}
 
 
-def serves_leases(snapshot: Snapshot) -> bool:
-    """Return whether all instances serve decode leases."""
+def serves_others(snapshot: Snapshot) -> bool:
+    """Return whether all instances serve batches of other groups."""
     return Service.NONE not in snapshot.services
 
 
@@ -29,9 +29,11 @@ def can_reach(
     holder_ids = set(view.placement.instance_ids).difference(instance_ids)
     if not holder_ids:
         return True
-    if not (in_lease and serves_leases(snapshot)):
+    if not serves_others(snapshot):
         return False
-    return not any(holder_ids.intersection(batch.holder_ids) for batch in snapshot.batches)
+    return not in_lease or not any(
+        holder_ids.intersection(batch.holder_ids) for batch in snapshot.batches if batch.plan.num_steps > 1
+    )
 
 
 def leased(

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
-from loong.attention.exchange import MessageExchange, QueryExchange
-from loong.attention.put_exchange import PutExchange
+from loong.attention.exchange import load_kernels
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
@@ -25,7 +24,6 @@ from loong.fabric.world import World
 from loong.kernels import attend
 from loong.model.cuda_device import CudaDevice
 from loong.model.device import CpuDevice, Device
-from loong.model.tensor_parallel import Shard
 from loong.model.tiny import CONFIG
 from loong.worker.kv.pool import KVPool
 
@@ -96,10 +94,7 @@ class Instance:
     ) -> None:
         self._fabric, self._instance_id, self._device = fabric, instance_id, device
         self._config = replace(CONFIG, num_layers=1, head_dim=sizes.head_dim, dtype=dtype)
-        messages = MessageExchange(fabric, device)
-        puts = PutExchange(fabric.arena, Shard(self._config), device, messages, sizes.num_new + 1)
-        puts.warm_up()
-        self.exchanges: Mapping[str, QueryExchange] = {"puts": puts, "messages": messages}
+        load_kernels(device, NUM_HEADS, sizes.head_dim, self._config.torch_dtype)
 
     def warm_up(self, batch_ids: Iterator[int], sizes: Sizes) -> None:
         """Load what computes, by steps of this instance alone: a GPU stands still for that, others wait."""
@@ -110,13 +105,12 @@ class Instance:
                 name: replace(chunk, holders=alone if chunk.holders else (), masters=alone)
                 for name, chunk in chunks.items()
             }
-            assert self.is_right(next(batch_ids), own, "messages", alone)
+            assert self.is_right(next(batch_ids), own, alone)
 
     def is_right(
         self,
         batch_id: int,
         chunks: Mapping[RequestId, Chunk],
-        exchange: str,
         group: tuple[InstanceId, ...] = GROUP,
     ) -> bool:
         """Return whether the attention of this instance's rows equals that over all KV in one place."""
@@ -124,7 +118,7 @@ class Instance:
         kv = {name: self._values(1, chunk, 2, NUM_KV_HEADS) for name, chunk in chunks.items()}
         step = self._step(chunks, kv, group)
         with self._fabric.batch(batch_id, group):
-            attention = ElasticAttention(step, self._fabric, self.exchanges[exchange], self._device)
+            attention = ElasticAttention(step, self._fabric, self._device)
             target, rows = attention.new_kv(0)
             target[rows] = _rows(step, kv)
             found = attention(0, _rows(step, q))
@@ -202,9 +196,7 @@ def wrong_steps(
         instance = Instance(fabric, instance_id, device, dtype, sizes)
         if is_on_gpu:
             instance.warm_up(batch_ids, sizes)
-        for exchange, chunks in product(instance.exchanges, steps(sizes)):
-            if not instance.is_right(next(batch_ids), chunks, exchange):
-                wrong.append(f"{dtype} by {exchange}: {chunks}")
+        wrong += [f"{dtype}: {c}" for c in steps(sizes) if not instance.is_right(next(batch_ids), c)]
     return wrong
 
 

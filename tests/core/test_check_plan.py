@@ -255,10 +255,11 @@ def test_a_decode_block_cut_as_a_stripe_takes_a_lease_too() -> None:
     check_plan(SNAPSHOT, IterationPlan((with_query(LEASE, 0, positions=stripe(range(9, 10), 0, 5)),)))
 
 
-def decode_elsewhere(master_id: InstanceId) -> BatchPlan:
-    """Return the next token of a request whose KV is on instance 0, on another."""
+def decode_elsewhere(master_id: InstanceId, num_steps: int = 1) -> BatchPlan:
+    """Return the next tokens of a request whose KV is on instance 0, on another."""
     block = QueryBlock("old", range(9, 10), master_id, Transfer.QUERY)
-    return BatchPlan(ESPGroup((master_id,)), (block,), (segment("old", range(9, 10), master_id),))
+    new_kv = segment("old", range(9, 9 + num_steps), master_id)
+    return BatchPlan(ESPGroup((master_id,)), (block,), (new_kv,), num_steps=num_steps)
 
 
 def test_kv_outside_the_group_is_met_by_queries_alone() -> None:
@@ -281,24 +282,22 @@ def snapshot_with_holder(**change: Any) -> Snapshot:
 
 
 def test_the_lists_of_a_served_lease_have_room_for_a_few_times_the_kv_of_an_instance() -> None:
-    snapshot = snapshot_with_holder(serves=Service.LEASES, kv_capacity=1, kv_used=1)
+    snapshot = snapshot_with_holder(serves=Service.ONE_LEASE, kv_capacity=1, kv_used=1)
     with pytest.raises(InvalidPlanError, match=r"lists the KV of 5 tokens on instance 0; 4 can be"):
-        check_plan(snapshot, IterationPlan((decode_elsewhere(1),)))
+        check_plan(snapshot, IterationPlan((decode_elsewhere(1, num_steps=2),)))
 
 
-def test_an_instance_that_serves_leases_serves_one_and_nothing_else() -> None:
-    snapshot = snapshot_with_holder(serves=Service.LEASES)
-    lease = decode_elsewhere(1)
+def test_where_one_lease_is_served_at_a_time_any_steps_are_served_too() -> None:
+    snapshot = snapshot_with_holder(serves=Service.ONE_LEASE)
+    lease, step = decode_elsewhere(1, num_steps=2), decode_elsewhere(1)
     check_plan(snapshot, IterationPlan((lease,)))
-    serving = replace(snapshot.batches[0], holder_ids=(0,))
-    with pytest.raises(InvalidPlanError, match=r"instance 0 serves decode leases, one at a time: .* another"):
-        check_plan(replace(snapshot, batches=(serving,)), IterationPlan((lease,)))
-    repair = replace(SNAPSHOT.running[0], placement=striped("old", range(1, 9), (0,)))
-    holes = replace(snapshot, running=(repair, *SNAPSHOT.running[1:]))
-    block = QueryBlock("old", range(1), 1, Transfer.QUERY)
-    repaired = BatchPlan(ESPGroup((1,)), (block,), (segment("old", range(1), 1),))
-    with pytest.raises(InvalidPlanError, match=r"the batch of group \(1,\) is none"):
-        check_plan(holes, IterationPlan((repaired,)))
+    running = snapshot.batches[0]
+    serving = replace(snapshot, batches=(replace(running, plan=lease, holder_ids=(0,)),))
+    check_plan(serving, IterationPlan((step,)))
+    with pytest.raises(InvalidPlanError, match=r"instance 0 serves one decode lease at a time: .* another"):
+        check_plan(serving, IterationPlan((lease,)))
+    stepping = replace(snapshot, batches=(replace(running, plan=step, holder_ids=(0,)),))
+    check_plan(stepping, IterationPlan((lease,)))
 
 
 def test_a_holder_that_runs_a_batch_of_its_own_serves_too() -> None:

@@ -1,11 +1,13 @@
 """KV outside a batch's group is attended where it is, while its instance runs other batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cluster import After, Cluster
+from leak_checks import shared_cluster
+from machines import H200_GRAPH_LIMITS
 from plans import decode, move, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 from true_stories import assert_true
@@ -17,6 +19,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Preemption, Transfer
 from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
+from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 
@@ -49,14 +52,31 @@ def three_requests() -> list[Request]:
     return [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in LENGTHS]
 
 
+@pytest.fixture(scope="module")
+def on_gpus(folder: Path) -> Iterator[Cluster]:
+    """Yield two instances on GPUs of their own."""
+    config = ClusterConfig(
+        str(folder), num_instances=2, kv_capacity=400, device="cuda", graph_limits=H200_GRAPH_LIMITS
+    )
+    with shared_cluster(config) as running:
+        yield running
+
+
+@pytest.fixture(params=["cluster", "sharded", pytest.param("on_gpus", marks=pytest.mark.multigpu)])
+def serving(request: pytest.FixtureRequest) -> Cluster:
+    """Return each of these."""
+    found: Cluster = request.getfixturevalue(request.param)
+    return found
+
+
 def members(cluster: Cluster) -> tuple[InstanceId, InstanceId]:
     """Return one instance that prefills, and one that decodes."""
     return cluster.full_ids[0], cluster.full_ids[-1]
 
 
 @pytest.mark.parametrize("num_steps", [1, 4, 16])
-def test_decodes_read_kv_where_it_was_computed(any_cluster: Cluster, folder: Path, num_steps: int) -> None:
-    first_id, last_id = members(any_cluster)
+def test_decodes_read_kv_where_it_was_computed(serving: Cluster, folder: Path, num_steps: int) -> None:
+    first_id, last_id = members(serving)
 
     def plan(view: RequestView) -> BatchPlan:
         if view.is_decoding:
@@ -64,32 +84,52 @@ def test_decodes_read_kv_where_it_was_computed(any_cluster: Cluster, folder: Pat
         return prefill([view], (first_id,), num_tokens=13, transfer=Transfer.QUERY)
 
     requests = three_requests()
-    assert_exact(folder, requests, any_cluster.run(requests, each_by_itself(plan)))
-    served = served_batches(any_cluster)
+    assert_exact(folder, requests, serving.run(requests, each_by_itself(plan)))
+    served = served_batches(serving)
     assert {run.holder_ids for run in served} == {(first_id,)}
     assert all(run.plan.group.instance_ids == (last_id,) for run in served)
 
 
-def test_a_holder_computes_its_own_chunks_while_it_serves_a_lease(cluster: Cluster, folder: Path) -> None:
+@pytest.mark.parametrize("num_steps", [1, NUM_TOKENS])
+def test_a_holder_computes_its_own_chunks_while_it_serves(
+    serving: Cluster, folder: Path, num_steps: int
+) -> None:
+    _, last_id = members(serving)
+
     def plan(view: RequestView) -> BatchPlan:
         if view.is_decoding:
-            return decode([view], (3,), {view.request_id: 3}, num_steps=NUM_TOKENS)
+            return decode([view], (last_id,), {view.request_id: last_id}, num_steps=num_steps)
         return prefill([view], (0,), num_tokens=2, transfer=Transfer.QUERY)
 
     requests = three_requests()
-    assert_exact(folder, requests, cluster.run(requests, each_by_itself(plan)))
-    leases = {run.batch_id for run in served_batches(cluster)}
-    serving: set[int] = set()
-    beside = list[RunBatch]()
-    for item in cluster.log:
-        if isinstance(item, RunBatch) and item.batch_id in leases:
-            serving.add(item.batch_id)
-        elif isinstance(item, RunBatch) and serving:
-            beside.append(item)
+    assert_exact(folder, requests, serving.run(requests, each_by_itself(plan)))
+    served = {run.batch_id for run in served_batches(serving)}
+    running: set[int] = set()
+    meanwhile = list[RunBatch]()
+    for item in serving.log:
+        if isinstance(item, RunBatch) and item.batch_id in served:
+            running.add(item.batch_id)
+        elif isinstance(item, RunBatch) and running:
+            meanwhile.append(item)
         elif isinstance(item, BatchFinished):
-            serving.discard(item.batch_id)
-    assert beside, "the holder got no chunk of its own while it served a lease"
-    assert {run.plan.group.instance_ids for run in beside} == {(0,)}
+            running.discard(item.batch_id)
+    assert meanwhile, "the holder got no chunk of its own while it served"
+    assert {run.plan.group.instance_ids for run in meanwhile} == {(0,)}
+
+
+def test_chunks_of_two_instances_meet_the_kv_of_each_other_at_once(serving: Cluster, folder: Path) -> None:
+    ids = members(serving)
+
+    def plan(view: RequestView) -> BatchPlan:
+        turn = view.num_prompt_tokens % 2
+        if view.is_decoding:
+            return decode([view], (ids[turn],), {view.request_id: ids[turn]}, num_steps=1)
+        group = (ids[(turn + view.num_computed_tokens // 5) % 2],)
+        return prefill([view], group, num_tokens=5, transfer=Transfer.QUERY)
+
+    requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (42, 41, 37, 26)]
+    assert_exact(folder, requests, serving.run(requests, each_by_itself(plan)))
+    assert {run.holder_ids for run in served_batches(serving)} == {(i,) for i in ids}
 
 
 @pytest.mark.parametrize("group", [(1,), (3, 2), (2, 3, 0)])
@@ -143,14 +183,15 @@ def test_siblings_begin_with_kv_of_their_prompt_that_lies_outside_its_last_group
     assert {run.holder_ids for run in served_batches(cluster)} == {(2,), (1, 2)}
 
 
-def test_what_a_holder_runs_itself_may_be_preempted_while_it_serves(cluster: Cluster, folder: Path) -> None:
+def test_what_a_holder_runs_itself_may_be_preempted_while_it_serves(serving: Cluster, folder: Path) -> None:
     """A request of the holder loses its KV between its chunks, while the lease is served."""
+    _, last_id = members(serving)
     served, victim = three_requests()[0], greedy_request(random_prompt(40, seed=40), 3)
     num_preempted = 0
 
     def plan(view: RequestView) -> BatchPlan:
         if view.is_decoding and view.request_id == served.request_id:
-            return decode([view], (1,), {view.request_id: 1}, num_steps=NUM_TOKENS)
+            return decode([view], (last_id,), {view.request_id: last_id}, num_steps=NUM_TOKENS)
         return prefill([view], (0,), num_tokens=3, transfer=Transfer.QUERY)
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
@@ -163,16 +204,14 @@ def test_what_a_holder_runs_itself_may_be_preempted_while_it_serves(cluster: Clu
             return IterationPlan(preemptions=(Preemption(victim.request_id),))
         return each_by_itself(plan)(snapshot, cost_model)
 
-    assert_exact(folder, [served, victim], cluster.run([served, victim], policy))
+    assert_exact(folder, [served, victim], serving.run([served, victim], policy))
     assert num_preempted
 
 
 @pytest.mark.parametrize("transfer", list(Transfer))
-def test_new_kv_is_pushed_to_where_it_is_decoded(
-    any_cluster: Cluster, folder: Path, transfer: Transfer
-) -> None:
+def test_new_kv_is_pushed_to_where_it_is_decoded(serving: Cluster, folder: Path, transfer: Transfer) -> None:
     """All chunks push their KV to another instance; later ones meet it there by their queries."""
-    first_id, last_id = members(any_cluster)
+    first_id, last_id = members(serving)
 
     def plan(view: RequestView) -> BatchPlan:
         if view.is_decoding:
@@ -181,8 +220,8 @@ def test_new_kv_is_pushed_to_where_it_is_decoded(
         return prefill([view], (first_id,), num_tokens=13, keep_on=(last_id,), transfer=moved)
 
     requests = three_requests()
-    assert_exact(folder, requests, any_cluster.run(requests, each_by_itself(plan)))
-    served = served_batches(any_cluster)
+    assert_exact(folder, requests, serving.run(requests, each_by_itself(plan)))
+    served = served_batches(serving)
     assert {(run.plan.group.instance_ids, run.holder_ids) for run in served} == {((first_id,), (last_id,))}
     assert len(served) == sum(-(-length // 13) for length in LENGTHS)
 
@@ -200,19 +239,19 @@ def test_a_ring_pushes_parts_of_its_stripes_to_several_instances(cluster: Cluste
 
 @pytest.mark.parametrize("name", ["esp"])
 def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
-    any_cluster: Cluster, folder: Path, name: str
+    serving: Cluster, folder: Path, name: str
 ) -> None:
     requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in (52, *LENGTHS)]
     anchor, *late = requests
     arrivals = {request.request_id: After(anchor.request_id, 1 + n) for n, request in enumerate(late)}
     config = PolicyConfig(max_num_batched_tokens=8, lease_steps=4, target_tpot=1e-4)
-    outputs = any_cluster.run(requests, make_policy(name, config), arrivals=arrivals)
+    outputs = serving.run(requests, make_policy(name, config), arrivals=arrivals)
     assert_exact(folder, requests, outputs)
-    last_id = any_cluster.full_ids[-1]
-    served = served_batches(any_cluster)
+    last_id = serving.full_ids[-1]
+    served = served_batches(serving)
     assert served
     assert all(run.plan.group.instance_ids == (last_id,) for run in served)
-    assert_true(any_cluster.lines, any_cluster.history)
+    assert_true(serving.lines, serving.history)
 
 
 def test_prompts_that_push_kv_to_instances_that_lend_room_give_exact_tokens(

@@ -127,7 +127,7 @@ def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, s
     whatever_happens(PolicyMachine(name), Random(seed))
 
 
-@pytest.mark.parametrize("serves", [Service.LEASES, Service.NONE])
+@pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
 @settings(max_examples=6)
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: Service, seed: int) -> None:

@@ -99,7 +99,7 @@ def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:
     assert admissible_tokens("disaggregated", instances) == 100
 
 
-@pytest.mark.parametrize("serves", [Service.NONE, Service.LEASES])
+@pytest.mark.parametrize("serves", [Service.NONE, Service.ONE_LEASE])
 def test_a_policy_of_lenders_needs_instances_that_serve_everything(serves: Service) -> None:
     with pytest.raises(ConfigError, match="policy infinite needs instances that attend for batches"):
         admissible_tokens("infinite", instances_with([100] * 2, serves))

@@ -7,7 +7,7 @@ import torch
 
 from loong.core.events import ProducedToken
 from loong.core.instructions import ReleaseKV, RunBatch
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, OwnerId
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import TrafficSnapshot
@@ -78,8 +78,9 @@ class BareInstance:
         constraints = Constraints(tokenizer, config.vocab_size)
         self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend, constraints)
         self._runner.warm_up()
-        self._service = AttentionService(instance_id, shard, self._pool, fabric, backend.device)
+        self._service = AttentionService(instance_id, shard, self._pool, fabric, backend)
         self._service.leases = self._runner.leases
+        self._served: set[OwnerId] = set()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 
     def poison(self) -> None:
@@ -87,11 +88,22 @@ class BareInstance:
         for layer in range(self._pool.num_layers):
             self._pool.layer(layer).fill_(torch.nan)
 
+    def end_service(self) -> None:
+        """Return once nothing is served."""
+        for owner_id in self._served:
+            self._service.wait_for(owner_id)
+
     def carry_out(self, command: RunBatch | ReleaseKV) -> Outcome:
-        """Do this instance's part of a command, if it has one."""
+        """Do this instance's part of a command, if it has one.
+
+        What it serves goes on meanwhile, but for the same requests.
+        """
         before, num_steps = self._fabric.traffic.snapshot(), 0
         produced: list[tuple[int, ProducedToken]] = []
         found: tuple[PromptLogprobs, ...] = ()
+        owner_ids = (command.owner_id,) if isinstance(command, ReleaseKV) else command.plan.request_ids
+        for owner_id in owner_ids:
+            self._service.wait_for(owner_id)
         if isinstance(command, ReleaseKV):
             self._pool.release(command.owner_id)
         elif self._instance_id in command.plan.group.instance_ids:
@@ -103,7 +115,6 @@ class BareInstance:
             found = begun.prompt_logprobs()
         elif self._instance_id in command.holder_ids:
             self._service.begin(command)
-            for request_id in command.plan.request_ids:
-                self._service.wait_for(request_id)
+            self._served.update(command.plan.request_ids)
         traffic = self._fabric.traffic.snapshot() - before
         return Outcome(num_steps, tuple(produced), traffic, self._pool.num_used, found)

@@ -47,4 +47,6 @@ def _on_instance(
     backend = CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
     stop = stops.get(instance_id) if tp_rank == 0 else None
     instance = BareInstance(fabric, instance_id, folder, stop, backend, num_slots)
-    return [instance.carry_out(command) for command in commands]
+    outcomes = [instance.carry_out(command) for command in commands]
+    instance.end_service()
+    return outcomes

@@ -64,4 +64,6 @@ def _run(
 ) -> list[Outcome]:
     instance = BareInstance(fabric, instance_id, folder, None, backend_of(instance_id), num_slots)
     instance.poison()
-    return [instance.carry_out(command) for command in commands]
+    outcomes = [instance.carry_out(command) for command in commands]
+    instance.end_service()
+    return outcomes

@@ -12,8 +12,7 @@ from time import monotonic_ns, sleep
 import torch
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena, last_epoch
-from loong.fabric.traffic import Plane
+from loong.fabric.memory.arena import Arena, Lane, last_epoch
 from loong.kernels.exchange.signals import EPOCHS
 
 _POLL_SECONDS = 50e-6
@@ -57,8 +56,8 @@ class ThreadCopyStream:
     The caller's own work is done when it calls.
     """
 
-    def __init__(self, arena: Arena, plane: Plane) -> None:
-        self._arena, self._patience = arena, arena.deadline(plane)
+    def __init__(self, arena: Arena, lane: Lane) -> None:
+        self._arena, self._patience = arena, arena.deadline(lane)
         self._thread = ThreadPoolExecutor(1, "fabric-lane")
         self._last: Future[None] | None = None
         self._room = Semaphore(_MOST_QUEUED)

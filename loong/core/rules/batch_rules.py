@@ -233,7 +233,7 @@ def check_holders(case: Case) -> None:
     move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`,
     `check_evictions`).
     """
-    serving = {instance_id for batch in case.snapshot.batches for instance_id in batch.holder_ids}
+    serving = {i for b in case.snapshot.batches if b.plan.num_steps > 1 for i in b.holder_ids}  # leases
     for batch, parts in case.parts:
         group = frozenset(batch.group.instance_ids)
         for part in parts:
@@ -246,10 +246,11 @@ def check_holders(case: Case) -> None:
         holder_ids = batch.holder_ids([part.view.placement for part in parts])
         for holder_id in holder_ids:
             _check_serves(case.snapshot, batch, holder_id)
-            if case.snapshot.instance[holder_id].serves is Service.LEASES:
-                _check_served_lease(batch, parts, holder_id, is_serving=holder_id in serving)
+            if case.snapshot.instance[holder_id].serves is Service.ONE_LEASE and batch.num_steps > 1:
+                _check_served_lease(batch, holder_id, is_serving=holder_id in serving)
                 _check_lists(case.snapshot, batch, parts)
-        serving.update(holder_ids)
+        if batch.num_steps > 1:
+            serving.update(holder_ids)
 
 
 def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -> None:
@@ -261,15 +262,11 @@ def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -
         raise InvalidPlanError(f"{where}, with tp size {holder.tp_size}; those of the group have {tp_size}")
 
 
-def _check_served_lease(
-    batch: BatchPlan, parts: Sequence[Part], holder_id: InstanceId, *, is_serving: bool
-) -> None:
-    where = f"instance {holder_id} serves decode leases, one at a time: the batch of group "
+def _check_served_lease(batch: BatchPlan, holder_id: InstanceId, *, is_serving: bool) -> None:
+    where = f"instance {holder_id} serves one decode lease at a time: the lease of group "
     where += f"{batch.group.instance_ids}"
     if is_serving:
         raise InvalidPlanError(f"{where} comes while it serves another")
-    if batch.pushes or not all(part.view.is_decoding for part in parts):
-        raise InvalidPlanError(f"{where} is none")
     most_tokens = max(Counter(block.master_id for block in batch.queries).values())
     if most_tokens > MAX_SERVED_TOKENS:
         raise InvalidPlanError(f"{where} has {most_tokens} tokens of a master; {MAX_SERVED_TOKENS} can be")

@@ -39,8 +39,22 @@ class Clock(IntEnum):
 
     TENSOR_PARALLEL = 0
     DECODE = 1
-    QUERIES = 2
-    SERVICE = 3  # of a batch of another group that this instance serves
+    SERVICE = 2  # of a lease of another group that this instance serves
+
+
+@unique
+class Lane(IntEnum):
+    """Work whose waits end together. Each lane has one batch or migration at a time."""
+
+    BATCH = 0
+    MIGRATION = 1
+    SERVICE = 2  # a batch of another group that this instance serves, by messages
+    SERVED_LEASE = 3  # the same, by captured steps
+
+    @property
+    def plane(self) -> Plane:
+        """The plane of its messages."""
+        return Plane.SERVICE if self is Lane.SERVED_LEASE else Plane(self)
 
 
 class Arena:
@@ -68,33 +82,34 @@ class Arena:
         self.addresses, self.clocks = new((world.size,), 0), new((len(Clock),), 0)
         self.host_addresses = [0] * world.size  # equal to `addresses`, on the host
         self._learn(rank, self.memory.data_ptr())
-        stop, words = new((len(Plane), 1), _NEVER), shared.words(2 * len(Plane), _NEVER).view(len(Plane), 2)
+        stop, words = new((len(Lane), 1), _NEVER), shared.words(2 * len(Lane), _NEVER).view(len(Lane), 2)
         limit = round(deadline * 1e9)
-        self._deadlines = [Deadline(words[plane], stop[plane], limit) for plane in Plane]
+        self._deadlines = [Deadline(words[lane], stop[lane], limit) for lane in Lane]
         self._words = words.numpy()  # the same memory, faster to read than through torch
-        self._openings = [self.reserve(8 * world.size) for _ in Plane]  # offsets of flags, one a rank
+        self._openings = [self.reserve(8 * world.size) for _ in Lane]  # offsets of flags, one a rank
         self._memory_server = MemoryServer(self._memory_path_of(rank), self._descriptor, self._num_bytes)
 
     @property
     def opened(self) -> Tensor:
         """Flags [world size]: the first epoch of the last batch that each rank has opened with this one."""
-        return self.opened_on(Plane.BATCH)
+        return self.view(self.opening_offset(Lane.BATCH), self.world.size, dtype=torch.int64)
 
-    def opened_on(self, plane: Plane) -> Tensor:
-        """Return `opened` for batches or for migrations."""
-        return self.view(self.opening_offset(plane), self.world.size, dtype=torch.int64)
+    def opening_offset(self, lane: Lane) -> int:
+        """Return the offset of flags [world size]: as `opened`, for the batches or migrations of a lane."""
+        return self._openings[lane]
 
-    def opening_offset(self, plane: Plane) -> int:
-        """Return the offset of the flags of `opened_on`."""
-        return self._openings[plane]
+    def deadline(self, lane: Lane = Lane.BATCH) -> Deadline:
+        """Return the deadline of a lane's waits."""
+        return self._deadlines[lane]
 
-    def deadline(self, plane: Plane = Plane.BATCH) -> Deadline:
-        """Return the deadline of waits in a batch or a migration."""
-        return self._deadlines[plane]
-
-    def gave_up(self, plane: Plane, epoch: int) -> bool:
+    def gave_up(self, lane: Lane, epoch: int) -> bool:
         """Return whether a wait has failed since `epoch`. The device is asked only if one may have."""
-        return bool(self._words[plane, 0] >= epoch) and bool(self._deadlines[plane].stop >= epoch)
+        return bool(self._words[lane, 0] >= epoch) and bool(self._deadlines[lane].stop >= epoch)
+
+    def forget_failures(self, lane: Lane) -> None:
+        """Let later waits of a lane be for any epochs, after failed ones; none is in flight."""
+        self._words[lane] = _NEVER
+        self._deadlines[lane].stop.fill_(_NEVER)
 
     def reserve(self, num_bytes: int) -> int:
         """Return the offset of reserved space, filled with zeros.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena, first_epoch
+from loong.fabric.memory.arena import Arena, Lane, first_epoch
 from loong.fabric.memory.copy_streams import CopyStream
 from loong.fabric.messages.link import bytes_of
 from loong.fabric.traffic import Channel
@@ -29,12 +29,13 @@ class ChunkedChannel:
     """
 
     def __init__(self, arena: Arena, channel: Channel, size: ChunkedChannelSize) -> None:
-        self._arena, self._size, self._plane = arena, size, channel.plane
+        self._arena, self._size = arena, size
+        self._receiving = Lane(channel.plane)  # of the receiver
         num_ranks = arena.world.size
         self._slots = arena.reserve(num_ranks * size.num_slots * size.slot_bytes)  # by source
         self._filled = arena.reserve(8 * num_ranks)  # flags, by source
         self._freed = arena.reserve(8 * num_ranks)  # flags, by receiver
-        self._first_epoch = 0
+        self._sent_epoch = self._received_epoch = 0  # the first ones
         self._num_sent = [0] * num_ranks
         self._num_received = [0] * num_ranks
 
@@ -43,10 +44,14 @@ class ChunkedChannel:
         """Return enough bytes of an arena for one channel."""
         return num_ranks * (size.num_slots * size.slot_bytes + 1024)
 
-    def open(self, batch_or_migration_id: int) -> None:
-        """Reset the counts for a new batch or migration."""
-        self._first_epoch = first_epoch(batch_or_migration_id)
+    def open_sending(self, batch_or_migration_id: int) -> None:
+        """Reset the counts of sent pieces for a new batch or migration."""
+        self._sent_epoch = first_epoch(batch_or_migration_id)
         self._num_sent = [0] * len(self._num_sent)
+
+    def open_receiving(self, batch_or_migration_id: int) -> None:
+        """Reset the counts of received pieces for a new batch or migration."""
+        self._received_epoch = first_epoch(batch_or_migration_id)
         self._num_received = [0] * len(self._num_received)
 
     def send(self, copy_stream: CopyStream, rank: int, message: Tensor) -> Iterator[None]:
@@ -54,22 +59,25 @@ class ChunkedChannel:
         for piece in self._pieces(message):
             count, self._num_sent[rank] = self._num_sent[rank], self._num_sent[rank] + 1
             if count == 0:
-                opened = self._arena.opening_offset(self._plane) + 8 * rank
-                copy_stream.wait(opened, self._first_epoch, rank)
+                opened = self._arena.opening_offset(self._receiving) + 8 * rank
+                copy_stream.wait(opened, self._sent_epoch, rank)
             elif count >= self._size.num_slots:
-                freed = self._first_epoch + count + 1 - self._size.num_slots
+                freed = self._sent_epoch + count + 1 - self._size.num_slots
                 copy_stream.wait(self._freed + 8 * rank, freed, rank)
             copy_stream.push(piece, rank, self._slot(self._arena.rank, count))
-            copy_stream.signal(1 << rank, self._filled + 8 * self._arena.rank, self._first_epoch + count + 1)
+            copy_stream.signal(1 << rank, self._filled + 8 * self._arena.rank, self._sent_epoch + count + 1)
             yield
 
     def receive(self, copy_stream: CopyStream, rank: int, message: Tensor) -> Iterator[None]:
         """Pull a message of a rank into a contiguous tensor with a copy stream, one piece an iteration."""
         for piece in self._pieces(message):
             count, self._num_received[rank] = self._num_received[rank], self._num_received[rank] + 1
-            copy_stream.wait(self._filled + 8 * rank, self._first_epoch + count + 1, rank)
+            epoch = self._received_epoch + count + 1
+            copy_stream.wait(self._filled + 8 * rank, epoch, rank)
             copy_stream.pull(self._slot(rank, count), piece)
-            copy_stream.signal(1 << rank, self._freed + 8 * self._arena.rank, self._first_epoch + count + 1)
+            copy_stream.signal(
+                1 << rank, self._freed + 8 * self._arena.rank, self._received_epoch + count + 1
+            )
             yield
 
     def _slot(self, source: int, count: int) -> int:

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena
-from loong.fabric.traffic import Plane
+from loong.fabric.memory.arena import Arena, Lane
 
 
 class CopyStream(Protocol):
@@ -45,4 +44,4 @@ class CopyStream(Protocol):
         """Return a context in which this thread's device work waits only for work submitted inside it."""
 
 
-CopyStreamMaker = Callable[[Arena, Plane], CopyStream]
+CopyStreamMaker = Callable[[Arena, Lane], CopyStream]

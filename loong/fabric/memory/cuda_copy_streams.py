@@ -7,23 +7,21 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena
+from loong.fabric.memory.arena import Arena, Lane
 from loong.fabric.memory.cuda_memory import copy_bytes
-from loong.fabric.traffic import Plane
 from loong.kernels.exchange import signals
 
 _URGENT = -1  # so that a flag's warp runs before the next block of attention
-_MOST_AHEAD = 64  # transfers with two flags each; a driver queues up to 1,024 entries
+_MOST_AHEAD = 32  # transfers with two flags each, of a layer or more; a driver queues up to 1,024 entries
 
 
 class CudaCopyStream:
     """Implements CopyStream for memory of a GPU."""
 
-    def __init__(self, arena: Arena, plane: Plane) -> None:
-        self._arena, self._deadline = arena, arena.deadline(plane)
+    def __init__(self, arena: Arena, lane: Lane) -> None:
+        self._arena, self._deadline = arena, arena.deadline(lane)
         self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-        self._is_long = plane is Plane.MIGRATION
         self._ahead = deque[torch.cuda.Event]()  # one after each transfer that may be in flight
         self._load_kernels()
 
@@ -80,16 +78,15 @@ class CudaCopyStream:
         self.wait(0, 0, 0)
 
     def _copy(self, target: int, source: int, num_bytes: int) -> None:
-        """Copy. In a migration the queue stays short, because a driver with a full queue blocks all threads.
+        """Copy. The queue stays short, because a driver with a full queue blocks all threads.
 
-        A batch of this process would then be blocked, and the migration may wait for that batch. In a batch
-        both ends send and receive piece by piece, so that a full queue empties by itself.
+        A batch of this process would then be blocked by a migration or a service, and these may wait for
+        that batch.
         """
         copy_bytes(target, source, num_bytes, self._stream.cuda_stream)
-        if self._is_long:
-            self._ahead.append(self._stream.record_event())
-            if len(self._ahead) > _MOST_AHEAD:
-                self._ahead.popleft().synchronize()
+        self._ahead.append(self._stream.record_event())
+        if len(self._ahead) > _MOST_AHEAD:
+            self._ahead.popleft().synchronize()
 
     def _current(self) -> torch.cuda.Stream:
         """Return the calling thread's stream. torch finds it five times faster if the device is given."""

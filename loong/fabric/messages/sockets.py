@@ -73,7 +73,7 @@ class SocketFabric:
         self._peer_registry = PeerRegistry(directory, world, rank, self._mailbox, deadline, network)
         self._open_batch: _Batch | None = None
         self._open_migration: _Migration | None = None
-        self._served: dict[int, _Batch] = {}  # by id
+        self._served: dict[int | None, _Batch] = {}  # by id
         self.tensor_parallel = TensorParallelGroup(world.tp_rank(rank), world.tp_size, self._gather_shards)
 
     def wait_for_peers(self) -> None:
@@ -110,6 +110,8 @@ class SocketFabric:
         batch = _Batch(batch_id, group, links, {}, is_served=True)
         self._mailbox.open(Plane.SERVICE, batch_id)
         return self._serving(batch, lost)
+
+    serve_lease = serve
 
     @contextmanager
     def _serving(self, batch: _Batch, lost: PeerLostError | None) -> Iterator[Exchanging]:
@@ -212,18 +214,18 @@ class SocketFabric:
         """Call `report`, from any thread, whenever `raise_if_broken` may have a new error."""
         self._mailbox.watch(report)
 
-    def raise_if_broken(self, plane: Plane) -> None:
+    def raise_if_broken(self, plane: Plane, served_id: int | None = None) -> None:
         """Raise the error of a wait if a member of the open batch or migration is lost or has left.
 
-        So with a member of any batch that is served.
+        In the plane of the service, if a member of the served batch `served_id` is or has.
         """
         if plane is Plane.BATCH and (batch := self._open_batch) is not None:
             self._mailbox.check(Address(Channel.CONTROL, batch.batch_id, self.rank), batch.peers)
         if plane is Plane.MIGRATION and (migration := self._open_migration) is not None:
             address = Address(Channel.SEGMENT, migration.migration_id, migration.link.rank)
             self._mailbox.check(address, (migration.link,))
-        for batch in tuple(self._served.values()) if plane is Plane.SERVICE else ():
-            self._mailbox.check(Address(Channel.SERVED_CONTROL, batch.batch_id, self.rank), batch.peers)
+        if plane is Plane.SERVICE and (served := self._served.get(served_id)) is not None:
+            self._mailbox.check(Address(Channel.SERVED_CONTROL, served.batch_id, self.rank), served.peers)
 
     def member(self, instance_id: int) -> int:
         """Return the rank of an instance's process in the open batch that this process talks to, or its

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from loong.attention.exchange import MessageExchange, QueryRouting
+from loong.attention.exchange import QueryExchange, QueryRouting
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel
@@ -88,8 +88,7 @@ class FabricExchange:
 
     def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
         self.num_instances = fabric.world.num_instances
-        self._fabric, self._instance_id = fabric, instance_id
-        self._messages = MessageExchange(fabric, device)
+        self._fabric, self._instance_id, self._device = fabric, instance_id, device
         self.begin({})
 
     def begin(self, num_tokens: Mapping[InstanceId, int], holder_ids: Collection[InstanceId] = ()) -> None:
@@ -97,9 +96,8 @@ class FabricExchange:
         assert not holder_ids, "it has no service"
         self._num_own = num_tokens.get(self._instance_id, 0)
         self._peers = {i: n for i, n in sorted(num_tokens.items()) if i != self._instance_id}
-        own_rows, most_rows = torch.arange(self._num_own), max(num_tokens.values(), default=0)
-        routing = QueryRouting(dict.fromkeys(self._peers, own_rows), self._peers, most_rows)
-        self._step = self._messages.begin(routing)
+        routing = QueryRouting(dict.fromkeys(self._peers, torch.arange(self._num_own)), self._peers)
+        self._step = QueryExchange(self._fabric, self._device, routing)
 
     def gather(self, layer: int, q: Tensor) -> Tensor:  # noqa: ARG002 - messages come in their order
         """See GroupExchange."""

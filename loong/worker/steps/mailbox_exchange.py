@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from loong.core.placement import InstanceId
-from loong.fabric.memory.arena import Arena, Clock
-from loong.fabric.traffic import Plane
+from loong.fabric.memory.arena import Arena, Clock, Lane
 from loong.kernels import Partial
 from loong.kernels.exchange.mailbox import Mailbox, Peers, await_members, exchange_partials, exchange_queries
 from loong.model.device import Device
@@ -42,18 +41,18 @@ class MailboxExchange:
             size: largest.halves(size, shard.num_kv_heads) for size in KV_SIZES if size <= self.max_kv_rows
         }
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
-        self._set_part(Clock.DECODE, Plane.BATCH)
+        self._set_part(Clock.DECODE, Lane.BATCH)
         self.begin({})  # loads its kernel before there are steps that wait for others
 
     def service(self) -> "MailboxExchange":
         """See KVExchange."""
         service = copy(self)
-        service._set_part(Clock.SERVICE, Plane.SERVICE)
+        service._set_part(Clock.SERVICE, Lane.SERVED_LEASE)
         return service
 
-    def _set_part(self, clock: Clock, plane: Plane) -> None:
+    def _set_part(self, clock: Clock, lane: Lane) -> None:
         """Take part in steps as a member or as a holder, whose tables, clock and deadline are its own."""
-        self._is_holder, self._deadline = plane is Plane.SERVICE, self._arena.deadline(plane)
+        self._is_holder, self._deadline = lane is Lane.SERVED_LEASE, self._arena.deadline(lane)
         device = self._device.torch_device
         self._tables = torch.zeros(3, self.num_instances, dtype=torch.int64, device=device)
         ranks, epoch = torch.tensor(self._ranks, device=device), self._arena.clocks[clock : clock + 1]

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
-from loong.attention.exchange import MessageExchange
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVPush, QueryBlock
 from loong.core.prompt_logprobs import ScoredChunk
@@ -42,8 +41,6 @@ class StepRunner:
     ) -> None:
         self.instance_id, self._constraints = instance_id, constraints
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
-        self._exchange = backend.query_exchange(fabric, model.shard)
-        self._messages = MessageExchange(fabric, backend.device)  # of groups on several hosts
         self._captured: tuple[MixedGraph | RingGraph, ...] = ()
 
     def capture(self, exchange: KVExchange | None) -> None:
@@ -110,16 +107,15 @@ class StepRunner:
     def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
         """Return hidden states of the step's rows; the host launches the step if no graph has room.
 
-        Graphs expect all KV of a request before its new positions, and none behind them. They and puts of a
-        device reach the memory of one host.
+        Graphs expect all KV of a request before its new positions, and none behind them. They reach the
+        memory of one host.
         """
         is_near = self._fabric.world.is_one_host((*step.batch.group.instance_ids, *step.holder_ids))
         for captured in self._captured if is_near and not step.holder_ids and not step.has_holes else ():
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
         device = self._backend.device
-        exchange = self._exchange if is_near else self._messages
-        attention = ElasticAttention(step, self._fabric, exchange, device)
+        attention = ElasticAttention(step, self._fabric, device)
         token_ids, positions, lengths = map(device.upload, inputs[:3])
         if inputs.pending_ids is not None:
             inputs.pending_ids.fill(token_ids)

@@ -209,7 +209,7 @@ def test_what_serves_a_lease_of_a_draining_instance_serves_no_other_meanwhile() 
     batch = replace(running(7, lease(served, (3,))), holder_ids=(0, 1))
     snapshot = draining(snapshot_of([POOL] * 4, [served, resting], [batch]), 3)
     snapshot = replace(
-        snapshot, instances=tuple(replace(i, serves=Service.LEASES) for i in snapshot.instances)
+        snapshot, instances=tuple(replace(i, serves=Service.ONE_LEASE) for i in snapshot.instances)
     )
     plan = make_policy("esp", PolicyConfig(target_tpot=0.009))(snapshot, CPU)
     check_plan(snapshot, plan)

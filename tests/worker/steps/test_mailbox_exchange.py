@@ -27,7 +27,7 @@ def a_script(folder: Path) -> LeaseScript:
         Lease((2,), (2, 2), 3),
         Lease((0, 2), (0, 2), 2),
         Lease((2, 0, 1), (2, 2), 2),
-        Lease((1,), (1, 1), 1),
+        Lease((1,), (1, 1), 2),
     ):
         script.lease(lease)
     return script
@@ -75,6 +75,7 @@ def lose_the_other(
         instance.carry_out(lease)
     except PeerLostError as error:
         return str(error)
+    instance.end_service()
     return ""
 
 
