@@ -123,10 +123,11 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     compile_ahead()
     allow_many_connections()
     signals = StopSignals()
-    start, clock_start = perf_counter(), time()
+    start = perf_counter()
     log_missing_grammars()
     cluster = _cluster(config, prior)
     async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=Backoff()) as executor:
+        clock_start = time() - executor.now
         logger.info("workers ready after %.1f s", perf_counter() - start)
         instances = executor.members.serving(cluster.instances)
         base, last_id = await calibrate(prior, instances, executor, config.calibration_time)
