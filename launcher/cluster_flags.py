@@ -188,15 +188,13 @@ def _check_hosts(args: argparse.Namespace) -> None:
     from loong.launcher.hosts.ray_cluster import check_ray  # this takes a moment
 
     check_ray()
-    if args.device != "cpu":
-        raise ConfigError("--hosts ray needs --device cpu: GPUs of several hosts do not form groups yet")
 
 
 def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
     """Return the instances' device, as cost models name it, and the KV tokens each has room for."""
     from loong.launcher.hardware.devices import DEVICES
     from loong.launcher.serve.gpus import check_torch, cost_device, host_gpus
-    from loong.launcher.serve.memory import fit_gpu_kv_capacity, fit_kv_capacity
+    from loong.launcher.serve.memory import ClusterSize, fit_gpu_kv_capacity, fit_kv_capacity
 
     most = max(args.num_instances, getattr(args, "max_instances", None) or 0)
     if args.device == "cpu":
@@ -208,7 +206,7 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
     tokens = fit_gpu_kv_capacity(
         config,
         gpus,
-        (most, args.tensor_parallel_size),
+        ClusterSize(most, args.tensor_parallel_size, args.num_hosts),
         args.kv_cache_tokens,
         args.gpu_memory_utilization,
         DEVICES[device].graph_limits,

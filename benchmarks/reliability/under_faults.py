@@ -3,7 +3,7 @@
 A server of the tiny model starts with four CPU instances. `loong chaos` sends requests to it, kills and stops
 workers, and compares all outputs. Meanwhile the number of instances changes as by `loong scale`. Memory and
 descriptors of all processes and the KV of all instances are sampled. At the end no KV may be held. "Growth"
-is the slope over the last two thirds of the samples. The ceiling is 0 of everything.
+is the slope over the last third of the samples. The ceiling is 0 of everything.
 """
 
 import json
@@ -117,7 +117,7 @@ def follow(server: ChangingServer, chaos: "subprocess.Popen[str]", args: Namespa
 
 def growth(samples: Sequence[Sample], name: str) -> float:
     """Return the slope of a value an hour."""
-    last = samples[len(samples) // 3 :]
+    last = samples[2 * len(samples) // 3 :]
     return 60 * linear_regression([s.minutes for s in last], [getattr(s, name) for s in last])[0]
 
 
@@ -136,6 +136,12 @@ def main() -> None:
     parser.add_argument("--pause", default="1/4m", metavar="N/TIME", help="rate of SIGSTOPs (%(default)s)")
     parser.add_argument("--request-rate", default="2", metavar="R", help="requests per second (%(default)s)")
     parser.add_argument(
+        "--request-timeout",
+        default="2m",
+        metavar="TIME",
+        help="time after which a request without an end counts as lost (%(default)s)",
+    )
+    parser.add_argument(
         "--change-seconds", type=float, default=45.0, help="seconds between two changes (%(default)s)"
     )
     parser.add_argument(
@@ -147,7 +153,7 @@ def main() -> None:
     sizes = ("--max-instances", str(max(SIZES)), "--kv-cache-tokens", str(KV_TOKENS), "--dtype", "float32")
     flags = (*sizes, "--allow-fault-injection", "--admin-key", KEY)
     command = [sys.executable, "-c", ENTRY, "chaos", "--admin-key", KEY, "--json"]
-    for name in ("duration", "kill", "pause", "request_rate", "seed"):
+    for name in ("duration", "kill", "pause", "request_rate", "request_timeout", "seed"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     with TemporaryDirectory() as folder:
         config = ServerConfig(None, NUM_INSTANCES, 1, flags, start_timeout=300.0)
@@ -161,9 +167,8 @@ def main() -> None:
                     chaos.terminate()
                 assert chaos.stdout is not None
                 output = chaos.stdout.read()
-            if chaos.returncode:
-                print(output, log.read_text(), sep="\n", file=sys.stderr)
-                raise SystemExit(chaos.returncode)
+            if not output:
+                raise SystemExit(log.read_text())
             server.rest()
             server.sample()
     report = json.loads(output.splitlines()[-1])
@@ -181,6 +186,7 @@ def main() -> None:
         "samples": [astuple(sample) for sample in server.samples],
     }
     print_result("under_faults", numbers, save=args.save)
+    raise SystemExit(chaos.returncode)
 
 
 MEASURED = ("server_mib", "worker_mib", "server_descriptors", "worker_descriptors")

@@ -7,6 +7,7 @@ import ray
 
 from loong.child import config_of
 from loong.launcher.serve.child_processes import ChildProcess, stop
+from loong.launcher.serve.gpus import Gpu, host_gpus
 from loong.launcher.serve.local import run_directory, worker_fork_server
 from loong.worker.config import WorkerConfig
 
@@ -27,6 +28,10 @@ class HostActor:
     async def place(self) -> tuple[str, str]:
         """Return the folder for sockets of its workers, and its node's IP address."""
         return self._directory, ray.util.get_node_ip_address()
+
+    async def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that Ray gives to its workers."""
+        return host_gpus()
 
     async def run(self, number: int, config: bytes) -> tuple[int | None, int]:
         """Run a worker by a line of `loong.child.config_line`. Return its process id and exit code."""

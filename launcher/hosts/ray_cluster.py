@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_KINDS = {"CPU": "processors", "GPU": "GPUs"}  # of what Ray counts
 _LEAST_SHARE = 0.001  # of the resource that each node has of its own name
 _DRIVER = {"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}  # it would take the signals that stop a server
 _OWN_CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}  # Ray listens on all interfaces
@@ -63,9 +64,10 @@ def ray_cluster() -> Iterator[str]:
         ray.shutdown()
 
 
-def bundles_of(num_workers: list[int], head_address: str) -> list[dict[str, float]]:
-    """Return what each host needs: a processor for each worker. The first host is the head."""
-    bundles: list[dict[str, float]] = [{"CPU": number} for number in num_workers]
+def bundles_of(num_workers: list[int], head_address: str, *, has_gpus: bool) -> list[dict[str, float]]:
+    """Return what each host needs: a processor, and maybe a GPU, for each worker. The first is the head."""
+    kinds = ("CPU", "GPU") if has_gpus else ("CPU",)
+    bundles = [dict.fromkeys(kinds, float(number)) for number in num_workers]
     bundles[0][f"node:{head_address}"] = _LEAST_SHARE
     return bundles
 
@@ -78,14 +80,18 @@ def reserve(bundles: list[dict[str, float]], timeout: float) -> "PlacementGroup"
     group = placement_group(bundles, strategy="STRICT_SPREAD", name="loong")
     if not group.wait(timeout):
         remove_placement_group(group)
-        nodes = [_described(node) for node in ray.nodes() if node["Alive"]]
-        needed = [int(bundle["CPU"]) for bundle in bundles]
+        kinds = {kind: name for kind, name in _KINDS.items() if kind in bundles[0]}
+        nodes = [_described(node, kinds) for node in ray.nodes() if node["Alive"]]
+        needed = " and ".join(
+            f"{[int(bundle[kind]) for bundle in bundles]} free {name}" for kind, name in kinds.items()
+        )
         raise ClusterError(
-            f"Ray found no {len(bundles)} nodes with {needed} free processors within {timeout:g} s; "
+            f"Ray found no {len(bundles)} nodes with {needed} within {timeout:g} s; "
             f"its nodes have {', '.join(nodes)}"
         )
     return group
 
 
-def _described(node: dict[str, Any]) -> str:  # Any: Ray's own
-    return f"{node['Resources'].get('CPU', 0):g} at {node['NodeManagerAddress']}"
+def _described(node: dict[str, Any], kinds: Collection[str]) -> str:  # Any: Ray's own
+    numbers = " and ".join(f"{node['Resources'].get(kind, 0):g}" for kind in kinds)
+    return f"{numbers} at {node['NodeManagerAddress']}"

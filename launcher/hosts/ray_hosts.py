@@ -5,7 +5,7 @@ Ray starts, watches and ends workers, and carries none of their messages.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -27,6 +27,7 @@ from loong.launcher.hosts.ray_cluster import bundles_of, ray_cluster, reserve
 from loong.launcher.hosts.starter import Host
 from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import HOST_LOST, ChildProcess
+from loong.launcher.serve.gpus import Gpu, check_alike
 from loong.launcher.serve.local import ClusterConfig, run_directory
 from loong.worker.config import WorkerConfig
 
@@ -40,11 +41,13 @@ _MAX_CALLS = 1000  # that an actor carries out at once: one for each worker, and
 class RayHost:
     """A host of a placement group: one actor at a time, on a node that Ray chooses."""
 
-    def __init__(self, host_id: int, group: PlacementGroup, num_workers: int, directory: Path) -> None:
-        """`directory` is this process's, for the workers of the head."""
+    def __init__(
+        self, host_id: int, group: PlacementGroup, bundle: Mapping[str, float], directory: Path
+    ) -> None:
+        """`bundle` is its part of the group. `directory` is this process's, for the workers of the head."""
         self.host_id = host_id
         self._directory = None if host_id else str(directory)
-        self._group, self._num_workers = group, num_workers
+        self._group, self._bundle = group, bundle
         self._actor: Any = None  # of Ray, which wraps the methods of HostActor
         self._opening = asyncio.Lock()
         self._tasks = set[asyncio.Task[None]]()
@@ -66,10 +69,19 @@ class RayHost:
                 self.place = Host(Path(directory), address, is_head=self.host_id == 0)
                 logger.info("host %d is the Ray node at %s", self.host_id, address)
 
+    async def gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs of its workers. Raises `ClusterError` if its driver reports none."""
+        try:
+            found: tuple[Gpu, ...] = await self._actor.gpus.remote()
+        except RayError as error:
+            raise ClusterError(f"host {self.host_id}: {error.cause or first_line(error)}") from error
+        return found
+
     def _new_actor(self) -> Any:
         options = {
             "name": f"loong host {self.host_id}, start {next(self._numbers)}",
-            "num_cpus": self._num_workers,
+            "num_cpus": self._bundle["CPU"],
+            "num_gpus": self._bundle.get("GPU", 0),
             "max_concurrency": _MAX_CALLS,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, self.host_id),
         }
@@ -142,11 +154,14 @@ async def ray_workers(
     """Start every worker on the nodes of a Ray cluster, as `workers_of` does; this node is the head."""
     num_workers = [config.host_ids.count(host) * config.tp_size for host in range(config.num_hosts)]
     with run_directory() as directory, ray_cluster() as address:
-        bundles = bundles_of(num_workers, address)
+        has_gpus = config.device != "cpu"
+        bundles = bundles_of(num_workers, address, has_gpus=has_gpus)
         group = await asyncio.to_thread(reserve, bundles, config.start_timeout)
-        hosts = [RayHost(host_id, group, n, directory) for host_id, n in enumerate(num_workers)]
+        hosts = [RayHost(host_id, group, bundle, directory) for host_id, bundle in enumerate(bundles)]
         try:
             await _open_all(hosts, config.start_timeout)
+            if has_gpus:
+                check_alike(await asyncio.gather(*(host.gpus() for host in hosts)))
             starter = RayHosts(hosts, config.host_ids)
             async with workers_of(config, starter, lookahead, backoff=backoff) as executor:
                 yield executor

@@ -281,8 +281,6 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     from loong.server.settings import ServerSettings
 
     chosen = chosen_cluster(args, args.start_timeout)
-    if args.allow_fault_injection and not chosen.cluster.outlives_losses:
-        raise ConfigError("--allow-fault-injection needs another --fabric than nccl, whose losses are final")
     name, *other_names = args.served_model_name or [chosen.name]
     return ServeConfig(
         model=chosen.model,

@@ -1,14 +1,16 @@
 """The GPUs of this host, as its driver reports them without allocating their memory."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from loong.core.errors import ConfigError
+from loong.core.errors import ClusterError, ConfigError
 from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.machine import output_of
 
 MIB = 2**20
+_DIFFERENCE = 0.02  # of free memory, between hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,22 @@ def host_gpus() -> tuple[Gpu, ...]:
         among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
         raise ConfigError(f"--device cuda needs an NVIDIA GPU, but nvidia-smi reports none{among}")
     return tuple(_parsed(line) for line in lines)
+
+
+def check_alike(hosts: Sequence[Sequence[Gpu]]) -> None:
+    """Raise `ClusterError` if a host has other GPUs, or less free memory, than the first, where KV fits."""
+    names, least = {gpu.name for gpu in hosts[0]}, min(gpu.free_bytes for gpu in hosts[0])
+    for host_id, gpus in enumerate(hosts):
+        for gpu in gpus:
+            if gpu.name not in names:
+                raise ClusterError(
+                    f"host {host_id} has {gpu.name}, but host 0 has {', '.join(sorted(names))}"
+                )
+            if gpu.free_bytes < (1 - _DIFFERENCE) * least:
+                raise ClusterError(
+                    f"a GPU of host {host_id} has {gpu.free_bytes // MIB:,} MiB free, but those of host 0 "
+                    f"have {least // MIB:,}; leave room by --gpu-memory-utilization or --kv-cache-tokens"
+                )
 
 
 def check_torch() -> None:

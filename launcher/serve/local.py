@@ -74,13 +74,6 @@ class ClusterConfig:
             raise ConfigError(
                 f"--max-instances is {self.world_size}, but --num-instances is {self.num_instances}"
             )
-        if self.world_size > self.num_instances and not self.outlives_losses:
-            raise ConfigError("--max-instances needs another --fabric than nccl, which connects all at start")
-
-    @property
-    def outlives_losses(self) -> bool:
-        """Return whether instances can come and go while others serve."""
-        return self.device == "cpu" or self.fabric != "nccl"
 
     @property
     def world_size(self) -> int:

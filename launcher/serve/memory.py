@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
@@ -55,30 +56,48 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB"
 
 
+class ClusterSize(NamedTuple):
+    """The instances of a cluster, the ranks of each, and the hosts that they are spread over."""
+
+    num_instances: int
+    tp_size: int
+    num_hosts: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        """Return the GPUs of all hosts, one for each rank."""
+        return self.num_instances * self.tp_size
+
+    @property
+    def most_of_a_host(self) -> int:
+        """Return the GPUs that are needed on the host with most instances."""
+        return -(-self.num_instances // self.num_hosts) * self.tp_size
+
+
 def fit_gpu_kv_capacity(
     config: ModelConfig,
     gpus: Sequence[Gpu],
-    size: tuple[int, int],
+    size: ClusterSize,
     asked: int | None,
     utilization: float,
     graph_limits: CudaGraphLimits,
 ) -> int:
     """Return the tokens of KV an instance: `asked`, or what fits `utilization` of free GPU memory.
 
-    The rest is for activations. `size` is the number of instances, and of ranks of each, one to a GPU. Raises
-    `ConfigError` if there are too few GPUs, or weights and KV do not fit.
+    The rest is for activations. `gpus` are those of this host, and other hosts are taken to have the same.
+    Raises `ConfigError` if there are too few GPUs, or weights and KV do not fit.
     """
-    num_instances, tp_size = size
-    num_gpus = num_instances * tp_size
-    if num_gpus > len(gpus):
+    num_instances, tp_size, num_hosts = size
+    if size.most_of_a_host > len(gpus):
+        on_hosts = f" on {num_hosts} hosts" if num_hosts > 1 else ""
         raise ConfigError(
-            f"--num-instances is {num_instances} and --tensor-parallel-size {tp_size}, "
+            f"--num-instances is {num_instances}{on_hosts} and --tensor-parallel-size {tp_size}, "
             f"but this host has {len(gpus)} GPUs"
         )
     weights = weight_bytes(config) // tp_size
     kv_bytes_per_token = config.kv_bytes_per_token // tp_size
-    reserved = GRAPH_BYTES + ARENA_BYTES_A_PEER * num_gpus
-    room = int(utilization * min(gpu.free_bytes for gpu in gpus[:num_gpus]))
+    reserved = GRAPH_BYTES + ARENA_BYTES_A_PEER * size.num_gpus
+    room = int(utilization * min(gpu.free_bytes for gpu in gpus[: size.most_of_a_host]))
 
     def needed(tokens: int) -> int:
         copied = graph_limits.num_copied(num_instances * tokens)  # of a layer, in captured steps

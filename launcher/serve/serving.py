@@ -123,11 +123,11 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     compile_ahead()
     allow_many_connections()
     signals = StopSignals()
-    start, clock_start = perf_counter(), time()
+    start = perf_counter()
     log_missing_grammars()
     cluster = _cluster(config, prior)
-    backoff = Backoff() if cluster.outlives_losses else None
-    async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=backoff) as executor:
+    async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=Backoff()) as executor:
+        clock_start = time() - executor.now
         logger.info("workers ready after %.1f s", perf_counter() - start)
         instances = executor.members.serving(cluster.instances)
         base, last_id = await calibrate(prior, instances, executor, config.calibration_time)
@@ -147,16 +147,15 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
             scheduling = Scheduling(
                 state, request_observers.timed(policy), cost_model, executor, observers, refusals
             )
-            scaling = _scaling(config, executor) if executor.restarts is not None else None
+            scaling = _scaling(config, executor)
             engine = Engine(scheduling, executor, limits, timeline, scaling)
             dump.snapshot = engine.snapshot
             running = asyncio.create_task(engine.run())
             signals.num_heeded = 1  # the first of several API processes takes requests while others start
             async with _front(config, engine, tokenizer, request_observers, listener, executor) as front:
                 signals.num_heeded = 2
-                if scaling is not None:
-                    scaling.report_limit = front.report_limits
-                    front.report_limits()  # it may have changed while API processes started
+                scaling.report_limit = front.report_limits
+                front.report_limits()  # it may have changed while API processes started
                 status = asyncio.create_task(log_status(engine))
                 try:
                     log_banner(config, limits, listener.getsockname()[1])
@@ -233,7 +232,7 @@ def _scaling(config: ServeConfig, executor: WorkersExecutor) -> Scaling:
 
 
 def _faults(engine: Engine, executor: WorkersExecutor) -> WorkerFaults:
-    assert executor.restarts is not None, "only instances on CPUs have faults, and these start again"
+    assert executor.restarts is not None, "lost instances of a server start again"
     return WorkerFaults(executor.restarts.processes_of, lambda: engine.snapshot().pools)
 
 

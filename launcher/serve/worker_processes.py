@@ -79,7 +79,8 @@ class WorkerProcesses:
         self._settings.forget(worker_id)
         await asyncio.sleep(_LAST_WORDS_SECONDS)  # what it reported last says more than its exit code
         if self._processes.get(worker_id) is process:
-            executor.lose(worker_id, f"its process {process.pid} {how_it_ended(code)}")
+            number = "" if process.pid is None else f" {process.pid}"
+            executor.lose(worker_id, f"its process{number} {how_it_ended(code)}")
 
     def _end(self, instance_id: InstanceId) -> None:
         """End all processes of an instance: one that is stopped or hangs must not wake up later."""

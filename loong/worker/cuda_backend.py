@@ -23,6 +23,7 @@ from loong.worker.steps.group_exchange import KVExchange
 from loong.worker.steps.mailbox_exchange import MailboxExchange, num_mailbox_bytes
 
 _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN choose an algorithm for each
+_LARGEST_STEP = 4  # the memory of the largest step of a group, in that of the largest step of the warm-up
 
 
 class _PinnedCopies:
@@ -115,4 +116,10 @@ class CudaBackend:
 
     def end_warm_up(self) -> None:
         """See Backend."""
+        self._keep_memory()
         warn_of_compilation()
+
+    def _keep_memory(self) -> None:
+        """Take memory for larger steps from the driver."""
+        num_bytes = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        self.device.keep_memory(_LARGEST_STEP * num_bytes)

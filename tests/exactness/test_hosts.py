@@ -11,12 +11,13 @@ from plans import decode, move, plannable, prefill
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
 from loong.core.cost.cost_model import CostModel
+from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
 from loong.executor.recovery import Backoff
 from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import make_policy
+from loong.scheduler.policy import Policy, make_policy
 
 NUM_TOKENS = 8
 
@@ -86,18 +87,24 @@ def test_kv_is_served_and_migrated_between_hosts(spread: Cluster, folder: Path) 
     assert num_moves == 1
 
 
-def test_streams_outlive_the_loss_of_a_host_and_a_new_one_joins(losing: Cluster, folder: Path) -> None:
-    esp = make_policy("esp", PolicyConfig(max_num_batched_tokens=16, chunk_tokens=16, lease_steps=2))
+def losing_once(cluster: Cluster, host_id: int, policy: Policy) -> Policy:
+    """Return the policy, which loses a host once, when some request has output tokens."""
     has_lost = False
 
-    def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
+    def losing(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         nonlocal has_lost
-        plan = esp(snapshot, cost_model)
+        plan = policy(snapshot, cost_model)
         if not has_lost and any(view.num_output_tokens for view in snapshot.running):
             has_lost = True
-            losing.lose_host(1)
+            cluster.lose_host(host_id)
         return plan
 
+    return losing
+
+
+def test_streams_outlive_the_loss_of_a_host_and_a_new_one_joins(losing: Cluster, folder: Path) -> None:
+    esp = make_policy("esp", PolicyConfig(max_num_batched_tokens=16, chunk_tokens=16, lease_steps=2))
+    policy = losing_once(losing, 1, esp)
     requests = [greedy_request(random_prompt(40 + i, seed=i), 16) for i in range(4)]
     assert_exact(folder, requests, losing.run(requests, policy, timeout=90))
     assert losing.snapshot.stats.num_losses == 2
@@ -107,6 +114,30 @@ def test_streams_outlive_the_loss_of_a_host_and_a_new_one_joins(losing: Cluster,
     everywhere = make_policy("static-sp", PolicyConfig(chunk_tokens=16))
     again = [greedy_request(random_prompt(60, seed=60), 8)]
     assert_exact(folder, again, losing.run(again, everywhere))
+
+
+def test_four_hosts_are_exact_at_every_dop_while_they_are_lost_and_come_back(folder: Path) -> None:
+    """All instances that are there compute each request, and hosts are lost during its decode."""
+    config = ClusterConfig(str(folder), num_instances=4, num_hosts=4, kv_capacity=256)
+    everywhere = make_policy("static-sp", PolicyConfig(chunk_tokens=16, lease_steps=2))
+    dops = set[int]()
+    with running_cluster(config, backoff=Backoff(first=0.0, longest=0.0)) as cluster:
+
+        def run(policy: Policy, seed: int) -> None:
+            requests = [greedy_request(random_prompt(40, seed=seed), 16)]
+            assert_exact(folder, requests, cluster.run(requests, policy, timeout=90))
+            dops.update(item.plan.group.dop for item in cluster.log if isinstance(item, RunBatch))
+
+        for host_id in (2, 1, 3):
+            run(losing_once(cluster, host_id, everywhere), host_id)
+        assert dops == {1, 2, 3, 4}
+        assert cluster.snapshot.stats.num_losses == 3
+        for host_id in (2, 1, 3):
+            cluster.add_host(host_id)
+        cluster.wait_until(lambda snapshot: snapshot.stats.num_joins == 3, timeout=60)
+        dops.clear()
+        run(everywhere, 4)
+        assert dops == {4}
 
 
 def has_instances(number: int, snapshot: Snapshot) -> bool:

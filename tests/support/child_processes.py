@@ -27,6 +27,11 @@ def forked_of(pid: int) -> list[int]:
     return [child for server in fork_servers_of(pid) for child in children_of(server)]
 
 
+def with_descendants(pid: int) -> list[int]:
+    """Return a process and all that it and its children have started, and so on."""
+    return [pid, *(found for child in children_of(pid) for found in with_descendants(child))]
+
+
 def own_children(word: str) -> list[int]:
     """Return those of this process whose command has a word."""
     return [pid for pid in children_of(os.getpid()) if word in command_of(pid)]

@@ -28,12 +28,14 @@ class GlooCommunicator:
         self._group, self._peer = dist.ProcessGroup(store, index, 2), 1 - index
         self._group._set_default_backend(kind)
         self._group._register_backend(device, kind, dist.ProcessGroupGloo(store, index, 2, _FOREVER))
+        self._sending: list[dist.Work] = []
         GlooCommunicator.num_made += 1
 
     def transfer(self, sent: Tensor | None, come: Tensor | None) -> Sequence[dist.Work]:
-        """See Communicator."""
-        works = [] if sent is None else [self._group.send([sent], self._peer, 0)]
-        return works if come is None else [*works, self._group.recv([come], self._peer, 0)]
+        """See Communicator. Nobody waits for what is sent, as no host waits for a GPU that sends."""
+        if sent is not None:
+            self._sending.append(self._group.send([sent.clone()], self._peer, 0))
+        return [] if come is None else [self._group.recv([come], self._peer, 0)]
 
     def abort(self) -> None:
         """See Communicator. A wait that is too late ends the waits of all others."""

@@ -107,6 +107,7 @@ def served(
     environment: Mapping[str, str] | None = None,
     stderr: int = subprocess.STDOUT,
     entry: str = ENTRY,
+    start_seconds: float = START_SECONDS,
 ) -> Iterator[Served]:
     """Serve until the context ends; fails the test if that leaves a worker behind.
 
@@ -130,7 +131,7 @@ def served(
         os.close(stderr)
     server = Served(process, f"http://127.0.0.1:{port}", log_path)
     try:
-        wait_until(lambda: _is_up(server), START_SECONDS, f"the server to start:\n{server.log}")
+        wait_until(lambda: _is_up(server), start_seconds, f"the server to start:\n{server.log}")
         workers = [*fork_servers_of(process.pid), *server.worker_pids()]
         yield server
         if process.poll() is None:

@@ -185,9 +185,7 @@ def _linked_gpus(sockets: SocketFabric, near: Fabric, peers: list[int]) -> Fabri
     torch.cuda.set_device(device)
     torch.set_default_device(device)
     set_environment(ADDRESSES[0])
-    world = sockets.world
-    if world.host_ids:  # two ranks of different hosts may then share a GPU
-        os.environ["NCCL_HOSTID"] = f"host {world.host_ids[world.instance_id(sockets.rank)]}"
+    os.environ["NCCL_HOSTID"] = f"host of rank {sockets.rank}"  # two ranks may then share a GPU
     links = DeviceLinks(sockets, peers, partial(NcclCommunicator, device))
     return LinkedFabric(sockets, near, links, device)
 

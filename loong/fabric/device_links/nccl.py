@@ -16,6 +16,10 @@ from torch.distributed.distributed_c10d import Store
 
 _FOREVER = timedelta(days=1)  # device links keep the deadline themselves, to raise errors
 _TAG = 0
+_ADVICE = (
+    "NCCL_DEBUG=INFO shows more, NCCL_SOCKET_IFNAME names the network interface to use, and --fabric staged "
+    "needs no NCCL"
+)
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 _ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # it would end the process without an error
@@ -32,17 +36,24 @@ class NcclCommunicator:
         self._device, self._peer = device, 1 - index
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = _FOREVER
-        backend = dist.ProcessGroupNCCL(store, index, 2, options)
-        self._group = dist.ProcessGroup(store, index, 2)
         kind = dist.ProcessGroup.BackendType.NCCL
+        self._group = dist.ProcessGroup(store, index, 2)
         self._group._set_default_backend(kind)
-        self._group._register_backend(device, kind, backend)
-        backend.eager_connect_single_device(device)
-        with torch.cuda.device(device):
-            sent, come = torch.zeros(2, 1, device=device)
+        try:
+            backend = dist.ProcessGroupNCCL(store, index, 2, options)
+            self._group._register_backend(device, kind, backend)
+            backend.eager_connect_single_device(device)
+            self._exchange_first()
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}; {_ADVICE}") from error
+
+    def _exchange_first(self) -> None:
+        """Exchange a message, since NCCL makes connections for the first."""
+        with torch.cuda.device(self._device):
+            sent, come = torch.zeros(2, 1, device=self._device)
             for work in self.transfer(sent, come):
                 work.wait()
-            torch.cuda.current_stream(device).synchronize()
+            torch.cuda.current_stream(self._device).synchronize()
 
     def transfer(self, sent: Tensor | None, come: Tensor | None) -> Sequence[dist.Work]:
         """See Communicator."""

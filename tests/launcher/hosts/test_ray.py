@@ -1,79 +1,35 @@
-"""A server over the nodes of a Ray cluster, which are 127.0.0.2 and 127.0.0.3.
+"""A server over the nodes of a Ray cluster, which are 127.0.0.2 and others up to 127.0.0.5.
 
 Run it with `pytest -m ray tests/launcher/hosts`, where `pip install 'loong[ray]'` was done.
 """
 
 import os
-import secrets
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import httpx
+import msgspec
 import pytest
-from child_processes import children_of
-from served import free_port, served, wait_until
+from ray_nodes import HEAD, RAY, RayNodes, ray_nodes
+from served import Served, served, wait_until
 
-pytestmark = pytest.mark.ray
+from loong.observability.decision_log.lines import PlannedLine
+from loong.observability.decision_log.reader import read_log
 
-RAY = str(Path(sys.executable).parent / "ray")
-HEAD, OTHER = "127.0.0.2", "127.0.0.3"
-SECONDS = 120
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]  # a node takes long to start on few processors
+
+OTHERS = ("127.0.0.3", "127.0.0.4", "127.0.0.5")
+SIZES = ("--kv-cache-tokens", "2048", "--dtype", "float32")
+SECONDS = 300
 PROMPT, NUM_TOKENS = "once", 100
-
-
-class RayNodes:
-    """Nodes of a Ray cluster, each a process that ends all of its node when it ends."""
-
-    def __init__(self, folder: Path) -> None:
-        self.address = f"{HEAD}:{free_port()}"
-        self.environment: Mapping[str, str] = {
-            "RAY_ADDRESS": self.address,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(16),
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-        self._folder = folder
-
-    @contextmanager
-    def node(self, address: str, *arguments: str) -> "Iterator[subprocess.Popen[bytes]]":
-        """A node of two processors."""
-        sizes = ("--num-cpus", "2", "--object-store-memory", "100000000", "--block")
-        command = [RAY, "start", "--node-ip-address", address, *sizes, *arguments]
-        with (self._folder / f"{address}-{time.time_ns()}.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **self.environment}, cwd=self._folder
-            )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(SECONDS)
-
-    def head(self) -> "AbstractContextManager[subprocess.Popen[bytes]]":
-        """The node of the engine."""
-        port = self.address.rpartition(":")[2]
-        return self.node(HEAD, "--head", "--port", port, "--include-dashboard", "false")
-
-    def other(self) -> "AbstractContextManager[subprocess.Popen[bytes]]":
-        """A node that joins."""
-        return self.node(OTHER, "--address", self.address)
 
 
 @pytest.fixture
 def nodes() -> Iterator[RayNodes]:
-    with TemporaryDirectory(prefix="ray-") as folder:  # a short path, for Ray's sockets
-        yield RayNodes(Path(folder))
-
-
-def with_descendants(pid: int) -> list[int]:
-    """Return a process and all that it and its children have started, and so on."""
-    return [pid, *(found for child in children_of(pid) for found in with_descendants(child))]
+    with ray_nodes() as found:
+        yield found
 
 
 def text_of(url: str) -> str:
@@ -83,54 +39,72 @@ def text_of(url: str) -> str:
     return found
 
 
+def health(server: Served) -> str:
+    found: str = httpx.get(f"{server.url}/health", timeout=SECONDS).json()["status"]
+    return found
+
+
+def lose_during_a_stream(server: Served, nodes: RayNodes, address: str) -> str:
+    """Kill a node once a stream has begun. Return the whole text of the stream."""
+    stream = server.client.completions.create(
+        model="loong-tiny",
+        prompt=PROMPT,
+        max_tokens=NUM_TOKENS,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    text = next(stream).choices[0].text
+    nodes.lose(address)
+    return text + "".join(part.choices[0].text for part in stream)
+
+
 def test_streams_outlive_the_loss_of_a_node_and_the_next_node_joins(nodes: RayNodes, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        stack.enter_context(nodes.head())
-        other = stack.enter_context(nodes.other())
-        sizes = (
-            "--num-hosts",
-            "2",
-            "--num-instances",
-            "4",
-            "--kv-cache-tokens",
-            "2048",
-            "--dtype",
-            "float32",
-        )
-        server = stack.enter_context(
-            served(tmp_path, "--hosts", "ray", *sizes, "--policy", "static-sp", environment=nodes.environment)
-        )
+    nodes.add(HEAD, OTHERS[0])
+    flags = ("--num-hosts", "2", "--num-instances", "4", *SIZES, "--policy", "static-sp")
+    with nodes.served(tmp_path, *flags) as server:
         expected = text_of(server.url)
-        stream = server.client.completions.create(
-            model="loong-tiny",
-            prompt=PROMPT,
-            max_tokens=NUM_TOKENS,
-            temperature=0,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        text = next(stream).choices[0].text
-        for pid in with_descendants(other.pid):
-            os.kill(pid, signal.SIGKILL)
-        text += "".join(part.choices[0].text for part in stream)
-        assert text == expected
+        assert lose_during_a_stream(server, nodes, OTHERS[0]) == expected
         assert server.metric("loong:instance_losses_total") == 2
-
-        def health() -> str:
-            found: str = httpx.get(f"{server.url}/health", timeout=SECONDS).json()["status"]
-            return found
-
-        assert health() == "degraded"
-        stack.enter_context(nodes.other())
-        wait_until(lambda: health() == "ok", SECONDS, f"the node to join:\n{server.log}")
+        assert health(server) == "degraded"
+        nodes.add(OTHERS[0])
+        wait_until(lambda: health(server) == "ok", SECONDS, f"the node to join:\n{server.log}")
         assert text_of(server.url) == expected
         assert "host 1 is the Ray node at 127.0.0.3" in server.log
+
+
+def test_four_nodes_are_exact_at_every_dop_while_they_are_lost_and_come_back(
+    nodes: RayNodes, tmp_path: Path
+) -> None:
+    """All instances that are there compute each request. The expected text is that of one local instance."""
+    (tmp_path / "local").mkdir()
+    with served(tmp_path / "local", "--num-instances", "1", *SIZES) as alone:
+        expected = text_of(alone.url)
+    nodes.add(HEAD, *OTHERS)
+    flags = ("--num-hosts", "4", "--num-instances", "4", *SIZES, "--policy", "static-sp")
+    with nodes.served(tmp_path, *flags, "--decision-log", str(tmp_path / "decisions.jsonl")) as server:
+        assert text_of(server.url) == expected
+        for num_lost, address in enumerate(OTHERS, 1):
+            assert lose_during_a_stream(server, nodes, address) == expected
+            assert server.metric("loong:instance_losses_total") == num_lost
+            assert text_of(server.url) == expected
+        assert server.log.count("was lost: its process was on a host that is lost") == len(OTHERS)
+        nodes.add(*OTHERS)
+        wait_until(lambda: health(server) == "ok", SECONDS, f"all nodes to join:\n{server.log}")
+        assert server.metric("loong:instance_joins_total") == len(OTHERS)
+        assert text_of(server.url) == expected
+    lines = read_log(tmp_path / "decisions.jsonl")
+    dops = [batch.dop for line in lines if isinstance(line, PlannedLine) for batch in line.batches]
+    assert set(dops) == {1, 2, 3, 4}
+    assert dops[0] == dops[-1] == 4
 
 
 def test_a_cluster_of_its_own_needs_a_token(tmp_path: Path) -> None:
     """Without RAY_ADDRESS a cluster starts here, which refuses what has no token."""
     home = {"HOME": str(tmp_path), "RAY_TMPDIR": "/tmp"}
-    with served(tmp_path, "--hosts", "ray", "--num-instances", "1", environment=home) as server:
+    with served(
+        tmp_path, "--hosts", "ray", "--num-instances", "1", environment=home, start_seconds=SECONDS
+    ) as server:
         assert text_of(server.url)
         (line,) = (line for line in server.log.splitlines() if "ray start --address=" in line)
         address = line.partition("--address=")[2].partition("`")[0]
@@ -147,8 +121,19 @@ def test_a_cluster_of_its_own_needs_a_token(tmp_path: Path) -> None:
         assert "Unauthenticated" in asked.stderr
 
 
+def test_ray_takes_the_example_of_a_cluster() -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    example = Path(__file__).parents[3] / "docs" / "examples" / "ray-cluster.yaml"
+    config = prepare_config(msgspec.yaml.decode(example.read_text()))
+    validate_config(config)
+    (nodes,) = config["available_node_types"].values()
+    assert nodes["max_workers"] == 1
+
+
 def test_too_few_nodes_are_named(nodes: RayNodes, tmp_path: Path) -> None:
-    with nodes.head(), (tmp_path / "log").open("wb") as log:
+    nodes.add(HEAD)
+    with (tmp_path / "log").open("wb") as log:
         command = [str(Path(sys.executable).parent / "loong"), "serve", "--hosts", "ray", "--num-hosts", "2"]
         ended = subprocess.run(
             [*command, "--port", "0", "--start-timeout", "15"],

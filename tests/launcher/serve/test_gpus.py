@@ -6,9 +6,10 @@ import pytest
 import torch
 from machines import H200_GRAPH_LIMITS
 
-from loong.core.errors import ConfigError
-from loong.launcher.serve.gpus import Gpu, check_torch, cost_device, host_gpus
-from loong.launcher.serve.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, fit_gpu_kv_capacity
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS
+from loong.core.errors import ClusterError, ConfigError
+from loong.launcher.serve.gpus import Gpu, check_alike, check_torch, cost_device, host_gpus
+from loong.launcher.serve.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, ClusterSize, fit_gpu_kv_capacity
 from loong.model.tiny import CONFIG
 
 WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
@@ -62,8 +63,25 @@ def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_s
 def test_kv_takes_what_weights_and_graphs_leave_of_the_fullest_gpu_that_is_used() -> None:
     least = gpu(2 * (WEIGHTS + GRAPHS + 2 * ARENA_BYTES_A_PEER + ROOM))
     gpus = [gpu(1 << 40), least, gpu(1)]
-    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), None, 0.5, H200_GRAPH_LIMITS) == 1000
-    assert fit_gpu_kv_capacity(CONFIG, gpus, (2, 1), 900, 0.5, H200_GRAPH_LIMITS) == 900
+    assert fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(2, 1), None, 0.5, H200_GRAPH_LIMITS) == 1000
+    assert fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(2, 1), 900, 0.5, H200_GRAPH_LIMITS) == 900
+
+
+def test_each_host_needs_gpus_for_its_own_instances_alone() -> None:
+    gpus = [gpu(1 << 40)]
+    assert fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(2, 1, num_hosts=2), 900, 0.5, NO_GRAPHS) == 900
+    with pytest.raises(ConfigError, match=r"--num-instances is 3 on 2 hosts and .* but this host has 1 GPUs"):
+        fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(3, 1, num_hosts=2), 900, 0.5, NO_GRAPHS)
+
+
+def test_hosts_with_other_or_fuller_gpus_than_the_first_are_named() -> None:
+    check_alike([[gpu(1000 << 20)], [gpu(990 << 20), gpu(2000 << 20)]])
+    with pytest.raises(
+        ClusterError, match="a GPU of host 1 has 900 MiB free, but those of host 0 have 1,000"
+    ):
+        check_alike([[gpu(1000 << 20)], [gpu(900 << 20)]])
+    with pytest.raises(ClusterError, match="host 2 has NVIDIA T4, but host 0 has NVIDIA H200"):
+        check_alike([[gpu(1)], [gpu(1)], [Gpu("NVIDIA T4", 1)]])
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
@@ -71,13 +89,13 @@ def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
     with pytest.raises(
         ConfigError, match=r"for 1,001 tokens\. .* --gpu-memory-utilization 1 .*tokens 1000 would"
     ):
-        fit_gpu_kv_capacity(CONFIG, gpus, (1, 1), 1001, 1.0, H200_GRAPH_LIMITS)
+        fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(1, 1), 1001, 1.0, H200_GRAPH_LIMITS)
     with pytest.raises(ConfigError, match="GiB of weights, "):
-        fit_gpu_kv_capacity(CONFIG, [gpu(WEIGHTS)], (1, 1), None, 1.0, H200_GRAPH_LIMITS)
+        fit_gpu_kv_capacity(CONFIG, [gpu(WEIGHTS)], ClusterSize(1, 1), None, 1.0, H200_GRAPH_LIMITS)
     with pytest.raises(
         ConfigError, match="--num-instances is 1 and --tensor-parallel-size 2, but this host has 1"
     ):
-        fit_gpu_kv_capacity(CONFIG, gpus, (1, 2), None, 1.0, H200_GRAPH_LIMITS)
+        fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(1, 2), None, 1.0, H200_GRAPH_LIMITS)
 
 
 def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
