@@ -25,12 +25,14 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from result import print_result, script_parser
 from torch import Tensor
 
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId, Placement, striped
 from loong.core.plan import QueryBlock, Transfer
 from loong.core.request import SamplingParams
 from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
 from loong.launcher.hardware.devices import DEVICES
 from loong.model.shapes import SHAPES
@@ -42,14 +44,46 @@ from loong.worker.backend import CpuBackend
 from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
+from loong.worker.steps.group_exchange import GroupExchange, KVExchange, NoExchange
+from loong.worker.steps.ring_inputs import MAX_KV_ROWS
 
 NUM_STEPS, NUM_FIRST = 60, 10  # of which the first do not count
 MAX_TOKENS = 2 * NUM_STEPS
 VOCAB = 16
 
 
+class NothingExchanged(NoExchange):
+    """An exchange of steps that are not run. See KVExchange."""
+
+    max_kv_rows = MAX_KV_ROWS
+
+    def __init__(self, num_instances: int) -> None:
+        self.num_instances = num_instances
+
+    def gather_kv(self, layer: int, block: Tensor) -> Tensor:  # noqa: ARG002 - see KVExchange
+        """See KVExchange."""
+        return block
+
+    def service(self) -> GroupExchange | None:
+        """See KVExchange."""
+        return None
+
+
 class NothingReplayed(CpuBackend):
     """Captures graphs of nothing."""
+
+    def __init__(self, graph_limits: CudaGraphLimits) -> None:
+        super().__init__()
+        self.takes_leases, self.graph_limits = True, graph_limits
+
+    def group_exchange(
+        self,
+        fabric: Fabric,
+        instance_id: InstanceId,  # noqa: ARG002 - see Backend
+        shard: Shard,  # noqa: ARG002 - see Backend
+    ) -> KVExchange | None:
+        """See Backend."""
+        return NothingExchanged(fabric.world.num_instances)
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002 - see Backend
         """See Backend."""
@@ -140,7 +174,7 @@ def measure(story: Story) -> list[float]:
             model,
             pool,
             fabric,
-            NothingReplayed(takes_leases=True, graph_limits=DEVICES["h200"].graph_limits),
+            NothingReplayed(DEVICES["h200"].graph_limits),
         )
         runner.warm_up()
         for name, placement in story.placements.items():

@@ -82,7 +82,7 @@ class ScenarioGenerator:
         yield from self._compute([late], lambda: self._decode_batch(crowd, 1))
 
     def serve(self) -> Scenario:
-        """Yield plans for decodes on one instance, over KV that is on the whole group, where instances serve.
+        """Yield plans for leases on one instance, over KV that is on the whole group, where instances serve.
 
         Yields none for a group of one.
         """
@@ -95,7 +95,7 @@ class ScenarioGenerator:
         crowd = [self._arrive(self._size(longest)) for _ in range(count)]
         yield from self._compute(crowd, at_once=True)
         alone = ESPGroup((self.random.choice(self.group.instance_ids),))
-        for num_steps in (1, self._lease_steps(), 1, MAX_LEASE_STEPS):
+        for num_steps in (2, self._lease_steps(), 2, MAX_LEASE_STEPS):
             yield IterationPlan((self._decode_batch(crowd, num_steps, alone),))
 
     def move(self) -> Scenario:

@@ -16,7 +16,7 @@ from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable, Device
 
 _LEAST_IN_ROW = 256  # queries; from here on consecutive keys are faster
-_MOST_COPIED = 1 << 18  # keys; about 1 GiB
+MOST_COPIED = 1 << 18  # keys; about 1 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _keys(slots: Tensor, num_queries: int, device: Device) -> Keys:
     if num_queries >= _LEAST_IN_ROW:
         if (row := _as_row(slots)) is not None:
             return KeysInRow(row)
-        if len(slots) <= _MOST_COPIED:
+        if len(slots) <= MOST_COPIED:
             return KeysCopied(device.upload(slots))
     return KeysInPool(device.upload(slots))
 

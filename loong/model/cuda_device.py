@@ -76,6 +76,14 @@ class CudaDevice:
         """See Device."""
         torch.cuda.current_stream().synchronize()
 
+    def keep_memory(self, num_bytes: int) -> None:
+        """See Device. The driver may wait for the device before it gives memory.
+
+        Then the device may be in a step that waits for another process, whose driver waits in the same way.
+        """
+        num_free, _ = torch.cuda.mem_get_info()
+        torch.empty(min(num_bytes, num_free // 2), dtype=torch.uint8, device=self.torch_device)
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device. The kernel for few rows is faster, except when the host must launch it."""
         if not (self._is_capturing and gpu.is_faster(x, weight)):

@@ -51,6 +51,9 @@ class Device(Protocol):
     def wait(self) -> None:
         """Return when all work of the calling thread is done."""
 
+    def keep_memory(self, num_bytes: int) -> None:
+        """Take memory for work of the calling thread's kind, as far as there is, to be reused from now on."""
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x [T, in] mapped to [T, out] by weight [out, in] and bias [out]."""
 
@@ -150,6 +153,9 @@ class CpuDevice:
 
     def wait(self) -> None:
         """See Device."""
+
+    def keep_memory(self, num_bytes: int) -> None:
+        """See Device. The system gives memory at any time."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device."""

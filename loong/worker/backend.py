@@ -16,7 +16,7 @@ from loong.model.device import CpuDevice, Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.sampling.random_sampling import chances
 from loong.worker.sampling.sampler import Sampler, TorchSampler
-from loong.worker.steps.group_exchange import FabricExchange, KVExchange
+from loong.worker.steps.group_exchange import KVExchange
 
 
 class Reading(Protocol):
@@ -98,13 +98,12 @@ class _Copies:
 class CpuBackend:
     """The processor, with the definitions of all kernels. See Backend."""
 
-    def __init__(self, *, takes_leases: bool = False, graph_limits: CudaGraphLimits = NO_GRAPHS) -> None:
-        """Compute eagerly; `takes_leases` and `graph_limits` serve tests only: no host is waited for."""
+    def __init__(self) -> None:
         self.device = CpuDevice()
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
         self.serves = Service.ALL
-        self.takes_leases, self.graph_limits = takes_leases, graph_limits
+        self.takes_leases, self.graph_limits = False, NO_GRAPHS
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend
         """See Backend."""
@@ -116,12 +115,12 @@ class CpuBackend:
 
     def group_exchange(
         self,
-        fabric: Fabric,
-        instance_id: InstanceId,
+        fabric: Fabric,  # noqa: ARG002 - see Backend
+        instance_id: InstanceId,  # noqa: ARG002 - see Backend
         shard: Shard,  # noqa: ARG002 - see Backend
     ) -> KVExchange | None:
         """See Backend."""
-        return FabricExchange(fabric, instance_id, self.device)
+        return None
 
     def draw(self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor) -> None:
         """See Backend."""

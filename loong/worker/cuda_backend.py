@@ -120,12 +120,6 @@ class CudaBackend:
         warn_of_compilation()
 
     def _keep_memory(self) -> None:
-        """Take memory for larger steps from the driver, and leave it to torch, which reuses it from now on.
-
-        The driver may wait for the device before it gives memory. Then the device may be in a step that waits
-        for another process, whose driver waits in the same way.
-        """
+        """Take memory for larger steps from the driver."""
         num_bytes = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-        num_free, _ = torch.cuda.mem_get_info()
-        num_kept = min(_LARGEST_STEP * num_bytes, num_free // 2)
-        torch.empty(num_kept, dtype=torch.uint8, device=self.device.torch_device)
+        self.device.keep_memory(_LARGEST_STEP * num_bytes)

@@ -236,6 +236,7 @@ class Worker:
         runner.warm_up()
         if self._service is not None:
             self._service.leases = runner.leases
+            self._service.warm_up()
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
         config = self._config
         reports.send(

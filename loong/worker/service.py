@@ -10,6 +10,7 @@ import torch
 
 from loong.attention.attention_step import AttentionStep
 from loong.attention.exchange import QueryExchange
+from loong.attention.pool import MOST_COPIED
 from loong.attention.push import IncomingPushes
 from loong.attention.remote import query_attention, query_layout
 from loong.core.instructions import RunBatch
@@ -27,6 +28,8 @@ from loong.worker.batches.lease_steps import LeaseSteps
 from loong.worker.batches.step_sync import hear_step
 from loong.worker.kv.pool import KVPool
 from loong.worker.tracer import Span
+
+_LARGE_STEP = 16_384  # rows
 
 Serve: TypeAlias = Callable[[RunBatch, AbstractContextManager[Exchanging]], None]
 
@@ -51,6 +54,12 @@ class AttentionService:
         self.leases: DecodeLeases | None = None  # of this instance, once their steps are captured
         dtype, torch_device = shard.config.torch_dtype, self._device.torch_device
         self._no_queries = torch.empty(rows, dtype=dtype, device=torch_device)
+
+    def warm_up(self) -> None:
+        """Take memory for large steps, and load kernels, as threads that serve use them."""
+        thread = Thread(target=self._warm_up, name="serve-warm-up", daemon=True)
+        thread.start()
+        thread.join()
 
     def begin(self, command: RunBatch) -> None:
         """Begin to serve a batch, before the next instruction of the engine is carried out.
@@ -140,6 +149,18 @@ class AttentionService:
                     graph.wait()
             finally:
                 graph.wait()  # steps that nobody answers any more end at once
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        self._device.use()
+        kv, heads = self._pool.layer(0), self._no_queries.shape[1:].numel()
+        row_bytes = heads * (4 * self._no_queries.itemsize + 4)  # queries, partials and messages
+        copied_bytes = min(len(kv), MOST_COPIED) * kv[0].numel() * kv.itemsize
+        self._device.keep_memory(_LARGE_STEP * row_bytes + copied_bytes)
+        row, place = torch.zeros_like(kv[:1]), self._device.upload(torch.zeros(1, dtype=torch.int64))
+        self._device.copy_rows(row, row.clone(), source_rows=None, target_rows=place)
+        self._device.copy_rows(row, row.clone(), source_rows=place, target_rows=None)
+        self._device.wait()
 
     def _allocate(self, command: RunBatch) -> None:
         """Take slots for the KV that is pushed here."""

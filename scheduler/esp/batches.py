@@ -24,7 +24,7 @@ PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instan
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     """Make a lease of the decodes or a step of quick prompts, and a step of the others where it can begin."""
     quick = QuickPrompts(draft, decodes)
-    quick_step = quick.step(batch_builder(draft, quick.seconds)) if quick.prefills else None
+    quick_step = quick.step(BatchBuilder(draft, quick.seconds)) if quick.prefills else None
     lease = decodes.lease() if quick_step is None else None
     ends = first_ends((*quick.lease_ends(), *decodes.lease_ends()))
     others = tuple(prefill for prefill in draft.prefills if prefill not in quick.prefills)
@@ -53,14 +53,14 @@ def _prompt_step(draft: PlanDraft, prefills: tuple[PrefillCandidate, ...]) -> Ba
         prefills = tuple(p for p in prefills if set(p.view.placement.instance_ids) <= set(idle))
     if not idle or not prefills:
         return None
-    return batch_builder(draft, seconds).with_prompts(idle, (), prefills)
+    return BatchBuilder(draft, seconds).with_prompts(idle, (), prefills)
 
 
 def build_together(draft: PlanDraft) -> PlanDraft:
     """Make a step of both on all instances. While some are busy, the others decode."""
     instance_ids = draft.layout.prompt_ids
     if draft.idle_ids.issuperset(instance_ids):
-        builder = batch_builder(draft)
+        builder = BatchBuilder(draft, step_seconds(draft))
         batch = lease_before_prompts(draft, builder)
         batch = batch or batch_of_all(draft, builder, instance_ids)
         return replace(draft, batches=() if batch is None else (batch,))
@@ -71,7 +71,7 @@ def build_together(draft: PlanDraft) -> PlanDraft:
     )
     idle, meanwhile = tuple(sorted(draft.idle_ids)), None
     if idle and draft.decodes:
-        meanwhile = batch_builder(draft).lease(
+        meanwhile = BatchBuilder(draft, step_seconds(draft)).lease(
             idle, _leased(draft, idle), _seconds_until_all_idle(draft, idle)
         )
     return replace(
@@ -79,17 +79,6 @@ def build_together(draft: PlanDraft) -> PlanDraft:
         batches=() if meanwhile is None else (meanwhile,),
         lease_ends=ends,
         decisions=(*draft.decisions, *reasons_to_end_leases(draft.snapshot, ends, PROMPTS_JOIN)),
-    )
-
-
-def batch_builder(draft: PlanDraft, seconds: float | None = None) -> BatchBuilder:
-    """Return the builder of the draft's batches, whose steps without decodes take up to `seconds`."""
-    seconds = step_seconds(draft) if seconds is None else seconds
-    lease_steps = min(draft.lease_steps, draft.config.lease_steps)
-    config = replace(draft.config, max_step_time=seconds, lease_steps=lease_steps)
-    variant = draft.variant
-    return BatchBuilder(
-        draft.view, draft.cost_model, config, draft.lease_steps, variant.has_chunks, variant.is_fixed
     )
 
 
@@ -112,7 +101,8 @@ def batch_of_all(
     decodes = _leased(draft, instance_ids)
     if prefills:
         decodes = [view for view in decodes if can_reach(draft.snapshot, view, instance_ids)]
-    return builder.together(instance_ids, decodes, prefills)
+        return builder.with_prompts(instance_ids, decodes, prefills)
+    return builder.lease(instance_ids, decodes)
 
 
 def _leased(draft: PlanDraft, instance_ids: tuple[InstanceId, ...]) -> Sequence[RequestView]:

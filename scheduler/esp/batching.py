@@ -3,16 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.common.masters import choose_lease, choose_masters
-from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.common.striping import RequestPart
-from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
+from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
 from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.tuning import (
@@ -29,28 +27,15 @@ NO_LIMIT = 10**9  # seconds, or tokens
 
 @dataclass(frozen=True, slots=True)
 class BatchBuilder:
-    """Makes batches of idle instances. Leases have `long_lease_steps` where many slots are free.
+    """Makes batches of idle instances. Steps without decodes take up to `step_seconds`."""
 
-    Steps have chunks of prompts, or whole ones unless `is_chunked`, and a group that `is_fixed` is whole.
-    """
+    draft: PlanDraft
+    step_seconds: float
 
-    planning_view: PlanningView
-    cost_model: CostModel
-    config: PolicyConfig
-    long_lease_steps: int = 0
-    is_chunked: bool = True
-    is_fixed: bool = False
-
-    def together(
-        self,
-        instance_ids: tuple[InstanceId, ...],
-        decodes: Sequence[RequestView],
-        prefills: Sequence[PrefillCandidate],
-    ) -> BatchPlan | None:
-        """Return the next batch of these instances with both; None if it has no room, or nothing to run."""
-        if prefills:
-            return self.with_prompts(instance_ids, decodes, prefills)
-        return self.lease(instance_ids, decodes)
+    @property
+    def lease_steps(self) -> int:
+        """Return the most steps of a usual lease."""
+        return min(self.draft.lease_steps, self.draft.config.lease_steps)
 
     def lease(
         self,
@@ -78,14 +63,14 @@ class BatchBuilder:
         return step.plan() if step.num_steps else None
 
     def _most_steps(self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]) -> int:
-        """Return the most steps of a lease.
+        """Return the most steps of a lease: more than usual where many slots are free.
 
         A lease on several instances is short, so that they can part soon.
         """
         if len(instance_ids) > 1:
-            return self.config.lease_steps
-        num_spared = int(LONG_LEASE_KV_SHARE * self.planning_view.free[instance_ids[0]])
-        return max(self.config.lease_steps, min(self.long_lease_steps, num_spared // len(decodes)))
+            return self.lease_steps
+        num_spared = int(LONG_LEASE_KV_SHARE * self.draft.view.free[instance_ids[0]])
+        return max(self.lease_steps, min(self.draft.lease_steps, num_spared // len(decodes)))
 
     def _decode_step(
         self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]
@@ -102,11 +87,12 @@ class BatchBuilder:
     def _step(
         self, instance_ids: tuple[InstanceId, ...], free: dict[InstanceId, int], num_steps: int = 1
     ) -> StepBuilder:
-        max_tokens = self.config.max_num_batched_tokens if self.is_chunked else NO_LIMIT
-        return StepBuilder(instance_ids, free, self.cost_model, max_tokens, num_steps, self.is_fixed)
+        variant = self.draft.variant
+        max_tokens = self.draft.config.max_num_batched_tokens if variant.has_chunks else NO_LIMIT
+        return StepBuilder(instance_ids, free, self.draft.cost_model, max_tokens, num_steps, variant.is_fixed)
 
     def _free(self, instance_ids: tuple[InstanceId, ...]) -> dict[InstanceId, int]:
-        return {i: self.planning_view.free[i] for i in instance_ids}
+        return {i: self.draft.view.free[i] for i in instance_ids}
 
     def with_prompts(
         self,
@@ -123,19 +109,21 @@ class BatchBuilder:
             return None
         if not decodes:
             return self._planned(self._filled(only_decodes, prefills, self.budget(())))
-        interleaving = PrefillDecodeInterleaving(only_decodes.seconds, tightest_tpot(decodes, self.config))
+        interleaving = PrefillDecodeInterleaving(
+            only_decodes.seconds, tightest_tpot(decodes, self.draft.config)
+        )
         budget = self.budget(decodes)
         if interleaving.is_hopeless:
             budget = max(budget, 2 * interleaving.decode_seconds)
         mixed = self._filled(only_decodes, prefills, budget)
-        budget = min(self.budget(()), interleaving.saved * self.config.lease_steps)
+        budget = min(self.budget(()), interleaving.saved * self.lease_steps)
         only_prompts = self._decode_step(instance_ids, ())
         assert only_prompts is not None, "without decodes it needs no room"
         self._filled(only_prompts, prefills, budget)
         if INTERLEAVING_GAIN * mixed.prompt_speed >= interleaving.prompt_share * only_prompts.prompt_speed:
             return self._planned(mixed)
         num_due = interleaving.num_due(
-            decodes, self.planning_view.snapshot.now, only_prompts.seconds, self.config.lease_steps
+            decodes, self.draft.snapshot.now, only_prompts.seconds, self.lease_steps
         )
         return self.lease(instance_ids, decodes, most_steps=num_due) if num_due else only_prompts.plan()
 
@@ -155,10 +143,10 @@ class BatchBuilder:
             oldest = min(overdue, key=lambda p: p.view.arrival_time)
             reading = step.reading_seconds(oldest.view)
             begun = step.begun_seconds + reading
-            least = begun + max(self.config.deferred_share * (budget - begun), reading)
+            least = begun + max(self.draft.config.deferred_share * (budget - begun), reading)
             spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
             has_share = is_share_due(
-                oldest, step.dop, self.planning_view.snapshot.now, self.cost_model, self.config
+                oldest, step.dop, self.draft.snapshot.now, self.draft.cost_model, self.draft.config
             )
             share_budget = max(least if has_share else 0.0, spared)
             min_tokens = MIN_CHUNK_TOKENS if has_share else 0  # otherwise it might never go on
@@ -197,22 +185,20 @@ class BatchBuilder:
             return budget
         least, spent = step.sizer.least_seconds(prefill.view), step.begun_seconds
         worth_reading = min(
-            step.reading_seconds(prefill.view) / MAX_READING_SHARE, self.config.target_ttft / 2
+            step.reading_seconds(prefill.view) / MAX_READING_SHARE, self.draft.config.target_ttft / 2
         )
         return max(budget, worth_reading, 2 * least, 2 * spent if spent > budget else 0.0)
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Return the seconds that a step may take."""
-        if not self.is_chunked:
+        if not self.draft.variant.has_chunks:
             return NO_LIMIT
-        budget = self.config.step_time
+        budget = self.step_seconds
         for view in decodes:
-            tpot = target_tpot(view, self.config)
+            tpot = target_tpot(view, self.draft.config)
             seconds = PLANNED_TPOT_SHARE * tpot
             if view.first_token_time is not None:
-                slack = (
-                    view.first_token_time + tpot * view.num_output_tokens - self.planning_view.snapshot.now
-                )
+                slack = view.first_token_time + tpot * view.num_output_tokens - self.draft.snapshot.now
                 seconds = max(MIN_TPOT_SHARE * tpot, min(seconds, slack))
             budget = min(budget, seconds)
         return budget

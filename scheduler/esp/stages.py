@@ -16,10 +16,12 @@ from loong.scheduler.common.leases import arrival_order, first_ends
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission
-from loong.scheduler.esp.batches import batch_builder, batch_of_all, build_together
+from loong.scheduler.esp.batches import batch_of_all, build_together
+from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.draft import Layout, PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import kv_safety
 from loong.scheduler.esp.late_prompts import pause_late
+from loong.scheduler.esp.layout import step_seconds
 from loong.scheduler.esp.reasons import (
     PAUSED,
     explain,
@@ -93,7 +95,7 @@ def relieve(draft: PlanDraft) -> PlanDraft:
     if draft.batches or draft.snapshot.is_anything_in_flight or not draft.view.free:
         return draft
     draft = replace(draft, prefills=draft.prefills + draft.paused_late)
-    batch = batch_of_all(draft, batch_builder(draft), draft.everywhere)
+    batch = batch_of_all(draft, BatchBuilder(draft, step_seconds(draft)), draft.everywhere)
     if batch is not None:
         return replace(draft, batches=(batch,))
     full = draft.view.free.keys()

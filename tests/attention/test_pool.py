@@ -74,7 +74,7 @@ def test_keys_are_copied_for_many_queries_if_there_is_room(monkeypatch: pytest.M
     assert isinstance(attention_of("a", "b")[0].keys, KeysInPool)
     monkeypatch.setattr(pool, "_LEAST_IN_ROW", len(CHUNK) + len(OTHER))
     assert isinstance(attention_of("a", "b")[0].keys, KeysCopied)
-    monkeypatch.setattr(pool, "_MOST_COPIED", len(HELD) + len(CHUNK))
+    monkeypatch.setattr(pool, "MOST_COPIED", len(HELD) + len(CHUNK))
     assert isinstance(attention_of("a", "b")[0].keys, KeysInPool)
 
 

@@ -36,6 +36,19 @@ def test_a_trace_reports_what_every_worker_did_and_where_it_began(tmp_path: Path
     )
 
 
+def test_a_trace_has_what_an_instance_served(tmp_path: Path) -> None:
+    """Under `infinite` a prompt larger than one instance borrows room, and is read there by its decodes."""
+    arguments = ("--num-instances", "2", "--policy", "infinite", "--kv-cache-tokens", "64")
+    with served(tmp_path, *arguments, "--trace-dir", "traces") as server:
+        post(f"{server.url}/start_profile")
+        server.client.completions.create(
+            model="loong-tiny", prompt=[5] * 80, max_tokens=5, extra_body={"ignore_eos": True}
+        )
+        written = Path(post(f"{server.url}/stop_profile")["trace"])
+    names = [event.get("name") for event in json.loads((tmp_path / written).read_text())["traceEvents"]]
+    assert "served step" in names
+
+
 def test_a_trace_begins_and_ends_while_a_lease_goes_on(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "2", "--trace-dir", "traces") as server:
         stream = server.client.completions.create(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from bare_instance import BareInstance, Outcome, Stop
+from capturing_backend import CapturingBackend
 from machines import H200_GRAPH_LIMITS
 from socket_worlds import run_in_world
 
@@ -12,7 +13,6 @@ from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
-from loong.worker.backend import CpuBackend
 
 
 def run_commands(
@@ -44,7 +44,7 @@ def _on_instance(
     takes_leases: bool,
     num_slots: int,
 ) -> list[Outcome]:
-    backend = CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
+    backend = CapturingBackend(H200_GRAPH_LIMITS, takes_leases=takes_leases)
     stop = stops.get(instance_id) if tp_rank == 0 else None
     instance = BareInstance(fabric, instance_id, folder, stop, backend, num_slots)
     outcomes = [instance.carry_out(command) for command in commands]

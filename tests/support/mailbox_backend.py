@@ -1,20 +1,20 @@
 """A processor whose captured steps exchange by the kernels of GPUs, interpreted."""
 
+from capturing_backend import CapturingBackend
 from machines import H200_GRAPH_LIMITS
 
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.model.tensor_parallel import Shard
-from loong.worker.backend import CpuBackend
 from loong.worker.steps.group_exchange import KVExchange
 from loong.worker.steps.mailbox_exchange import MailboxExchange
 
 
-class MailboxBackend(CpuBackend):
+class MailboxBackend(CapturingBackend):
     """Needs a fabric over arenas."""
 
     def __init__(self) -> None:
-        super().__init__(takes_leases=True, graph_limits=H200_GRAPH_LIMITS)
+        super().__init__(H200_GRAPH_LIMITS)
 
     def group_exchange(self, fabric: Fabric, instance_id: InstanceId, shard: Shard) -> KVExchange | None:
         """See Backend."""

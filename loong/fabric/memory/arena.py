@@ -21,13 +21,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, ConfigError
 from loong.fabric.memory.memory_server import MemoryServer, fetch_memory
 from loong.fabric.memory.shared_memory import SharedMemory
 from loong.fabric.traffic import Plane
 from loong.fabric.world import World
 from loong.kernels.exchange.signals import EPOCHS, Deadline
 
+MAX_RANKS = 63  # as many as a number has bits
 _ALIGNMENT = 256
 _GRANULE = 2 << 20  # bytes; allocation unit of a GPU's driver
 _NEVER = -1  # before every epoch
@@ -73,6 +74,10 @@ class Arena:
         num_bytes: int,
         deadline: float,
     ) -> None:
+        if world.size > MAX_RANKS:
+            raise ConfigError(
+                f"arenas are for {MAX_RANKS} processes, but there are {world.size}; use --fabric nccl"
+            )
         self.world, self.rank = world, rank
         self._directory, self._shared, self._deadline = directory, shared, deadline
         self._num_bytes = -(-num_bytes // _GRANULE) * _GRANULE

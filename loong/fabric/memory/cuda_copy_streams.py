@@ -12,7 +12,8 @@ from loong.fabric.memory.cuda_memory import copy_bytes
 from loong.kernels.exchange import signals
 
 _URGENT = -1  # so that a flag's warp runs before the next block of attention
-_MOST_AHEAD = 32  # transfers with two flags each, of a layer or more; a driver queues up to 1,024 entries
+# Transfers have two flags each, and a layer has one or more. A driver queues up to 1,024 entries.
+_MOST_AHEAD, _MARKED = 32, 8  # transfers, and of how many the last is marked by an event
 
 
 class CudaCopyStream:
@@ -22,7 +23,8 @@ class CudaCopyStream:
         self._arena, self._deadline = arena, arena.deadline(lane)
         self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-        self._ahead = deque[torch.cuda.Event]()  # one after each transfer that may be in flight
+        self._ahead = deque[torch.cuda.Event]()  # after transfers that may be in flight
+        self._num_copies = 0
         self._load_kernels()
 
     def follow(self) -> None:
@@ -84,9 +86,11 @@ class CudaCopyStream:
         that batch.
         """
         copy_bytes(target, source, num_bytes, self._stream.cuda_stream)
-        self._ahead.append(self._stream.record_event())
-        if len(self._ahead) > _MOST_AHEAD:
-            self._ahead.popleft().synchronize()
+        self._num_copies += 1
+        if self._num_copies % _MARKED == 0:
+            self._ahead.append(self._stream.record_event())
+            if len(self._ahead) * _MARKED > _MOST_AHEAD:
+                self._ahead.popleft().synchronize()
 
     def _current(self) -> torch.cuda.Stream:
         """Return the calling thread's stream. torch finds it five times faster if the device is given."""

@@ -37,8 +37,8 @@ _LAST_ID = (1 << 38) - 1  # of a batch or a migration: its epochs are the last t
 MIB = 1 << 20
 SIZES: Mapping[Channel, ChunkedChannelSize] = {
     Channel.RING: ChunkedChannelSize(2, 32 * MIB),
-    Channel.QUERIES: ChunkedChannelSize(2, 8 * MIB),
-    Channel.PARTIALS: ChunkedChannelSize(2, 8 * MIB),
+    Channel.QUERIES: ChunkedChannelSize(2, 16 * MIB),
+    Channel.PARTIALS: ChunkedChannelSize(2, 16 * MIB),
     Channel.SEGMENT: ChunkedChannelSize(2, 32 * MIB),
     Channel.SERVED_QUERIES: ChunkedChannelSize(2, 8 * MIB),
     Channel.SERVED_PARTIALS: ChunkedChannelSize(2, 8 * MIB),

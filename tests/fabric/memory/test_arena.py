@@ -9,7 +9,7 @@ import torch
 from host_arenas import HostMemory
 from processes import run_on_ranks
 
-from loong.core.errors import ClusterError
+from loong.core.errors import ClusterError, ConfigError
 from loong.fabric.memory.arena import Arena, first_epoch, last_epoch
 from loong.fabric.world import World
 from loong.kernels.exchange.signals import signal, wait
@@ -60,3 +60,8 @@ def test_a_missing_server_and_memory_of_another_size_are_errors(tmp_path: Path) 
 
 def test_epochs_of_one_batch_come_after_all_of_the_one_before() -> None:
     assert last_epoch(4) + 1 == first_epoch(5)
+
+
+def test_more_processes_than_a_flag_has_bits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="arenas are for 63 processes, but there are 64"):
+        Arena(tmp_path, World(64, 1), 0, HostMemory(), NUM_BYTES, 1.0)

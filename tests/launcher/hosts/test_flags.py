@@ -9,6 +9,7 @@ import pytest
 from loong.core.errors import ConfigError
 from loong.launcher.cli import build_parser
 from loong.launcher.cluster_flags import chosen_cluster
+from loong.launcher.hosts.ray_cluster import bundles_of
 from loong.launcher.serve.local import ClusterConfig
 
 WITHOUT_RAY = """
@@ -40,6 +41,14 @@ def test_a_missing_ray_is_named_with_how_to_install_it(tmp_path: Path) -> None:
 def test_more_hosts_than_instances_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^--num-hosts is 3, but --num-instances is 2$"):
         ClusterConfig("some-model", num_instances=2, num_hosts=3)
+
+
+def test_each_host_reserves_a_gpu_for_each_of_its_workers() -> None:
+    assert bundles_of([2, 1], "10.0.0.1", has_gpus=True) == [
+        {"CPU": 2, "GPU": 2, "node:10.0.0.1": 0.001},
+        {"CPU": 1, "GPU": 1},
+    ]
+    assert bundles_of([2, 1], "10.0.0.1", has_gpus=False)[1] == {"CPU": 1}
 
 
 def test_instances_that_are_added_take_hosts_in_turn() -> None:

@@ -1,13 +1,16 @@
 """Work that crosses hosts takes longer, by what crosses; work within a host does not."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
+from machines import H200_GRAPH_LIMITS
 
 from loong.core.cost.work import InstanceWork, StepWork
 from loong.core.instance import ESPGroup
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.network import ONE_HOST, LinkRates, Links, Network
+from loong.scheduler.cost.prediction import StepTable
 
 HOST_IDS = (0, 0, 1, 1)
 NETWORK = Network(HOST_IDS, slowdown=4.0, delay=0.01, message=0.002)
@@ -54,6 +57,19 @@ def test_a_holder_on_another_host_is_slower_than_one_on_the_same() -> None:
     assert FAR.step_time(step(0, holders=(1,))) == NEAR.step_time(step(0, holders=(1,)))
     assert FAR.step_time(step(0, holders=(2,))) > NEAR.step_time(step(0, holders=(2,))) + NETWORK.delay
     assert NETWORK.slowed(step(0, holders=(2,))).holders[2].num_sent_queries == 240
+
+
+def test_a_group_between_hosts_replays_no_captured_step() -> None:
+    """Its kernels are started one by one, as without graphs."""
+    coefficients = replace(NEAR.coefficients, launch=0.02)
+    without = replace(FAR, coefficients=coefficients)
+    captured = replace(without, graph_limits=H200_GRAPH_LIMITS)
+    decode = InstanceWork(num_requests=1, num_tokens=1, num_keys=100, num_decode_keys=100, num_sent_queries=1)
+    near, far = (replace(step(*group), instances=dict.fromkeys(group, decode)) for group in ((0, 1), (1, 2)))
+    assert captured.step_time(far) == without.step_time(far)
+    assert captured.step_time(near) < without.step_time(near)
+    predicted = StepTable.of(captured, [near, far]).seconds(np.array([astuple(coefficients)]))
+    assert predicted[0] == pytest.approx([captured.step_time(near), captured.step_time(far)])
 
 
 def test_prompts_on_more_instances_than_a_host_has_send_queries_between_hosts() -> None:

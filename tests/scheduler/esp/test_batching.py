@@ -18,6 +18,7 @@ from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import PrefillAdmission, PrefillCandidate, by_deadline
 from loong.scheduler.esp.batching import BatchBuilder
+from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.tuning import MIN_CHUNK_TOKENS, MIN_TPOT_SHARE, PLANNED_TPOT_SHARE
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
@@ -32,11 +33,13 @@ class WholeCluster:
 
     @property
     def decodes(self) -> Sequence[RequestView]:
-        return self.builder.planning_view.decodes
+        return self.builder.draft.view.decodes
 
     def batch(self) -> BatchPlan | None:
-        instance_ids = tuple(sorted(self.builder.planning_view.free))
-        return self.builder.together(instance_ids, self.decodes, self.prefills)
+        instance_ids = tuple(sorted(self.builder.draft.view.free))
+        if self.prefills:
+            return self.builder.with_prompts(instance_ids, self.decodes, self.prefills)
+        return self.builder.lease(instance_ids, self.decodes)
 
 
 def group_of(
@@ -46,7 +49,8 @@ def group_of(
     prefills = PrefillAdmission(found, cost_model, config, by_deadline).admit().prefills
     for prefill in prefills:
         prefill.is_deferred = prefill.view.request_id in late_ids
-    return WholeCluster(BatchBuilder(found, cost_model, config), prefills)
+    draft = PlanDraft(found, cost_model, config, Variant(), lease_steps=config.lease_steps)
+    return WholeCluster(BatchBuilder(draft, config.step_time), prefills)
 
 
 def batch_of(
@@ -112,7 +116,7 @@ def test_whatever_a_group_runs_keeps_the_rules_and_holds_up_no_decode_alone(
     late_ids = [view.request_id for view in snapshot.waiting if data.draw(st.booleans())]
     group = group_of(snapshot, cost_model, config, late_ids=late_ids)
     decodes, batch = [view.request_id for view in group.decodes], group.batch()
-    num_free = sum(group.builder.planning_view.free.values())
+    num_free = sum(group.builder.draft.view.free.values())
     if batch is None:
         assert num_free < len(decodes) or not decodes
         assert num_free == 0 or not group.prefills or decodes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bare_instance import BareInstance, Outcome, Stop
+from capturing_backend import CapturingBackend
 from machines import H200_GRAPH_LIMITS
 from plans import decode, prefill
 from requests_for_tests import SCHEMA, random_prompt, sampled_request
@@ -19,7 +20,6 @@ from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
 from loong.model.tiny import tiny_model
 from loong.state.live_request import LiveRequest
-from loong.worker.backend import CpuBackend
 from loong.worker.batches.decode_lease import DecodeLease
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.started_batch import ReportStep
@@ -75,7 +75,7 @@ def run(
     """
     outcomes = []
     for way, takes_leases in enumerate((False, True)):
-        backend = CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
+        backend = CapturingBackend(H200_GRAPH_LIMITS, takes_leases=takes_leases)
         instance = BareInstance(fabric, 0, folder, stop, backend, tokenizer=tokenizer)
         lives = [
             LiveRequest(sampled_request(random_prompt(20 + n, seed=n), n, **{**own, **params}))
@@ -215,7 +215,7 @@ def test_siblings_hold_the_slots_of_their_prompt_until_the_last_has_gone(
     fabric: SocketFabric, folder: Path, takes_leases: bool
 ) -> None:
     instance = BareInstance(
-        fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
+        fabric, 0, folder, None, CapturingBackend(H200_GRAPH_LIMITS, takes_leases=takes_leases)
     )
     request = replace(sampled_request(random_prompt(20, seed=1), 30, seed=7), num_choices=3)
     primary, *siblings = choices = [LiveRequest(choice) for choice in request.choices()]

@@ -8,6 +8,7 @@ from queue import SimpleQueue
 import pytest
 from bare_instance import BareInstance, Outcome
 from bare_worlds import run_commands
+from capturing_backend import CapturingBackend
 from machines import H200_GRAPH_LIMITS
 from plans import both, decode, prefill
 from requests_for_tests import random_prompt, sampled_request
@@ -61,11 +62,11 @@ class LateReading:
         return self._reading.wait()
 
 
-class LateBackend(CpuBackend):
+class LateBackend(CapturingBackend):
     """A device that is never done while there is something to begin. `story` is what happened, in order."""
 
     def __init__(self, *, takes_leases: bool) -> None:
-        super().__init__(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
+        super().__init__(H200_GRAPH_LIMITS, takes_leases=takes_leases)
         self.reported: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()
         self.story: list[int | None] = []  # a batch that was reported as done, or None: a step was launched
 
@@ -232,7 +233,7 @@ def test_batches_reported_before_tokens_are_known_give_the_same_tokens(
     fabric: SocketFabric, folder: Path, takes_leases: bool
 ) -> None:
     instance = BareInstance(
-        fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
+        fabric, 0, folder, None, CapturingBackend(H200_GRAPH_LIMITS, takes_leases=takes_leases)
     )
     lives = live_requests(*PENALIZED)
     chain = all_ways_of_going_on(lives, all_tokens(instance, lives))
@@ -303,7 +304,7 @@ def test_a_batch_that_begins_before_the_one_before_has_ended_gives_the_same_toke
     fabric: SocketFabric, folder: Path, takes_leases: bool, params: Sequence[Mapping[str, object]]
 ) -> None:
     serial = BareInstance(
-        fabric, 0, folder, None, CpuBackend(takes_leases=takes_leases, graph_limits=H200_GRAPH_LIMITS)
+        fabric, 0, folder, None, CapturingBackend(H200_GRAPH_LIMITS, takes_leases=takes_leases)
     )
     lives = live_requests(*params)
     chain = all_ways_of_going_on(lives, all_tokens(serial, lives))
@@ -343,9 +344,7 @@ def test_so_do_chunks_that_sample_nothing(fabric: SocketFabric, folder: Path) ->
 def test_a_request_that_ended_by_its_token_ends_with_one_more_and_others_go_on(
     fabric: SocketFabric, folder: Path, is_overlapping: bool, num_steps: int
 ) -> None:
-    serial = BareInstance(
-        fabric, 0, folder, None, CpuBackend(takes_leases=True, graph_limits=H200_GRAPH_LIMITS)
-    )
+    serial = BareInstance(fabric, 0, folder, None, CapturingBackend(H200_GRAPH_LIMITS))
     first, second, ending = lives = live_requests({"temperature": 0.0}, {}, {"seed": 1, "num_logprobs": 0})
     tokens = all_tokens(serial, lives)
     stop = tokens[ending.request.request_id][2].token_id

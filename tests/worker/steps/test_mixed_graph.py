@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from bare_instance import BareInstance
+from capturing_backend import CapturingBackend
 from machines import H200_GRAPH_LIMITS
 from plans import both, decode, prefill
 from requests_for_tests import greedy_request, random_prompt
@@ -22,11 +23,11 @@ from loong.worker.backend import CpuBackend
 from loong.worker.steps import mixed_inputs
 
 
-class ReplayingBackend(CpuBackend):
+class ReplayingBackend(CapturingBackend):
     """Captures by keeping the call, and counts replays."""
 
     def __init__(self, limits: CudaGraphLimits) -> None:
-        super().__init__(takes_leases=True, graph_limits=limits)
+        super().__init__(limits)
         self.num_replays = 0
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
