@@ -20,7 +20,7 @@ from loong.scheduler.common.cluster_parts import Parts, homes_of, split
 from loong.scheduler.common.leases import lease_ends
 from loong.scheduler.common.planning_view import InstanceSet, PlanningView, make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.stages import joined_plan, plan_group
+from loong.scheduler.esp.stages import joined_plan, plan_part
 
 
 def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
@@ -30,14 +30,14 @@ def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Po
     places = {view.request_id: 0 for view in snapshot.waiting} | homes_of(snapshot, parts)
     sources, *others = split(snapshot, parts, places)
     if not others:
-        return plan_group(sources, cost_model, config, len(prefill_ids), FIXED)
+        return plan_part(sources, cost_model, config, len(prefill_ids), FIXED)
     (destinations,) = others
     handoff = hand_off(snapshot, sources, destinations)
     decoding = handoff.come_to(destinations)
     found = make_planning_view(decoding)
     groups = _roomy_groups(found)
     plan = joined_plan(
-        plan_group(part, cost_model, config, len(snapshot.pools), FIXED)
+        plan_part(part, cost_model, config, len(snapshot.pools), FIXED)
         for part in (handoff.left_by(sources), *split(decoding, groups, homes_of(decoding, groups)))
     )
     ends = {end.batch_id: end for end in plan.lease_ends} | _ends_for_arrived(found)

@@ -1,5 +1,6 @@
 """A snapshot in parts: the views of sets of instances that share nothing."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -22,6 +23,14 @@ def groups_of(instance_ids: tuple[InstanceId, ...], size: int) -> Parts:
     `instance_ids` are ascending. A loss leaves the other groups as they are.
     """
     return tuple(tuple(group) for _, group in groupby(instance_ids, lambda instance_id: instance_id // size))
+
+
+def hosts_of(snapshot: Snapshot) -> Parts:
+    """Return the full instances of each host."""
+    by_host: defaultdict[int, list[InstanceId]] = defaultdict(list)
+    for instance_id in sorted(snapshot.pools):
+        by_host[snapshot.instance[instance_id].host_id].append(instance_id)
+    return tuple(map(tuple, by_host.values()))
 
 
 def place_of(parts: Parts) -> dict[InstanceId, int]:

@@ -1,4 +1,4 @@
-"""Parts of a cluster that share nothing, each planned as one group."""
+"""Parts of a cluster that share nothing, each planned by itself."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -14,20 +14,25 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import Refusal
 from loong.scheduler.esp.draft import Variant
 from loong.scheduler.esp.reasons import reason_to_wait, reasons_while_busy
-from loong.scheduler.esp.stages import is_any_usable, joined_plan, plan_group
+from loong.scheduler.esp.stages import Stage, is_any_usable, joined_plan, plan_part
 
 
 def plan_parts(
-    snapshot: Snapshot, parts: Parts, cost_model: CostModel, config: PolicyConfig, variant: Variant
+    snapshot: Snapshot,
+    parts: Parts,
+    cost_model: CostModel,
+    config: PolicyConfig,
+    variant: Variant,
+    build: Stage | None = None,
 ) -> IterationPlan:
-    """Assign each prompt to the part with least work, and plan each usable part as one group."""
+    """Assign each prompt to the part with least work, and plan each usable part; see `plan_part`."""
     found, homes = make_planning_view(snapshot), homes_of(snapshot, parts)
     places, others = assigned_places(found, parts, homes, cost_model, config, variant.order)
     usable = [place for place, part in enumerate(parts) if is_any_usable(snapshot, part)]
     number_of = {place: number for number, place in enumerate(usable)}
     usable_places = {r: number_of[place] for r, place in places.items() if place in number_of}
     plan = joined_plan(
-        plan_group(part, cost_model, config, len(snapshot.pools), variant)
+        plan_part(part, cost_model, config, len(snapshot.pools), variant, build)
         for part in split(snapshot, tuple(parts[place] for place in usable), usable_places)
         if part.waiting or any(view.is_plannable for view in part.running)
     )

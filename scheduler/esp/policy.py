@@ -8,6 +8,8 @@ The instances of a batch, its group, are chosen anew at every chunk boundary, an
   group. All serve the KV that they have computed.
 - Where steps with decodes and prompts on all instances leave prompts more of the cluster, they run together.
 
+Several hosts are planned one by one, as long as every request fits into each.
+
 A plan is made in stages. Each takes a draft, and returns one that says more.
 """
 
@@ -20,7 +22,7 @@ from loong.core.placement import InstanceId, striped
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.cluster_parts import groups_of
+from loong.scheduler.common.cluster_parts import Parts, groups_of, hosts_of, place_of
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.config import PolicyConfig
@@ -50,12 +52,27 @@ def plan_esp(
     """Plan every instance that can run now."""
     if not is_any_usable(snapshot, snapshot.pools):
         return plan_while_busy(snapshot)
+    plan = None
     if variant.has_lone_instances and suits_lone_instances(snapshot, cost_model, config):
         each = groups_of(tuple(sorted(snapshot.pools)), 1)
         plan = plan_parts(snapshot, each, cost_model, config, variant)
-        if (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
-            return plan  # otherwise one has too little room for what it has, and all together may have it
+    elif len(hosts := hosts_of(snapshot)) > 1 and suits_hosts(snapshot, hosts):
+        plan = plan_parts(snapshot, hosts, cost_model, config, variant, build)
+    if plan and (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
+        return plan  # otherwise one part has too little room for what it has, and all together may have it
     return planned(PlanDraft(make_planning_view(snapshot), cost_model, config, variant), build)
+
+
+def suits_hosts(snapshot: Snapshot, hosts: Parts) -> bool:
+    """Return whether each host is to run requests by itself: every request fits into the KV of each.
+
+    All its KV must be on one of them.
+    """
+    if snapshot.most_tokens > min(sum(snapshot.pools[i] for i in host) for host in hosts):
+        return False
+    place = place_of(hosts)
+    live = (view for view in snapshot.request.values() if not view.has_ended)
+    return all(len({place.get(i) for i in view.placement.instance_ids}) <= 1 for view in live)
 
 
 def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:

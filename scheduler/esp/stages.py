@@ -1,7 +1,6 @@
 """The stages of a plan, each a function from draft to draft.
 
-`plan_group` plans one group of all instances of a snapshot. `policy.py` has a stage of its own that chooses
-instances.
+The stage that makes batches is `build_in_one_group`, or that of `policy.py`, which chooses instances.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,14 +33,19 @@ from loong.scheduler.tuning import LONG_LEASE_FACTOR
 Stage: TypeAlias = Callable[[PlanDraft], PlanDraft]
 
 
-def plan_group(
-    part: Snapshot, cost_model: CostModel, config: PolicyConfig, cluster_size: int, variant: Variant
+def plan_part(
+    part: Snapshot,
+    cost_model: CostModel,
+    config: PolicyConfig,
+    cluster_size: int,
+    variant: Variant,
+    build: Stage | None = None,
 ) -> IterationPlan:
-    """Plan one group of all instances of `part`, which is a part of a cluster of `cluster_size` instances."""
+    """Plan a part of a cluster of `cluster_size` instances. Without a stage `build` it is one group."""
     if not is_any_usable(part, part.pools):
         return plan_while_busy(part)
     view = make_planning_view(part, cluster_size)
-    return planned(PlanDraft(view, cost_model, config, variant), build_in_one_group)
+    return planned(PlanDraft(view, cost_model, config, variant), build or build_in_one_group)
 
 
 def planned(draft: PlanDraft, build: Stage) -> IterationPlan:

@@ -1,5 +1,6 @@
 """`esp` decodes on few instances, which read KV where it was computed, or runs all on all."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -218,18 +219,40 @@ def on_two_hosts(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, instances=instances)
 
 
-def test_decodes_run_on_hosts_in_turn_each_where_its_kv_is() -> None:
+def test_each_host_decodes_where_its_kv_is() -> None:
     tight = SLO(ttft=1.0, tpot=8e-3)
     views = [replace(decoding(f"r{i}", 40_000, (4 * (i % 2),), 100), slo=tight) for i in range(16)]
     near = snapshot_of((400_000,) * 8, views)
     (batch,) = planned(near, cost_model=H200).batches
     assert batch.group.instance_ids == tuple(range(8 - batch.group.dop, 8))
     assert batch.group.dop >= 2
-    (batch,) = planned(on_two_hosts(near), cost_model=H200).batches
-    hosts = [i // 4 for i in batch.group.instance_ids]
-    assert abs(hosts.count(0) - hosts.count(1)) <= 1
-    for block in batch.queries:
-        assert block.master_id // 4 == int(block.request_id[1:]) % 2
+    batches = planned(on_two_hosts(near), cost_model=H200).batches
+    assert len(batches) == 2
+    for batch in batches:
+        (host,) = {i // 4 for i in batch.group.instance_ids}
+        assert {int(request_id[1:]) % 2 for request_id in batch.request_ids} == {host}
+
+
+def hosts_by_request(requests: list[Request], capacity: int) -> dict[str, set[int]]:
+    """Return the hosts that compute each request, on two of two instances."""
+    policy = make_policy("esp", TIGHT)
+    run = simulate(lambda s, c: policy(on_two_hosts(s), c), [capacity] * 4, requests, cost_model=H200)
+    hosts = defaultdict[str, set[int]](set)
+    for batch in batches_of(run):
+        for request_id in batch.request_ids:
+            hosts[request_id].update(i // 2 for i in batch.group.instance_ids)
+    return hosts
+
+
+def test_each_request_stays_on_a_host_that_has_room_for_it_and_both_hosts_have_some() -> None:
+    hosts = hosts_by_request(mixed(), H200_CAPACITY)
+    assert all(len(of_one) == 1 for of_one in hosts.values())
+    assert {host for of_one in hosts.values() for host in of_one} == {0, 1}
+
+
+def test_a_prompt_that_no_host_has_room_for_is_computed_by_all() -> None:
+    hosts = hosts_by_request([*mixed(), timed_request(12, 250_000, 8, 0.7)], 100_000)
+    assert hosts["r012"] == {0, 1}
 
 
 def test_where_all_prompts_are_short_and_targets_loose_each_instance_runs_its_own() -> None:
