@@ -61,7 +61,7 @@ def plan_esp(
 def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
     """Return whether each instance is to run requests by itself.
 
-    Every request must fit into the KV of each. Where instances do not serve steps of prompts, all its KV must
+    Every request must fit into the KV of each. Unless instances serve any number of batches, all its KV must
     be on one of them. Each prompt must fit into a step of one, and TPOT targets must leave most of a step
     with decodes to prompts; or decodes must meet targets by KV of their own instance, but not by that of
     others.
