@@ -49,12 +49,10 @@ class Table:
 TABLES = {
     "main": Table(
         ("mixed", "zipf1.0"),
-        ("tight", "interactive", "loongserve-12"),
+        ("tight", "interactive"),
         (*FAIR_POLICIES, *OTHER_POLICIES),
     ),
-    "workloads": Table(
-        ("zipf1.2", "leval", "sharegpt", "victim-attacker"), ("tight", "loongserve-12"), FAIR_POLICIES
-    ),
+    "workloads": Table(("zipf1.2", "leval"), ("tight",), FAIR_POLICIES),
 }
 
 

@@ -29,7 +29,7 @@ from loong.workloads.report.report import table
 
 WORKLOADS = tuple(f"infinite-{number}" for number in range(9))
 POLICIES = ("infinite", "vllm-m", "vllm-s", "esp")
-NUM_REQUESTS = {**dict.fromkeys(WORKLOADS[:3], 2_000), **dict.fromkeys(WORKLOADS[3:], 60)}
+NUM_REQUESTS = {**dict.fromkeys(WORKLOADS[:3], 1_000), **dict.fromkeys(WORKLOADS[3:], 60)}
 NUM_INSTANCES = {**dict.fromkeys(WORKLOADS[:7], 8), "infinite-7": 16, "infinite-8": 32}  # for the longest
 AT_ONCE = 1e6  # requests per second
 
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--num-instances", type=int, help="number of instances (8; 16 for infinite-7, then 32)"
     )
-    parser.add_argument("--num-requests", type=int, help="of each trace (2,000 of 0 to 2, 60 of the others)")
+    parser.add_argument("--num-requests", type=int, help="of each trace (1,000 of 0 to 2, 60 of the others)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests (%(default)s)")
     args = parser.parse_args()
     tune_gc()
