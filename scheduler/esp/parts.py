@@ -14,7 +14,13 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import Refusal
 from loong.scheduler.esp.draft import Variant
 from loong.scheduler.esp.reasons import reason_to_wait, reasons_while_busy
-from loong.scheduler.esp.stages import Stage, is_any_usable, joined_plan, plan_part
+from loong.scheduler.esp.stages import (
+    Stage,
+    build_in_one_group,
+    is_any_usable,
+    joined_plan,
+    plan_part,
+)
 
 
 def plan_parts(
@@ -23,9 +29,9 @@ def plan_parts(
     cost_model: CostModel,
     config: PolicyConfig,
     variant: Variant,
-    build: Stage | None = None,
+    build: Stage = build_in_one_group,
 ) -> IterationPlan:
-    """Assign each prompt to the part with least work, and plan each usable part; see `plan_part`."""
+    """Assign each prompt to the part with least work, and plan each usable part with `build`."""
     found, homes = make_planning_view(snapshot), homes_of(snapshot, parts)
     places, others = assigned_places(found, parts, homes, cost_model, config, variant.order)
     usable = [place for place, part in enumerate(parts) if is_any_usable(snapshot, part)]

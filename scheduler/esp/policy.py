@@ -13,6 +13,7 @@ Several hosts are planned one by one, as long as every request fits into each.
 A plan is made in stages. Each takes a draft, and returns one that says more.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
@@ -52,30 +53,36 @@ def plan_esp(
     """Plan every instance that can run now."""
     if not is_any_usable(snapshot, snapshot.pools):
         return plan_while_busy(snapshot)
-    plan = None
-    if variant.has_lone_instances and suits_lone_instances(snapshot, cost_model, config):
-        each = groups_of(tuple(sorted(snapshot.pools)), 1)
+    plan, each, hosts = None, groups_of(tuple(sorted(snapshot.pools)), 1), hosts_of(snapshot)
+    if variant.has_lone_instances and suits_lone_instances(snapshot, each, cost_model, config):
         plan = plan_parts(snapshot, each, cost_model, config, variant)
-    elif len(hosts := hosts_of(snapshot)) > 1 and suits_hosts(snapshot, hosts):
+    elif len(hosts) > 1 and fit_parts(snapshot, hosts) and are_within_parts(live_requests(snapshot), hosts):
         plan = plan_parts(snapshot, hosts, cost_model, config, variant, build)
-    if plan and (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
+    if plan is not None and (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
         return plan  # otherwise one part has too little room for what it has, and all together may have it
     return planned(PlanDraft(make_planning_view(snapshot), cost_model, config, variant), build)
 
 
-def suits_hosts(snapshot: Snapshot, hosts: Parts) -> bool:
-    """Return whether each host is to run requests by itself: every request fits into the KV of each.
-
-    All its KV must be on one of them.
-    """
-    if snapshot.most_tokens > min(sum(snapshot.pools[i] for i in host) for host in hosts):
-        return False
-    place = place_of(hosts)
-    live = (view for view in snapshot.request.values() if not view.has_ended)
-    return all(len({place.get(i) for i in view.placement.instance_ids}) <= 1 for view in live)
+def live_requests(snapshot: Snapshot) -> list[RequestView]:
+    """Return the requests that have not ended."""
+    return [view for view in snapshot.request.values() if not view.has_ended]
 
 
-def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> bool:
+def fit_parts(snapshot: Snapshot, parts: Parts) -> bool:
+    """Return whether every request fits into the KV of each part."""
+    return snapshot.most_tokens <= min(sum(snapshot.pools[i] for i in part) for part in parts)
+
+
+def are_within_parts(views: Iterable[RequestView], parts: Parts) -> bool:
+    """Return whether all KV of each request is in one part."""
+    place = place_of(parts)
+    places = ({place.get(i) for i in view.placement.instance_ids} for view in views)
+    return all(len(found) <= 1 and None not in found for found in places)
+
+
+def suits_lone_instances(
+    snapshot: Snapshot, each: Parts, cost_model: CostModel, config: PolicyConfig
+) -> bool:
     """Return whether each instance is to run requests by itself.
 
     Every request must fit into the KV of each. Unless instances serve any number of batches, all its KV must
@@ -83,10 +90,8 @@ def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: Poli
     with decodes to prompts; or decodes must meet targets by KV of their own instance, but not by that of
     others.
     """
-    if snapshot.most_tokens > min(snapshot.pools.values()):
-        return False
-    live = [view for view in snapshot.request.values() if not view.has_ended]
-    if not (serves_all(snapshot) or all(_is_on_one(snapshot, view) for view in live)):
+    live = live_requests(snapshot)
+    if not fit_parts(snapshot, each) or not (serves_all(snapshot) or are_within_parts(live, each)):
         return False
     target = tightest_tpot(live, config)
     alone = cost_model.prefill_terms(1)
@@ -97,12 +102,6 @@ def suits_lone_instances(snapshot: Snapshot, cost_model: CostModel, config: Poli
         return True
     is_loose = alone.least <= budget / 2
     return is_loose and all(view.num_prompt_tokens <= most_tokens or view.is_decoding for view in live)
-
-
-def _is_on_one(snapshot: Snapshot, view: RequestView) -> bool:
-    """Return whether all KV of a request is on one full instance."""
-    holder_ids = view.placement.instance_ids
-    return not holder_ids or (len(holder_ids) == 1 and holder_ids[0] in snapshot.pools)
 
 
 def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:

@@ -33,19 +33,24 @@ from loong.scheduler.tuning import LONG_LEASE_FACTOR
 Stage: TypeAlias = Callable[[PlanDraft], PlanDraft]
 
 
+def build_in_one_group(draft: PlanDraft) -> PlanDraft:
+    """Make a batch of prompts and decodes on all instances."""
+    return build_together(replace(draft, layout=Layout(draft.everywhere, is_mixed=True)))
+
+
 def plan_part(
     part: Snapshot,
     cost_model: CostModel,
     config: PolicyConfig,
     cluster_size: int,
     variant: Variant,
-    build: Stage | None = None,
+    build: Stage = build_in_one_group,
 ) -> IterationPlan:
-    """Plan a part of a cluster of `cluster_size` instances. Without a stage `build` it is one group."""
+    """Plan a part of a cluster of `cluster_size` instances; the stage `build` makes batches."""
     if not is_any_usable(part, part.pools):
         return plan_while_busy(part)
     view = make_planning_view(part, cluster_size)
-    return planned(PlanDraft(view, cost_model, config, variant), build or build_in_one_group)
+    return planned(PlanDraft(view, cost_model, config, variant), build)
 
 
 def planned(draft: PlanDraft, build: Stage) -> IterationPlan:
@@ -67,11 +72,6 @@ def is_any_usable(snapshot: Snapshot, instance_ids: Iterable[InstanceId]) -> boo
 def plan_while_busy(snapshot: Snapshot) -> IterationPlan:
     """Return the plan where nothing can begin or end: only the reasons of new prompts."""
     return IterationPlan(decisions=tuple(reasons_while_busy(snapshot, snapshot.waiting, snapshot.pools)))
-
-
-def build_in_one_group(draft: PlanDraft) -> PlanDraft:
-    """Make a batch of prompts and decodes on all instances."""
-    return build_together(replace(draft, layout=Layout(draft.everywhere, is_mixed=True)))
 
 
 def admit(draft: PlanDraft) -> PlanDraft:

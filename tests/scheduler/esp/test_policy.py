@@ -233,6 +233,18 @@ def test_each_host_decodes_where_its_kv_is() -> None:
         assert {int(request_id[1:]) % 2 for request_id in batch.request_ids} == {host}
 
 
+def test_where_a_request_has_kv_on_two_hosts_both_decode_in_turn_each_where_its_kv_is() -> None:
+    tight = SLO(ttft=1.0, tpot=8e-3)
+    holders = [(4 * (i % 2),) if i else (0, 4) for i in range(16)]
+    views = [replace(decoding(f"r{i}", 40_000, held, 100), slo=tight) for i, held in enumerate(holders)]
+    (batch,) = planned(on_two_hosts(snapshot_of((400_000,) * 8, views)), cost_model=H200).batches
+    hosts = [i // 4 for i in batch.group.instance_ids]
+    assert batch.group.dop >= 2
+    assert abs(hosts.count(0) - hosts.count(1)) <= 1
+    for block in batch.queries:
+        assert block.request_id == "r0" or block.master_id // 4 == int(block.request_id[1:]) % 2
+
+
 def hosts_by_request(requests: list[Request], capacity: int) -> dict[str, set[int]]:
     """Return the hosts that compute each request, on two of two instances."""
     policy = make_policy("esp", TIGHT)

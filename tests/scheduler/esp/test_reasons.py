@@ -139,14 +139,14 @@ def test_who_is_preempted_is_reported_what_lacks_and_why_it_is_the_one() -> None
 def test_every_prompt_that_comes_or_rests_goes_on_or_is_reported_why_it_waits() -> None:
     requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(80)]
     run = simulate("esp", [4000] * 3, requests, cost_model=H200)
-    kinds, told, num_busy = set(), set[str](), 0
+    kinds, explained, num_busy = set(), set[str](), 0
     for snapshot, plan in run.plans:
         reported = {request_id for decision in plan.decisions for request_id in decision.request_ids}
         kinds |= {decision.kind for decision in plan.decisions}
-        told |= reported.union(*(batch.request_ids for batch in plan.batches))
-        owed = {view.request_id for view in (*snapshot.waiting, *make_planning_view(snapshot).begun)}
+        explained |= reported.union(*(batch.request_ids for batch in plan.batches))
+        unfinished = {view.request_id for view in (*snapshot.waiting, *make_planning_view(snapshot).begun)}
         num_busy += not is_any_usable(snapshot, snapshot.pools)
-        assert owed <= told
+        assert unfinished <= explained
     assert num_busy
     assert kinds >= {DecisionKind.DOP, DecisionKind.WAIT, DecisionKind.END_LEASE}
 
