@@ -56,10 +56,9 @@ class DeviceLinks:
         world, rank = sockets.world, sockets.rank
         self._links: dict[tuple[Plane, int], DeviceLink] = {}
         for peer in sorted(peers, key=self._turn):
-            name = "instance {} (tensor-parallel rank {})".format(*world.place(peer))
             is_counterpart = world.tp_rank(peer) == world.tp_rank(rank)
             for plane in (Plane.BATCH, Plane.MIGRATION) if is_counterpart else (Plane.BATCH,):
-                self._links[plane, peer] = DeviceLink(name)
+                self._links[plane, peer] = DeviceLink(self._name(peer))
         self._num_met = dict.fromkeys(peers, 0)
         self._uses: dict[Plane, _Use | None] = dict.fromkeys(Plane)
         self._is_closed, self._changed = False, Event()
@@ -185,8 +184,10 @@ class DeviceLinks:
             self._sockets.raise_if_broken(channel.plane)
         except ClusterError as lost:
             return lost
-        place = "instance {} (tensor-parallel rank {})".format(*self._sockets.world.place(peer))
-        return ClusterError(f"there is no communicator with {place}: {error}")
+        return ClusterError(f"there is no communicator with {self._name(peer)}: {error}")
+
+    def _name(self, peer: int) -> str:
+        return "instance {} (tensor-parallel rank {})".format(*self._sockets.world.place(peer))
 
     def _post_state(self, channel: Channel, its_id: int, peer: int, state: LinkState) -> None:
         self._post(channel, its_id, peer, _STATE, bytes(memory_of(torch.tensor(state, device="cpu"))))
