@@ -17,8 +17,9 @@ LIMIT = 20.0  # seconds, after which the device waits no longer
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_another_thread_launches_what_a_thread_that_is_far_ahead_waits_for(is_shared: bool) -> None:
-    torch.cuda.init()
-    device, other = CudaDevice(0, torch.float32), torch.cuda.Stream()
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's own
+    device = CudaDevice(0, torch.float32)
+    other: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
     flag = torch.zeros(1, dtype=torch.int64, device="cuda")
     word = torch.full((2,), -1, dtype=torch.int64).pin_memory()
     stop = torch.full((1,), -1, dtype=torch.int64, device="cuda")
