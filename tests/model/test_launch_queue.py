@@ -24,15 +24,16 @@ def test_another_thread_launches_what_a_thread_that_is_far_ahead_waits_for(is_sh
     word = torch.full((2,), -1, dtype=torch.int64).pin_memory()
     stop = torch.full((1,), -1, dtype=torch.int64, device="cuda")
     x = torch.ones(8, 8, device="cuda")
-    device.linear(x, x, None)  # loads its kernel
-    flag.fill_(0)
+    deadline = Deadline(word, stop, round(LIMIT * 1e9))
+    wait(flag.view(torch.uint8), 0, 0, 0, deadline)  # loads the kernels, as it waits for nothing
+    device.linear(x, x, None)
     torch.cuda.synchronize()
     num_launched = 0
 
     def launch() -> None:
         nonlocal num_launched
         device.use()
-        wait(flag.view(torch.uint8), 0, 1, 0, Deadline(word, stop, round(LIMIT * 1e9)))
+        wait(flag.view(torch.uint8), 0, 1, 0, deadline)
         for _ in range(NUM_PRODUCTS):
             if is_shared:
                 with device.shared():
