@@ -3,7 +3,7 @@
 The other instances serve that KV while they compute prompts, so nothing moves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
@@ -73,7 +73,7 @@ class ServedDecodes:
         without one. Targets that no number meets do not count; if none can be met, the quickest number.
         """
         most = len(self.snapshot.pools) - 1
-        roomy = next((number for number in range(1, most + 1) if self._has_room(number)), most)
+        roomy = next((k for k in range(1, most) if self.num_spare(self._last(k), self.all_views) >= 0), most)
         able = [number for number in self._numbers if number >= roomy and self._is_clear(number)] or [roomy]
         targets = [target_tpot(view, self.draft.config) for view in self.all_views]
         number = self._fewest(able, min(targets, default=inf))
@@ -166,32 +166,24 @@ class ServedDecodes:
     def _host_of(self, instance_id: InstanceId) -> int:
         return self.snapshot.instance[instance_id].host_id
 
-    def _has_room(self, number: int) -> bool:
-        return sum(view.num_remaining_tokens for view in self.all_views) <= self._num_free(self._last(number))
-
     def _can_any_join(self) -> bool:
         """Return whether a waiting decode has room for all its tokens, and those in flight for theirs."""
-        num_left = self._num_free(self.instance_ids) - sum(v.num_remaining_tokens for v in self.in_flight)
-        return any(view.num_remaining_tokens <= num_left for view in self.resting)
-
-    @property
-    def num_spare(self) -> int:
-        """Return the slots of their instances that none of them needs until its end."""
-        return self._num_free(self.instance_ids) - sum(view.num_remaining_tokens for view in self.all_views)
+        num_spare = self.num_spare(self.instance_ids, self.in_flight)
+        return any(view.num_remaining_tokens <= num_spare for view in self.resting)
 
     @property
     def step_seconds(self) -> float:
         """Return the seconds of a step of all of them."""
         return self._step_seconds(len(self.instance_ids))
 
-    def _num_free(self, instance_ids: Sequence[InstanceId]) -> int:
-        """Return the slots there that are free, or that leases have for steps to come."""
+    def num_spare(self, instance_ids: Sequence[InstanceId], views: Iterable[RequestView]) -> int:
+        """Return the slots there, free or in leases for steps to come, that these do not need to end."""
         num_free = sum(self.snapshot.free[i] for i in instance_ids)
         for batch in self.leases:
             masters = [block.master_id for block in batch.plan.queries]
             num_free += sum(batch.plan.num_stored_tokens.get(i, 0) for i in instance_ids)
             num_free -= batch.num_steps_taken * sum(map(masters.count, instance_ids))
-        return num_free
+        return num_free - sum(view.num_remaining_tokens for view in views)
 
     def _step_seconds(self, number: int) -> float:
         """Return the seconds of a step of all decodes, with this number of masters."""
