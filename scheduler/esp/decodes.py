@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
-from math import ceil, inf
+from math import inf
 
 from loong.core.cost.work import WorkCount
 from loong.core.decision import Alternative, Decision, DecisionKind
@@ -16,15 +16,13 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
-from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_lease
+from loong.scheduler.common.leases import arrival_order, plan_lease
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.reasons import reason_to_wait, reasons_to_end_leases
+from loong.scheduler.esp.lease_timing import end_for
+from loong.scheduler.esp.reasons import NO_SLOTS, reason_to_wait
 from loong.scheduler.esp.service import leased, serves_others
-from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
-
-NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
-JOINED = "others are to join it, or to run on its instances"
+from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 
 @dataclass(frozen=True)
@@ -106,27 +104,21 @@ class ServedDecodes:
         wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
         if not wanted or (wanted == self.busy_ids and not self._can_any_join()):
             return ()
-        return tuple(
-            LeaseEnd(batch.batch_id, step)
-            for batch in self.leases
-            if (step := self._last_step(batch)) < batch.last_step
-        )
+        return tuple(end for batch in self.leases for end in end_for(self.draft, (), batch))
 
-    def decisions(self, lease: BatchPlan | None, ends: Sequence[LeaseEnd]) -> Iterator[Decision]:
-        """Return the reasons of a lease, of waits, and of ends of leases."""
-        if lease is not None:
-            num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
-            near = [k for k in self._numbers if abs(k - chosen) <= 1]
-            yield Decision(
-                DecisionKind.DOP,
-                lease.request_ids,
-                f"decodes on {lease.group.dop} of {num_instances} instances, which read KV where it is",
-                tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in near),
-            )
-            joined = frozenset(lease.request_ids)
-            left_out = (v.request_id for v in self.resting if v.request_id not in joined)
-            yield from reason_to_wait(left_out, NO_SLOTS)
-        yield from reasons_to_end_leases(self.snapshot, ends, JOINED)
+    def decisions(self, lease: BatchPlan) -> Iterator[Decision]:
+        """Yield the reasons of a lease, and of waits for slots."""
+        num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
+        near = [k for k in self._numbers if abs(k - chosen) <= 1]
+        yield Decision(
+            DecisionKind.DOP,
+            lease.request_ids,
+            f"decodes on {lease.group.dop} of {num_instances} instances, which read KV where it is",
+            tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in near),
+        )
+        joined = frozenset(lease.request_ids)
+        left_out = (v.request_id for v in self.resting if v.request_id not in joined)
+        yield from reason_to_wait(left_out, NO_SLOTS)
 
     def _is_clear(self, number: int) -> bool:
         """Return whether these instances hold no KV of unfinished prompts.
@@ -207,11 +199,6 @@ class ServedDecodes:
                 break
             views.append(view)
         return views
-
-    def _last_step(self, batch: RunningBatch) -> int:
-        start = lease_start_time(batch.plan.group.instance_ids, len(self.all_views), self.draft.cost_model)
-        left = batch.started_at + start / LEASE_START_SHARE - batch.stepped_at
-        return batch.num_steps_taken + max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
 
 
 def _is_decode(batch: RunningBatch, snapshot: Snapshot) -> bool:
