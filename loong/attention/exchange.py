@@ -91,8 +91,9 @@ def load_kernels(device: Device, num_heads: int, head_dim: int, dtype: torch.dty
 
     Later, the driver may wait for the device before it loads one, and the device for an exchange.
     """
-    q = torch.zeros(1, num_heads, head_dim, dtype=dtype, device=device.torch_device)
-    total = Partial.unseen(q, is_merged=True)
-    message = packed(total._replace(lse=torch.zeros_like(total.lse)), dtype)
-    row = device.upload(torch.zeros(1, dtype=torch.int64))
-    device.merge_into(total, unpacked(message, num_heads, head_dim), row)
+    for num_rows in (1, 2):  # strides of one row are others, and kernels differ by their strides
+        q = torch.zeros(num_rows, num_heads, head_dim, dtype=dtype, device=device.torch_device)
+        total = Partial.unseen(q, is_merged=True)
+        message = packed(total._replace(lse=torch.zeros_like(total.lse)), dtype)
+        rows = device.upload(torch.arange(num_rows))
+        device.merge_into(total, unpacked(message, num_heads, head_dim), rows)

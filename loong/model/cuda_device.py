@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
+from loong.kernels.launch_queue import LaunchQueue
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
@@ -20,6 +21,8 @@ from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 _LEAST_CUT = 8192  # keys of a task, from which cutting them into pieces is faster
 _SHARED_ROWS, _SHARED_COLUMNS = 1024, 8192  # of a product, after which other streams get processors
 _MANY_QUERIES = 4096  # of all tasks, whose many tiles leave little idle at the end
+# Launches, at most: of a tile of attention, and of what comes between two norms besides products and tiles.
+_TILE_LAUNCHES, _OTHER_LAUNCHES = 4, 12
 
 
 class CudaDevice:
@@ -38,6 +41,7 @@ class CudaDevice:
         self._num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
         self._linear_workspace = gpu.LinearWorkspace.empty(self._num_processors, self.torch_device)
         self._is_capturing, self._num_sharers, self._sharing = False, 0, Lock()
+        self._queue = LaunchQueue(partial(torch.cuda.current_stream, index))
         self.stream: torch.cuda.Stream | None = None  # of all its work; None: any
 
     def use(self) -> None:
@@ -86,8 +90,11 @@ class CudaDevice:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device. The kernel for few rows is faster, except when the host must launch it."""
+        if self._num_sharers and not self._is_capturing:
+            return self._linear_in_turns(x, weight, bias)
         if not (self._is_capturing and gpu.is_faster(x, weight)):
-            return F.linear(x, weight, bias) if not self._num_sharers else _linear_in_turns(x, weight, bias)
+            self._launched(1)
+            return F.linear(x, weight, bias)
         out = x.new_empty(len(x), len(weight))
         gpu.linear(x, weight, bias, workspace=self._linear_workspace, out=out)
         return out
@@ -97,6 +104,7 @@ class CudaDevice:
     ) -> None:
         """See Device."""
         gpu.add_rms_norm(residual, weight, eps, out=out, added=added)
+        self._launched(_OTHER_LAUNCHES)
 
     def silu_and_mul(self, gate_up: Tensor, *, out: Tensor) -> None:
         """See Device."""
@@ -168,6 +176,7 @@ class CudaDevice:
             its_kv = kv[keys] if slots is None else kv[slots[keys]]
             for tile in tiles:
                 _attend_rows(q, its_kv, tile, scale, total)
+                self._launched(_TILE_LAUNCHES)
 
     def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
         """See Device. It loads the kernels for all kinds of tables, and cuDNN plans every shape of a tile.
@@ -196,6 +205,24 @@ class CudaDevice:
                 attend_tile(q, kv, 1.0, is_causal=True)
             else:
                 _attend_rows(q, kv, shape, 1.0, Partial.unseen(q, is_merged=True))
+
+    def _linear_in_turns(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return a linear layer of x [T, I], by kernels of few rows and columns each."""
+        out = x.new_empty(len(x), len(weight))
+        for rows, target in zip(torch.split(x, _SHARED_ROWS), torch.split(out, _SHARED_ROWS), strict=True):
+            for first in range(0, len(weight), _SHARED_COLUMNS):
+                columns = slice(first, first + _SHARED_COLUMNS)
+                if bias is None:
+                    torch.mm(rows, weight[columns].T, out=target[:, columns])
+                else:
+                    torch.addmm(bias[columns], rows, weight[columns].T, out=target[:, columns])
+                self._launched(1)
+        return out
+
+    def _launched(self, num_launches: int) -> None:
+        """Wait, if need be, until a step that is launched by the host is not too far ahead of the device."""
+        if not self._is_capturing:
+            self._queue.add(num_launches)
 
     def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
         room = next((room for room in sorted(self._workspaces) if room >= len(q)), None)
@@ -264,16 +291,3 @@ class ServiceDevice(CudaDevice):
         """See Device."""
         super().use()
         torch.cuda.set_stream(self.stream)
-
-
-def _linear_in_turns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a linear layer of x [T, I], by kernels of few rows and columns each."""
-    out = x.new_empty(len(x), len(weight))
-    for rows, target in zip(torch.split(x, _SHARED_ROWS), torch.split(out, _SHARED_ROWS), strict=True):
-        for first in range(0, len(weight), _SHARED_COLUMNS):
-            columns = slice(first, first + _SHARED_COLUMNS)
-            if bias is None:
-                torch.mm(rows, weight[columns].T, out=target[:, columns])
-            else:
-                torch.addmm(bias[columns], rows, weight[columns].T, out=target[:, columns])
-    return out

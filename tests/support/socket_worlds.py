@@ -11,6 +11,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
+import pytest
 import torch
 from processes import context, load, run_on_ranks
 
@@ -57,8 +58,11 @@ def run_in_world(
     """Call `function(fabric, instance_id, tp_rank, *args)` in each process; return results by rank.
 
     They have a time limit. No process leaves the world before all have returned, except the `num_victims`
-    that are to die or to stay stopped.
+    that are to die or to stay stopped. A world of linked GPUs needs one for each process.
     """
+    is_linked = carrier in (Carrier.GPU_LINKS, Carrier.HOSTS_OF_GPUS)
+    if is_linked and world.size > torch.cuda.device_count():
+        pytest.skip(f"NCCL needs a GPU for each of {world.size} processes")
     everyone_returned = context().Barrier(world.size - num_victims)
     path, name = function.__code__.co_filename, function.__name__
     with meeting_place() as place:
@@ -185,7 +189,7 @@ def _linked_gpus(sockets: SocketFabric, near: Fabric, peers: list[int]) -> Fabri
     torch.cuda.set_device(device)
     torch.set_default_device(device)
     set_environment(ADDRESSES[0])
-    os.environ["NCCL_HOSTID"] = f"host of rank {sockets.rank}"  # two ranks may then share a GPU
+    os.environ["NCCL_HOSTID"] = f"host of rank {sockets.rank}"  # so that it uses sockets, as between hosts
     links = DeviceLinks(sockets, peers, partial(NcclCommunicator, device))
     return LinkedFabric(sockets, near, links, device)
 

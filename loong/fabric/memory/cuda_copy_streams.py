@@ -1,6 +1,5 @@
 """Copy streams on GPUs: CUDA streams where copy engines move bytes and single warps handle flags."""
 
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -10,10 +9,10 @@ from torch import Tensor
 from loong.fabric.memory.arena import Arena, Lane
 from loong.fabric.memory.cuda_memory import copy_bytes
 from loong.kernels.exchange import signals
+from loong.kernels.launch_queue import LaunchQueue
 
 _URGENT = -1  # so that a flag's warp runs before the next block of attention
-# Transfers have two flags each, and a layer has one or more. A driver queues up to 1,024 entries.
-_MOST_AHEAD, _MARKED = 32, 8  # transfers, and of how many the last is marked by an event
+_MOST_AHEAD, _MARKED = 32, 8  # transfers, which have two flags each, in a queue
 
 
 class CudaCopyStream:
@@ -23,8 +22,7 @@ class CudaCopyStream:
         self._arena, self._deadline = arena, arena.deadline(lane)
         self._stream = torch.cuda.Stream(priority=_URGENT)  # type: ignore[no-untyped-call]  # torch's own
         self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-        self._ahead = deque[torch.cuda.Event]()  # after transfers that may be in flight
-        self._num_copies = 0
+        self._queue = LaunchQueue(lambda: self._stream, _MOST_AHEAD, _MARKED)
         self._load_kernels()
 
     def follow(self) -> None:
@@ -80,17 +78,8 @@ class CudaCopyStream:
         self.wait(0, 0, 0)
 
     def _copy(self, target: int, source: int, num_bytes: int) -> None:
-        """Copy. The queue stays short, because a driver with a full queue blocks all threads.
-
-        A batch of this process would then be blocked by a migration or a service, and these may wait for
-        that batch.
-        """
         copy_bytes(target, source, num_bytes, self._stream.cuda_stream)
-        self._num_copies += 1
-        if self._num_copies % _MARKED == 0:
-            self._ahead.append(self._stream.record_event())
-            if len(self._ahead) * _MARKED > _MOST_AHEAD:
-                self._ahead.popleft().synchronize()
+        self._queue.add(1)
 
     def _current(self) -> torch.cuda.Stream:
         """Return the calling thread's stream. torch finds it five times faster if the device is given."""

@@ -1,0 +1,34 @@
+"""A bound on the work that a host has queued on a stream of a GPU.
+
+A driver queues about 1,024 entries of a stream. A thread that launches more waits inside the driver, where it
+blocks all threads of its process that launch anything, on any stream. If the stream waits for another
+process, and that one for something that another thread here is about to launch, both stand still. So threads
+wait outside of the driver, before a queue is full.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+
+class LaunchQueue:
+    """Launches of one thread on `stream()`: not many more than `most` are ahead of the device.
+
+    One launch in `marked` is followed by an event.
+    """
+
+    def __init__(self, stream: Callable[[], torch.cuda.Stream], most: int = 768, marked: int = 32) -> None:
+        self._stream, self._most, self._marked = stream, most, marked
+        self._marks = deque[torch.cuda.Event]()
+        self._num_unmarked = 0
+
+    def add(self, num_launches: int) -> None:
+        """Count launches, and return once there is room for more."""
+        self._num_unmarked += num_launches
+        if self._num_unmarked < self._marked:
+            return
+        self._num_unmarked = 0
+        self._marks.append(self._stream().record_event())
+        if len(self._marks) * self._marked > self._most:
+            self._marks.popleft().synchronize()
