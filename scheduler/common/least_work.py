@@ -10,7 +10,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import Parts, place_of
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import Order, PrefillAdmission
+from loong.scheduler.esp.prompt_order import Order, considered, ordered
 
 
 @dataclass(slots=True)
@@ -109,11 +109,10 @@ def assigned_places(
     if len(parts) == 1:
         return {**{view.request_id: 0 for view in (*found.waiting, *live)}, **homes}, ()
     loads = _loads(snapshot, parts, homes)
-    admission = PrefillAdmission(found, cost_model, config, order)
-    considered, others = admission.considered()
+    chosen, others = considered(found, config)
     computing = (v for v in live if not v.is_decoding and (v.is_plannable or v.request_id in homes))
     queue, places = LeastWorkQueue(loads), {**homes}
-    for prefill in admission.ordered((*considered, *computing)):
+    for prefill in ordered((*chosen, *computing), found, cost_model, config, order):
         request_id = prefill.view.request_id
         if request_id in homes:
             loads[homes[request_id]].take(prefill.work, 0)

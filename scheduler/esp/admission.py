@@ -1,264 +1,63 @@
-"""The order in which prompts are computed, and the admission of prompts into the cluster.
-
-The order meets as many deadlines as possible. Prompts are taken by deadline. When those taken so far cannot
-all be in time, the longest of them is deferred (Moore and Hodgson 1968). That makes the fewest late on one
-machine, and the cluster is nearly one, since a prompt can be split over its instances. Deferred prompts come
-after the others, oldest first, except that the oldest one gets a share of every step.
-"""
+"""The admission of prompts into the cluster: a prompt begins only if its KV fits until its declared end."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from heapq import heappop, heappush
-from itertools import accumulate
+from math import inf
 from operator import attrgetter
-from typing import TypeAlias
 
-from loong.core.cost.cost_model import CostModel, PrefillTerms
-from loong.core.request import RequestView
+from loong.core.request import RequestId, RequestView
 from loong.scheduler.common.future_kv import FutureKV
 from loong.scheduler.common.planning_view import PlanningView
-from loong.scheduler.common.slo_targets import FirstTokenTargets
-from loong.scheduler.config import Fairness, PolicyConfig
-from loong.scheduler.tuning import (
-    BULK_REQUESTS,
-    MAX_CONSIDERED,
-    MAX_CONSIDERED_PER_INSTANCE,
-    MAX_REFUSED,
-    MISSED_DEADLINE_WEIGHT,
-    STARVATION_FACTOR,
-    USABLE_SPEED_SHARE,
+from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.prompt_order import PrefillCandidate, considered, ordered, starved_first
+from loong.scheduler.esp.reasons import (
+    NO_ROOM,
+    NOT_CONSIDERED,
+    NOT_TRIED,
+    ONE_DEFERRED_AT_A_TIME,
+    OVERTAKING,
+    reason_to_wait,
 )
+from loong.scheduler.tuning import BULK_REQUESTS, MAX_REFUSED
 
 
-@dataclass(slots=True, eq=False)
-class PrefillCandidate:
-    """A prompt to be computed: `num_tokens` new tokens on `num_cached` cached ones.
+def admit(draft: PlanDraft) -> PlanDraft:
+    """Order all prompts not in flight, and admit those that need not wait for room, now or later.
 
-    `work` is seconds of one instance and `ttft` the target. `deadline` is when its first token is due, or
-    (`missed_deadline`) its second chance. `is_deferred` if it was deferred. `rank` is its place in the order.
+    An admitted prompt finds room until its declared end in any case. A deferred prompt may begin only while
+    no other deferred one holds KV. If a prompt has found no room for long, no later one begins.
     """
-
-    view: RequestView
-    num_tokens: int
-    num_cached: int
-    work: float
-    ttft: float
-    deadline: float
-    missed_deadline: bool = False
-    is_deferred: bool = False
-    rank: int = 0
-
-    @property
-    def is_begun(self) -> bool:
-        """Return whether some of its KV exists, so that it is bound to instances."""
-        return self.num_cached > 0
-
-    @property
-    def dop(self) -> int:
-        """Return the number of instances that hold some of its KV, or 1."""
-        return max(1, len(self.view.placement.instance_ids))
-
-    @property
-    def is_late(self) -> bool:
-        """Return whether it will miss its target, or has missed it."""
-        return self.is_deferred or self.missed_deadline
-
-    @property
-    def cost(self) -> float:
-        """Return its cost. Of prompts that cannot all be in time, the costliest is deferred."""
-        return self.work * (MISSED_DEADLINE_WEIGHT if self.missed_deadline else 1)
-
-    def is_starved(self, now: float) -> bool:
-        """Return whether it has waited so long that no later prompt may begin before it."""
-        return now - self.view.arrival_time > STARVATION_FACTOR * self.ttft and not self.is_begun
-
-
-Order: TypeAlias = Callable[[Iterable[PrefillCandidate], float, float], list[PrefillCandidate]]
-"""Sorts prompts by urgency, given the time and the cluster's speed in seconds of work a second."""
-
-
-class Refusal(StrEnum):
-    """The reason why a prompt may not begin."""
-
-    NO_ROOM = "there would be too little KV for all that run, and it, to reach their last tokens"
-    OVERTAKING = "an older request has waited long for room, and goes first"
-    ONE_DEFERRED_AT_A_TIME = "it is deferred, and so is another, which has begun and goes first"
-    NOT_TRIED = "several before it wait for room"
-    NOT_CONSIDERED = "too many prompts wait: only the oldest and the newest are considered"
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionDecision:
-    """Prompts that may be computed now, most urgent first, and those that may not, by the reason."""
-
-    prefills: list[PrefillCandidate]
-    refused: dict[Refusal, list[RequestView]]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillAdmission:
-    """Orders prompts by `order`, and admits them."""
-
-    planning_view: PlanningView
-    cost_model: CostModel
-    config: PolicyConfig
-    order: Order
-
-    def admit(self) -> AdmissionDecision:
-        """Order and admit all prompts not in flight."""
-        considered, others = self.considered()
-        admission = self._admitted(self.ordered((*considered, *self.planning_view.begun)))
-        if others:
-            admission.refused[Refusal.NOT_CONSIDERED] = list(others)
-        return admission
-
-    def considered(self) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
-        """Return the waiting prompts that are considered now, and the others.
-
-        If more wait than a plan could begin, these are the oldest, which are due first, and the newest, which
-        can still be in time. With fairness among users all are considered, as each may be its user's only
-        one.
-        """
-        waiting = self.planning_view.waiting
-        at_least, an_instance = MAX_CONSIDERED, MAX_CONSIDERED_PER_INSTANCE
-        half = max(at_least, an_instance * self.planning_view.num_instances) // 2
-        if len(waiting) <= 2 * half or self.config.fairness is Fairness.USER:
-            return waiting, ()
-        return (*waiting[:half], *waiting[-half:]), waiting[half:-half]
-
-    def ordered(self, views: Iterable[RequestView]) -> list[PrefillCandidate]:
-        """Return their prompts, begun or not, most urgent first."""
-        now, num_instances = self.planning_view.snapshot.now, max(1, self.planning_view.num_instances)
-        terms = self.cost_model.prefill_terms(1)
-        widest = self.cost_model.prefill_terms(max(1, self.planning_view.cluster_size))
-        targets = FirstTokenTargets(widest, self.config)
-        speed = USABLE_SPEED_SHARE * num_instances
-        prefills = []
-        for view in views:
-            num_cached = view.num_computed_tokens
-            num_new = view.num_known_tokens - num_cached
-            work = prefill_work(num_new, num_cached, terms)
-            ttft = targets.of(view)
-            deadline, missed_deadline = _deadline(view.arrival_time, ttft, now + work / num_instances)
-            prefills.append(
-                PrefillCandidate(view, num_new, num_cached, work, ttft, deadline, missed_deadline)
-            )
-        if self.config.fairness is Fairness.USER:
-            running = self.planning_view.snapshot.running
-            served = {view.user for view in running if view.batch_id is not None or view.num_output_tokens}
-            prefills = with_fair_deadlines(prefills, now, speed, served)
-        ordered = self.order(prefills, now, speed)
-        for rank, prefill in enumerate(ordered):
-            prefill.rank = rank
-        return ordered
-
-    def _admitted(self, prefills: Sequence[PrefillCandidate]) -> AdmissionDecision:
-        """Admit the prompts that need not wait for room, now or later.
-
-        An admitted prompt finds room until its declared end in any case. A deferred prompt may begin only
-        while no other deferred one holds KV. If a prompt has found no room for long, no later one begins.
-        """
-        now, room = self.planning_view.snapshot.now, KVForecast(self.planning_view)
-        admitted, refused = list[PrefillCandidate](), defaultdict[Refusal, list[RequestView]](list)
-        is_deferred_begun = any(p.is_deferred and p.is_begun for p in prefills)
-        last_arrival = float("inf")
-        for prefill in starved_first(prefills, now):
-            view = prefill.view
-            if prefill.is_begun:
-                admitted.append(prefill)
-            elif view.arrival_time > last_arrival:
-                refused[Refusal.OVERTAKING].append(view)
-            elif prefill.is_deferred and is_deferred_begun:
-                refused[Refusal.ONE_DEFERRED_AT_A_TIME].append(view)
-            elif len(room.refused) == MAX_REFUSED:
-                refused[Refusal.NOT_TRIED].append(view)
-            elif room.takes(view):
-                is_deferred_begun |= prefill.is_deferred
-                admitted.append(prefill)
-            else:
-                refused[Refusal.NO_ROOM].append(view)
-                if prefill.is_starved(now):
-                    last_arrival = min(last_arrival, view.arrival_time)
-        admitted.sort(key=attrgetter("rank"))
-        return AdmissionDecision(admitted, dict(refused))
-
-
-def starved_first(prefills: Sequence[PrefillCandidate], now: float) -> Iterable[PrefillCandidate]:
-    """Yield prompts in the order in which they may begin: starved ones first."""
-    starved = [
-        p for p in prefills if p.missed_deadline and p.is_starved(now)
-    ]  # starved prompts have missed their deadlines
-    starved.sort(key=lambda p: p.view.arrival_time)
-    return dict.fromkeys((*starved, *prefills)) if starved else prefills
-
-
-def prefill_work(num_new: int, num_cached: int, terms: PrefillTerms) -> float:
-    """Return the seconds of one instance that a prompt takes in full steps."""
-    return num_new * (terms.per_token + terms.per_cached_pair * num_cached + terms.per_new_pair * num_new)
-
-
-def is_share_due(
-    prefill: PrefillCandidate, dop: int, now: float, cost_model: CostModel, config: PolicyConfig
-) -> bool:
-    """Return whether `deferred_share` of the prompt's age covers twice the time already spent on it."""
-    done = prefill_work(prefill.num_cached, 0, cost_model.prefill_terms(1)) / dop
-    age = now - prefill.view.arrival_time
-    return config.deferred_share > 0 and config.deferred_share * age >= 2 * done
-
-
-def by_deadline(prefills: Iterable[PrefillCandidate], now: float, speed: float) -> list[PrefillCandidate]:
-    """Return prompts that can be in time by deadline, then deferred ones by arrival.
-
-    `speed` is the seconds of work that the cluster does in a second.
-    """
-    by_id = sorted(prefills, key=attrgetter("view.request_id"))
-    by_deadline = sorted(by_id, key=attrgetter("deadline"))  # half the time of one sort by both
-    dearest: list[tuple[float, int]] = []  # a heap of (-cost, index) of those that were `counted`
-    deferred: set[int] = set()
-    end, counted = now, 0
-    for index, prefill in enumerate(by_deadline):
-        end += prefill.work / speed
-        if end <= prefill.deadline:
-            continue
-        for taken in range(counted, index + 1):
-            heappush(dearest, (-by_deadline[taken].cost, taken))
-        counted = index + 1
-        while dearest and end > prefill.deadline:  # removing the costliest may not be enough
-            _, removed = heappop(dearest)
-            deferred.add(removed)
-            end -= by_deadline[removed].work / speed
-    last = sorted((by_deadline[i] for i in deferred), key=lambda p: (p.view.arrival_time, p.view.request_id))
-    for prefill in last:
-        prefill.is_deferred = True
-    return [p for i, p in enumerate(by_deadline) if i not in deferred] + last
-
-
-def by_arrival(prefills: Iterable[PrefillCandidate], now: float, speed: float) -> list[PrefillCandidate]:  # noqa: ARG001
-    """Return prompts first come, first served."""
-    return sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id))
-
-
-def with_fair_deadlines(
-    prefills: Iterable[PrefillCandidate], now: float, speed: float, served: Set[str]
-) -> list[PrefillCandidate]:
-    """Return prompts with later deadlines: not before the user's equal share of the cluster computes them.
-
-    So a user who sends much is late for much of it, and other users are not. Prompts of users without running
-    requests, unlike the `served` users, are due as soon as the share has computed them. So later prompts of
-    other users do not pass them.
-    """
-    by_user: dict[str, list[PrefillCandidate]] = {}
-    for prefill in sorted(prefills, key=lambda p: (p.view.arrival_time, p.view.request_id)):
-        by_user.setdefault(prefill.view.user, []).append(prefill)
-    for user, own in by_user.items() if len(by_user) > 1 else ():
-        seconds = (p.work * len(by_user) / speed for p in own)
-        ends = list(accumulate(seconds, initial=now))[1:]
-        for prefill, end in zip(own, ends, strict=True):
-            prefill.deadline = max(prefill.deadline, end) if user in served else end
-    return [prefill for own in by_user.values() for prefill in own]
+    now, room = draft.snapshot.now, KVForecast(draft.view)
+    chosen, others = considered(draft.view, draft.config)
+    views = (*chosen, *draft.view.begun)
+    prefills = ordered(views, draft.view, draft.cost_model, draft.config, draft.variant.order)
+    admitted, refused = list[PrefillCandidate](), defaultdict[str, list[RequestId]](list)
+    is_deferred_begun = any(p.is_deferred and p.is_begun for p in prefills)
+    last_arrival = inf
+    for prefill in starved_first(prefills, now):
+        view = prefill.view
+        if prefill.is_begun:
+            admitted.append(prefill)
+        elif view.arrival_time > last_arrival:
+            refused[OVERTAKING].append(view.request_id)
+        elif prefill.is_deferred and is_deferred_begun:
+            refused[ONE_DEFERRED_AT_A_TIME].append(view.request_id)
+        elif len(room.refused) == MAX_REFUSED:
+            refused[NOT_TRIED].append(view.request_id)
+        elif room.takes(view):
+            is_deferred_begun |= prefill.is_deferred
+            admitted.append(prefill)
+        else:
+            refused[NO_ROOM].append(view.request_id)
+            if prefill.is_starved(now):
+                last_arrival = min(last_arrival, view.arrival_time)
+    refused[NOT_CONSIDERED] += [view.request_id for view in others]
+    return replace(
+        draft,
+        prefills=tuple(sorted(admitted, key=attrgetter("rank"))),
+        decisions=tuple(d for why, request_ids in refused.items() for d in reason_to_wait(request_ids, why)),
+    )
 
 
 @dataclass
@@ -317,14 +116,3 @@ class KVForecast:
             if bound <= self.planning_view.capacity
             else future.peak_with(view, self.planning_view.capacity)
         )
-
-
-def _deadline(arrival_time: float, ttft: float, earliest: float) -> tuple[float, bool]:
-    """Return when a first token is due, and whether that is a second chance.
-
-    If the deadline can no longer be met, the target doubles until it can.
-    """
-    budget = ttft
-    while arrival_time + budget < earliest:
-        budget *= 2
-    return arrival_time + budget, budget > ttft

@@ -7,18 +7,26 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.common.leases import first_ends
-from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.layout import step_seconds
+from loong.scheduler.esp.layout import instances_for_prompts, step_seconds
 from loong.scheduler.esp.lease_timing import end_for, least_lease_seconds
+from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.esp.quick import QuickPrompts
 from loong.scheduler.esp.reasons import reasons_to_end_leases
 from loong.scheduler.esp.service import can_reach, leased
 from loong.scheduler.tuning import MIN_ALIGNED_SHARE
 
 PROMPTS_JOIN = "prompts have come that are to be computed with it, on all instances"
+
+
+def build(draft: PlanDraft) -> PlanDraft:
+    """Choose the instances for prompts and those for decodes, and make their batches."""
+    decodes = ServedDecodes(draft)
+    draft = replace(draft, prompt_ids=instances_for_prompts(draft, decodes))
+    is_apart = draft.prompt_ids != draft.everywhere
+    return build_apart(draft, decodes) if is_apart else build_together(draft)
 
 
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
@@ -43,7 +51,7 @@ def _prompt_step(draft: PlanDraft, prefills: tuple[PrefillCandidate, ...]) -> Ba
     While some are busy, the step ends with theirs, so that all can begin the next one. It has only prompts
     whose KV it reaches, and none with KV on the busy ones.
     """
-    prompt_ids, seconds = draft.layout.prompt_ids, step_seconds(draft)
+    prompt_ids, seconds = draft.prompt_ids, step_seconds(draft)
     idle = tuple(i for i in prompt_ids if i in draft.idle_ids)
     prefills = tuple(p for p in prefills if can_reach(draft.snapshot, p.view, idle))
     if len(idle) < len(prompt_ids):
@@ -58,7 +66,7 @@ def _prompt_step(draft: PlanDraft, prefills: tuple[PrefillCandidate, ...]) -> Ba
 
 def build_together(draft: PlanDraft) -> PlanDraft:
     """Make a step of both on all instances. While some are busy, the others decode."""
-    instance_ids = draft.layout.prompt_ids
+    instance_ids = draft.prompt_ids
     if draft.idle_ids.issuperset(instance_ids):
         builder = BatchBuilder(draft, step_seconds(draft))
         batch = lease_before_prompts(draft, builder)
@@ -87,7 +95,7 @@ def lease_before_prompts(draft: PlanDraft, builder: BatchBuilder) -> BatchPlan |
     if not draft.prefills or any(prefill.is_begun for prefill in draft.prefills):
         return None
     first = min(prefill.view.arrival_time for prefill in draft.prefills)
-    instance_ids = draft.layout.prompt_ids
+    instance_ids = draft.prompt_ids
     least = least_lease_seconds(draft, draft.prefills, instance_ids, len(draft.decodes))
     seconds = first + least - draft.snapshot.now
     return builder.lease(instance_ids, _leased(draft, instance_ids), seconds) if seconds > 0 else None
@@ -115,7 +123,7 @@ def _seconds_until_all_idle(draft: PlanDraft, idle: Iterable[InstanceId]) -> flo
 
     The batches of some of them may still be ending.
     """
-    snapshot, prompt_ids = draft.snapshot, set(draft.layout.prompt_ids)
+    snapshot, prompt_ids = draft.snapshot, set(draft.prompt_ids)
     begins = max((snapshot.predicted_ends.get(i, 0.0) for i in idle), default=0.0)
     ends = (b.step_ends_at for b in snapshot.batches if not prompt_ids.isdisjoint(b.plan.group.instance_ids))
     return max(0.0, max(ends, default=0.0) - max(begins, snapshot.now))

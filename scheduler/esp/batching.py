@@ -9,9 +9,9 @@ from loong.core.request import RequestView
 from loong.scheduler.common.masters import choose_lease, choose_masters
 from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.common.striping import RequestPart
-from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
+from loong.scheduler.esp.prompt_order import PrefillCandidate, is_share_due
 from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.tuning import (
     INTERLEAVING_GAIN,

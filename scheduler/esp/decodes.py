@@ -124,8 +124,8 @@ class ServedDecodes:
                 tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in near),
             )
             joined = frozenset(lease.request_ids)
-            if left_out := tuple(v.request_id for v in self.resting if v.request_id not in joined):
-                yield reason_to_wait(left_out, NO_SLOTS)
+            left_out = (v.request_id for v in self.resting if v.request_id not in joined)
+            yield from reason_to_wait(left_out, NO_SLOTS)
         yield from reasons_to_end_leases(self.snapshot, ends, JOINED)
 
     def _is_clear(self, number: int) -> bool:

@@ -1,7 +1,7 @@
 """A plan in the making, which goes through stages."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 from loong.core.cost.cost_model import CostModel
@@ -12,7 +12,7 @@ from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import Order, PrefillCandidate, Refusal, by_deadline
+from loong.scheduler.esp.prompt_order import Order, PrefillCandidate, by_deadline
 
 
 @dataclass(frozen=True)
@@ -31,20 +31,13 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The instances that compute prompts; `is_mixed` if they are all, and their steps have decodes too."""
-
-    prompt_ids: tuple[InstanceId, ...]
-    is_mixed: bool
-
-
-@dataclass(frozen=True)
 class PlanDraft:
     """A plan in the making. Each stage returns a draft that says more.
 
-    Admission gives `prefills`, most urgent first, and the `refused` prompts. Of late ones, some are
-    `paused_late` while others have enough work. `decodes` are those not in flight that may take steps, in
-    leases of up to `lease_steps` steps. `layout` says who runs them.
+    Admission gives `prefills`, most urgent first. Of late ones, some are `paused_late` while others have
+    enough work. `decodes` are those not in flight that may take steps, in leases of up to `lease_steps`
+    steps. `prompt_ids` are the instances that compute prompts: all, whose steps then have decodes too, or
+    those apart from decodes.
     """
 
     view: PlanningView
@@ -52,11 +45,10 @@ class PlanDraft:
     config: PolicyConfig
     variant: Variant
     prefills: tuple[PrefillCandidate, ...] = ()
-    refused: Mapping[Refusal, Sequence[RequestView]] = field(default_factory=dict)
     paused_late: tuple[PrefillCandidate, ...] = ()
     decodes: tuple[RequestView, ...] = ()
     lease_steps: int = 0
-    layout: Layout = Layout((), is_mixed=True)
+    prompt_ids: tuple[InstanceId, ...] = ()
     batches: tuple[BatchPlan, ...] = ()
     lease_ends: tuple[LeaseEnd, ...] = ()
     preempted: tuple[RequestView, ...] = ()

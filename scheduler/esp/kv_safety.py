@@ -6,7 +6,7 @@ preemption.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import inf
 from operator import attrgetter
 
@@ -17,33 +17,34 @@ from loong.core.request import RequestId
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.request_lengths import Lengths
 from loong.scheduler.common.shared_prompts import shared_by_last
-from loong.scheduler.esp.admission import PrefillCandidate, starved_first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KVNeeds:
-    """Slots that each request has, and those that it may still take until its declared end."""
-
-    request_ids: Sequence[RequestId]
-    num_held: NDArray[np.int64]
-    num_needed: NDArray[np.int64]
+from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.prompt_order import PrefillCandidate, starved_first
+from loong.scheduler.esp.reasons import PAUSED, reason_to_wait
+from loong.scheduler.tuning import LONG_LEASE_FACTOR
 
 
 class BankersAlgorithm:
     """Grants free slots so that all requests can end one after the other: those that need least first.
 
-    A request without KV blocks no other, and need not be able to end before it begins: it can be last.
+    Each request has `num_held` slots, and may still take `num_needed` until its declared end. A request
+    without KV blocks no other, and need not be able to end before it begins: it can be last.
     """
 
-    def __init__(self, needs: KVNeeds, num_free: int) -> None:
-        order = needs.num_needed.argsort(kind="stable")
-        self._place = {needs.request_ids[i]: place for place, i in enumerate(order.tolist())}
-        needed, held = needs.num_needed[order], needs.num_held[order]
+    def __init__(
+        self,
+        request_ids: Sequence[RequestId],
+        num_held: NDArray[np.int64],
+        num_needed: NDArray[np.int64],
+        num_free: int,
+    ) -> None:
+        order = num_needed.argsort(kind="stable")
+        self._place = {request_ids[i]: place for place, i in enumerate(order.tolist())}
+        needed, held = num_needed[order], num_held[order]
         # The slots that later requests may take before each would not find all that it needs in its turn.
         self._slack: NDArray[np.int64] = num_free + held.cumsum() - held - needed
         self._holds: NDArray[np.bool_] = held > 0
 
-    def grants_all(self, demands: Mapping[RequestId, int]) -> bool:
+    def grants(self, demands: Mapping[RequestId, int]) -> bool:
         """Take these slots for each request, unless another might then not end.
 
         Return whether they are granted.
@@ -54,18 +55,6 @@ class BankersAlgorithm:
         if (slack[holds & ((num_after > 0) | ~self._holds)] < 0).any():
             return False
         self._slack, self._holds = slack, holds
-        return True
-
-    def grants(self, request_id: RequestId, num_slots: int) -> bool:
-        """Do the same for one request."""
-        place = self._place[request_id]
-        slack = self._slack[:place]  # of all that it comes after
-        if num_slots and slack[self._holds[:place]].min(initial=num_slots) < num_slots:
-            return False
-        if num_slots and self._slack[place] < 0 and not self._holds[place]:
-            return False
-        slack -= num_slots
-        self._holds[place] |= num_slots > 0
         return True
 
     def num_more(self, request_ids: Iterable[RequestId]) -> int | None:
@@ -90,39 +79,36 @@ def _sum_after(num_slots: NDArray[np.int64]) -> NDArray[np.int64]:
     return num_slots[::-1].cumsum()[::-1] - num_slots
 
 
-@dataclass(frozen=True, slots=True)
-class KVSafety:
-    """Requests that must pause, and the steps that a lease of the others may have."""
+def pause_unsafe(draft: PlanDraft) -> PlanDraft:
+    """Pause requests whose next slots others need to end, and limit the steps of a lease of the others.
 
-    paused_ids: frozenset[RequestId]
-    lease_steps: int
-
-
-def kv_safety(
-    planning_view: PlanningView, prefills: Sequence[PrefillCandidate], lease_steps: int
-) -> KVSafety:
-    """Choose the requests that must pause: of those not in flight the newest, of `prefills` the least urgent.
-
-    KV of requests that are leaving counts as free, as it will be in any case.
+    The newest decodes and the least urgent prompts pause. KV of requests that are leaving counts as free, as
+    it will be in any case.
     """
-    decodes = planning_view.decodes
+    view, prefills, decodes = draft.view, draft.prefills, draft.view.decodes
+    lease_steps = draft.config.lease_steps * (LONG_LEASE_FACTOR if view.is_quiet else 1)
+    draft = replace(draft, decodes=decodes, lease_steps=lease_steps)
     if not (decodes or prefills):
-        return KVSafety(frozenset(), lease_steps)
-    lengths = planning_view.lengths.adding([prefill.view for prefill in prefills if not prefill.is_begun])
-    num_free = sum(planning_view.free.values()) + sum(planning_view.snapshot.leaving.values())
+        return draft
+    lengths = view.lengths.adding([prefill.view for prefill in prefills if not prefill.is_begun])
+    num_free = sum(view.free.values()) + sum(view.snapshot.leaving.values())
     num_demanded = len(decodes) * lease_steps + sum(prefill.num_tokens for prefill in prefills)
     if num_free - num_demanded >= lengths.final.max(initial=0):
-        return KVSafety(frozenset(), lease_steps)  # the first to end finds room, and so do the others then
-    banker = BankersAlgorithm(_kv_needs(lengths, planning_view), num_free)
-    demands = {view.request_id: 1 for view in decodes}
+        return draft  # the first to end finds room, and so do the others then
+    banker = _banker(lengths, view, num_free)
+    demands = {decode.request_id: 1 for decode in decodes}
     paused_ids = set[RequestId]()
-    if not banker.grants_all(demands | {prefill.view.request_id: prefill.num_tokens for prefill in prefills}):
+    if not banker.grants(demands | {prefill.view.request_id: prefill.num_tokens for prefill in prefills}):
         by_age = sorted(decodes, key=attrgetter("arrival_time"))
-        paused_ids = {view.request_id for view in by_age if not banker.grants(view.request_id, 1)}
-        paused_ids.update(_paused_prompts(banker, prefills, planning_view.snapshot.now))
+        paused_ids.update(d.request_id for d in by_age if not banker.grants({d.request_id: 1}))
+        paused_ids.update(_paused_prompts(banker, prefills, view.snapshot.now))
     num_more = banker.num_more(demands.keys() - paused_ids)
-    return KVSafety(
-        frozenset(paused_ids), lease_steps if num_more is None else min(lease_steps, 1 + num_more)
+    return replace(
+        draft,
+        prefills=tuple(prefill for prefill in prefills if prefill.view.request_id not in paused_ids),
+        decodes=tuple(decode for decode in decodes if decode.request_id not in paused_ids),
+        lease_steps=lease_steps if num_more is None else min(lease_steps, 1 + num_more),
+        decisions=(*draft.decisions, *reason_to_wait(sorted(paused_ids), PAUSED)),
     )
 
 
@@ -134,31 +120,25 @@ def _paused_prompts(
     for prefill in starved_first(prefills, now):
         view = prefill.view
         is_overtaking = not prefill.is_begun and view.arrival_time > last_arrival
-        if is_overtaking or not banker.grants(view.request_id, prefill.num_tokens):
+        if is_overtaking or not banker.grants({view.request_id: prefill.num_tokens}):
             yield view.request_id
             if prefill.is_starved(now):
                 last_arrival = min(last_arrival, view.arrival_time)
 
 
-def _kv_needs(lengths: Lengths, planning_view: PlanningView) -> KVNeeds:
-    """Return the slots that each request holds and needs.
+def _banker(lengths: Lengths, view: PlanningView, num_free: int) -> BankersAlgorithm:
+    """Return a banker of these requests, which hold what batches have reserved for them.
 
-    Slots that choices share become free when the one that needs most has ended."""
-    request_ids = [view.request_id for view in lengths.views]
-    num_reserved = _reserved(planning_view).get
-    held = [view.placement.num_tokens + num_reserved(view.request_id, 0) for view in lengths.views]
+    Slots that choices share become free when the one that needs most has ended.
+    """
+    reserved = dict[RequestId, int]()
+    for batch in view.snapshot.batches:
+        reserved |= batch.plan.num_written_tokens
+    held = [v.placement.num_tokens + reserved.get(v.request_id, 0) for v in lengths.views]
     num_held = np.array(held, np.int64)
     num_needed = lengths.final - num_held
-    needed_by = {view.request_id: int(num_needed[place]) for place, view in lengths.kin.items()}
-    shared = shared_by_last(lengths.kin.values(), lambda view: needed_by[view.request_id])
-    for place, view in lengths.kin.items():
-        num_held[place] += shared.get(view.request_id, 0) - view.shared.num_tokens
-    return KVNeeds(request_ids, num_held, num_needed)
-
-
-def _reserved(planning_view: PlanningView) -> dict[RequestId, int]:
-    """Return the slots that a batch has reserved for each of its requests."""
-    reserved = dict[RequestId, int]()
-    for batch in planning_view.snapshot.batches:
-        reserved |= batch.plan.num_written_tokens
-    return reserved
+    needed_by = {v.request_id: int(num_needed[place]) for place, v in lengths.kin.items()}
+    shared = shared_by_last(lengths.kin.values(), lambda v: needed_by[v.request_id])
+    for place, v in lengths.kin.items():
+        num_held[place] += shared.get(v.request_id, 0) - v.shared.num_tokens
+    return BankersAlgorithm([v.request_id for v in lengths.views], num_held, num_needed, num_free)

@@ -7,8 +7,8 @@ that can be in time leave time for it.
 from collections.abc import Set
 from dataclasses import replace
 
-from loong.scheduler.esp.admission import PrefillCandidate, is_share_due
 from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.prompt_order import PrefillCandidate, is_share_due
 from loong.scheduler.esp.reasons import PAUSED_LATE, reason_to_wait
 from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
 
@@ -18,12 +18,12 @@ def pause_late(draft: PlanDraft) -> PlanDraft:
     late = _pausing(draft)
     if not late:
         return draft
-    decision = reason_to_wait(sorted(prefill.view.request_id for prefill in late), PAUSED_LATE)
+    late_ids = sorted(prefill.view.request_id for prefill in late)
     return replace(
         draft,
         prefills=tuple(prefill for prefill in draft.prefills if prefill not in late),
         paused_late=tuple(prefill for prefill in draft.prefills if prefill in late),
-        decisions=(*draft.decisions, decision),
+        decisions=(*draft.decisions, *reason_to_wait(late_ids, PAUSED_LATE)),
     )
 
 

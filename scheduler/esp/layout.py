@@ -9,38 +9,38 @@ from math import inf
 
 from loong.core.cost.work import WorkCount
 from loong.core.instance import ESPGroup
+from loong.core.placement import InstanceId
 from loong.core.request import RequestView
 from loong.scheduler.common.slo_targets import FirstTokenTargets, tightest_tpot
-from loong.scheduler.esp.admission import PrefillCandidate, is_share_due, prefill_work
 from loong.scheduler.esp.decodes import ServedDecodes
-from loong.scheduler.esp.draft import Layout, PlanDraft
+from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.prompt_order import PrefillCandidate, is_share_due, prefill_work
 from loong.scheduler.esp.service import can_reach, serves_others
 from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
 
 
-def lay_out(draft: PlanDraft, decodes: ServedDecodes) -> Layout:
-    """Choose the instances for decodes and those for prompts."""
-    everywhere, together = draft.everywhere, Layout(draft.everywhere, is_mixed=True)
+def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[InstanceId, ...]:
+    """Choose the instances for prompts: all, together with decodes, or all but those for decodes."""
+    everywhere = draft.everywhere
     if len(everywhere) < 2 or not (draft.variant.has_apart and serves_others(draft.snapshot)):
-        return together
+        return everywhere
     decode_ids = decodes.busy_ids.union(decodes.instance_ids)
     prompt_ids = tuple(i for i in everywhere if i not in decode_ids)
-    apart = Layout(prompt_ids, is_mixed=False)
     if not draft.prefills:
-        return apart
+        return prompt_ids
     first = draft.prefills[0]
     if sum(draft.view.free[i] for i in prompt_ids) < first.num_tokens:
-        return together  # only all instances have room for it
+        return everywhere  # only all instances have room for it
     unreached = [p for p in draft.prefills if not can_reach(draft.snapshot, p.view, prompt_ids)]
     now = draft.snapshot.now
     if first in unreached or any(
         is_share_due(p, p.dop, now, draft.cost_model, draft.config) for p in unreached
     ):
-        return together
+        return everywhere
     is_apart_faster = apart_speed(draft, first, len(prompt_ids)) >= together_speed(
         draft, first, decodes.all_views
     )
-    return apart if is_apart_faster else together
+    return prompt_ids if is_apart_faster else everywhere
 
 
 def step_seconds(draft: PlanDraft) -> float:

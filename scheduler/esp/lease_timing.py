@@ -7,8 +7,8 @@ from loong.core.placement import InstanceId
 from loong.core.plan import LeaseEnd
 from loong.core.snapshot import RunningBatch
 from loong.scheduler.common.leases import lease_start_time
-from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
 
 

@@ -24,17 +24,12 @@ from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import Parts, groups_of, hosts_of, place_of
-from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import by_arrival
-from loong.scheduler.esp.batches import build_apart, build_together
-from loong.scheduler.esp.decodes import ServedDecodes
-from loong.scheduler.esp.draft import PlanDraft, Variant
-from loong.scheduler.esp.layout import lay_out
-from loong.scheduler.esp.parts import plan_parts
+from loong.scheduler.esp.draft import Variant
+from loong.scheduler.esp.prompt_order import by_arrival
 from loong.scheduler.esp.service import serves_all
-from loong.scheduler.esp.stages import is_any_usable, plan_while_busy, planned
+from loong.scheduler.esp.stages import is_any_usable, plan_part, plan_parts, plan_while_busy
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 ESP = Variant()
@@ -57,10 +52,10 @@ def plan_esp(
     if variant.has_lone_instances and suits_lone_instances(snapshot, each, cost_model, config):
         plan = plan_parts(snapshot, each, cost_model, config, variant)
     elif len(hosts) > 1 and fit_parts(snapshot, hosts) and are_within_parts(live_requests(snapshot), hosts):
-        plan = plan_parts(snapshot, hosts, cost_model, config, variant, build)
+        plan = plan_parts(snapshot, hosts, cost_model, config, variant)
     if plan is not None and (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
         return plan  # otherwise one part has too little room for what it has, and all together may have it
-    return planned(PlanDraft(make_planning_view(snapshot), cost_model, config, variant), build)
+    return plan_part(snapshot, cost_model, config, len(snapshot.pools), variant)
 
 
 def live_requests(snapshot: Snapshot) -> list[RequestView]:
@@ -111,10 +106,3 @@ def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:
     count.add_decode(0, striped("", range(1), (holder_id,)))
     work = count.step(group, is_first=False)
     return cost_model.step_time(replace(work, idle_holder_ids=frozenset(work.holders)))
-
-
-def build(draft: PlanDraft) -> PlanDraft:
-    """Choose the instances for decodes and for prompts, and make their batches."""
-    decodes = ServedDecodes(draft)
-    draft = replace(draft, layout=lay_out(draft, decodes))
-    return build_together(draft) if draft.layout.is_mixed else build_apart(draft, decodes)

@@ -10,12 +10,12 @@ from functools import cached_property
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.common.slo_targets import tightest_tpot
-from loong.scheduler.esp.admission import PrefillCandidate
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
 from loong.scheduler.esp.lease_timing import end_for
+from loong.scheduler.esp.prompt_order import PrefillCandidate
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class QuickPrompts:
                 seconds -= prefill.work
                 num_tokens -= prefill.num_tokens
                 room -= prefill.view.num_final_tokens
-        if len(chosen) == len(self.draft.prefills) and self.draft.idle_ids.issuperset(
-            self.draft.layout.prompt_ids
-        ):
+        if len(chosen) == len(self.draft.prefills) and self.draft.idle_ids.issuperset(self.draft.prompt_ids):
             return ()
         return tuple(chosen)
 

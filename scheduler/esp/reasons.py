@@ -14,23 +14,20 @@ from loong.core.placement import InstanceId
 from loong.core.plan import LeaseEnd
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.esp.admission import PrefillCandidate, Refusal
 from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.prompt_order import PrefillCandidate
 
+NO_ROOM = "there would be too little KV for all that run, and it, to reach their last tokens"
+OVERTAKING = "an older request has waited long for room, and goes first"
+ONE_DEFERRED_AT_A_TIME = "it is deferred, and so is another, which has begun and goes first"
+NOT_TRIED = "several before it wait for room"
+NOT_CONSIDERED = "too many prompts wait: only the oldest and the newest are considered"
 DEFERRED_BY_DEADLINE = "it is deferred, as not all prompts can be in time and most can without it"
 BUSY = "the instances that are to compute it are in a step, or decode first"
 FULL_STEP = "the step of its instances is full of more urgent prompts"
 PAUSED = "free slots are kept for others, so that these can end"
 PAUSED_LATE = "it is late in any case, and others that can be in time have work for all instances"
-DEFERRED = frozenset(
-    {
-        DEFERRED_BY_DEADLINE,
-        PAUSED,
-        PAUSED_LATE,
-        Refusal.ONE_DEFERRED_AT_A_TIME.value,
-        Refusal.OVERTAKING.value,
-    }
-)
+DEFERRED = frozenset({DEFERRED_BY_DEADLINE, PAUSED, PAUSED_LATE, ONE_DEFERRED_AT_A_TIME, OVERTAKING})
 """Reasons of a request that is behind others; all other reasons are about KV, instances and steps."""
 
 
@@ -41,14 +38,13 @@ def explain(draft: PlanDraft) -> PlanDraft:
     if deferred := [prefill.view.request_id for prefill in computed if prefill.is_deferred]:
         why = f"{DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
         decisions.append(Decision(DecisionKind.DEFER, tuple(deferred), why))
-    usual = FULL_STEP if computed else BUSY
     waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
-    for refusal, views in draft.refused.items():
-        waiting[refusal.value] += [view.request_id for view in views]
     for prefill in draft.prefills:
         if prefill.view.request_id not in draft.batch_of:
-            waiting[DEFERRED_BY_DEADLINE if prefill.is_deferred else usual].append(prefill.view.request_id)
-    decisions += [reason_to_wait(request_ids, why) for why, request_ids in waiting.items()]
+            why = DEFERRED_BY_DEADLINE if prefill.is_deferred else FULL_STEP if computed else BUSY
+            waiting[why].append(prefill.view.request_id)
+    for why, request_ids in waiting.items():
+        decisions += reason_to_wait(request_ids, why)
     return replace(draft, decisions=(*draft.decisions, *decisions))
 
 
@@ -94,13 +90,13 @@ def reasons_while_busy(
     started = max((snapshot.batch[b].started_at for b in batch_ids if b is not None), default=0.0)
     last_start = min(snapshot.now, started)
     new = (view for view in waiting if view.arrival_time >= last_start and not view.has_ended)
-    if request_ids := tuple(view.request_id for view in new):
-        yield reason_to_wait(request_ids, BUSY)
+    return reason_to_wait((view.request_id for view in new), BUSY)
 
 
-def reason_to_wait(request_ids: Iterable[RequestId], why: str) -> Decision:
-    """Return why requests wait."""
-    return Decision(DecisionKind.WAIT, tuple(request_ids), why)
+def reason_to_wait(request_ids: Iterable[RequestId], why: str) -> Iterator[Decision]:
+    """Yield why requests wait, if there are any."""
+    if waiting_ids := tuple(request_ids):
+        yield Decision(DecisionKind.WAIT, waiting_ids, why)
 
 
 def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> Decision:

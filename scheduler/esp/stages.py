@@ -1,60 +1,66 @@
-"""The stages of a plan, each a function from draft to draft.
+"""The stages of a plan, each a function from draft to draft, for a whole cluster or each of its parts."""
 
-The stage that makes batches is `build_in_one_group`, or that of `policy.py`, which chooses instances.
-"""
-
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
+from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
+from loong.scheduler.common.cluster_parts import Parts, homes_of, split
 from loong.scheduler.common.leases import arrival_order, first_ends
+from loong.scheduler.common.least_work import assigned_places
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import PrefillAdmission
-from loong.scheduler.esp.batches import batch_of_all, build_together
+from loong.scheduler.esp.admission import admit
+from loong.scheduler.esp.batches import batch_of_all, build
 from loong.scheduler.esp.batching import BatchBuilder
-from loong.scheduler.esp.draft import Layout, PlanDraft, Variant
-from loong.scheduler.esp.kv_safety import kv_safety
+from loong.scheduler.esp.draft import PlanDraft, Variant
+from loong.scheduler.esp.kv_safety import pause_unsafe
 from loong.scheduler.esp.late_prompts import pause_late
 from loong.scheduler.esp.layout import step_seconds
 from loong.scheduler.esp.reasons import (
-    PAUSED,
+    NOT_CONSIDERED,
     explain,
     reason_to_preempt,
     reason_to_wait,
     reasons_while_busy,
 )
-from loong.scheduler.tuning import LONG_LEASE_FACTOR
-
-Stage: TypeAlias = Callable[[PlanDraft], PlanDraft]
 
 
-def build_in_one_group(draft: PlanDraft) -> PlanDraft:
-    """Make a batch of prompts and decodes on all instances."""
-    return build_together(replace(draft, layout=Layout(draft.everywhere, is_mixed=True)))
+def plan_parts(
+    snapshot: Snapshot, parts: Parts, cost_model: CostModel, config: PolicyConfig, variant: Variant
+) -> IterationPlan:
+    """Assign each prompt to the part with least work, and plan each usable part by itself."""
+    found, homes = make_planning_view(snapshot), homes_of(snapshot, parts)
+    places, others = assigned_places(found, parts, homes, cost_model, config, variant.order)
+    usable = [place for place, part in enumerate(parts) if is_any_usable(snapshot, part)]
+    number_of = {place: number for number, place in enumerate(usable)}
+    usable_places = {r: number_of[place] for r, place in places.items() if place in number_of}
+    plan = joined_plan(
+        plan_part(part, cost_model, config, len(snapshot.pools), variant)
+        for part in split(snapshot, tuple(parts[place] for place in usable), usable_places)
+        if part.waiting or any(view.is_plannable for view in part.running)
+    )
+    busy: defaultdict[int, list[RequestView]] = defaultdict(list)
+    for view in snapshot.waiting:
+        place = places.get(view.request_id)
+        if place is not None and place not in number_of:
+            busy[place].append(view)
+    reasons = [r for place, views in busy.items() for r in reasons_while_busy(snapshot, views, parts[place])]
+    reasons += reason_to_wait((view.request_id for view in others), NOT_CONSIDERED)
+    return replace(plan, decisions=(*plan.decisions, *reasons))
 
 
 def plan_part(
-    part: Snapshot,
-    cost_model: CostModel,
-    config: PolicyConfig,
-    cluster_size: int,
-    variant: Variant,
-    build: Stage = build_in_one_group,
+    part: Snapshot, cost_model: CostModel, config: PolicyConfig, cluster_size: int, variant: Variant
 ) -> IterationPlan:
-    """Plan a part of a cluster of `cluster_size` instances; the stage `build` makes batches."""
+    """Plan a part of a cluster of `cluster_size` instances, or all of it."""
     if not is_any_usable(part, part.pools):
         return plan_while_busy(part)
-    view = make_planning_view(part, cluster_size)
-    return planned(PlanDraft(view, cost_model, config, variant), build)
-
-
-def planned(draft: PlanDraft, build: Stage) -> IterationPlan:
-    """Return the plan of a new draft, whose batches the stage `build` makes."""
+    draft = PlanDraft(make_planning_view(part, cluster_size), cost_model, config, variant)
     for stage in (admit, pause_unsafe, pause_late, build, relieve, explain):
         draft = stage(draft)
     return draft.plan()
@@ -72,26 +78,6 @@ def is_any_usable(snapshot: Snapshot, instance_ids: Iterable[InstanceId]) -> boo
 def plan_while_busy(snapshot: Snapshot) -> IterationPlan:
     """Return the plan where nothing can begin or end: only the reasons of new prompts."""
     return IterationPlan(decisions=tuple(reasons_while_busy(snapshot, snapshot.waiting, snapshot.pools)))
-
-
-def admit(draft: PlanDraft) -> PlanDraft:
-    """Order the prompts, defer those that would make others late, and admit those with room."""
-    admission = PrefillAdmission(draft.view, draft.cost_model, draft.config, draft.variant.order).admit()
-    return replace(draft, prefills=tuple(admission.prefills), refused=admission.refused)
-
-
-def pause_unsafe(draft: PlanDraft) -> PlanDraft:
-    """Pause the requests whose next slots others need to end."""
-    most_steps = draft.config.lease_steps * (LONG_LEASE_FACTOR if draft.view.is_quiet else 1)
-    safe = kv_safety(draft.view, draft.prefills, most_steps)
-    decisions = (reason_to_wait(sorted(safe.paused_ids), PAUSED),) if safe.paused_ids else ()
-    return replace(
-        draft,
-        prefills=tuple(p for p in draft.prefills if p.view.request_id not in safe.paused_ids),
-        decodes=tuple(view for view in draft.view.decodes if view.request_id not in safe.paused_ids),
-        lease_steps=safe.lease_steps,
-        decisions=draft.decisions + decisions,
-    )
 
 
 def relieve(draft: PlanDraft) -> PlanDraft:

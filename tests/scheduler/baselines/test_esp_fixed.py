@@ -13,7 +13,8 @@ from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import PrefillAdmission, Refusal, by_deadline
+from loong.scheduler.esp.prompt_order import by_deadline, ordered
+from loong.scheduler.esp.reasons import NOT_CONSIDERED
 from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.tuning import MAX_CONSIDERED
 
@@ -87,16 +88,14 @@ def test_default_targets_are_those_of_esp() -> None:
         make_planning_view(snapshot_of(FOUR, [long])),
         make_planning_view(snapshot_of(FOUR[:1], [long]), 4),
     )
-    ttfts = [
-        PrefillAdmission(view, H200, PolicyConfig(), by_deadline).ordered([long])[0].ttft for view in views
-    ]
+    ttfts = [ordered([long], view, H200, PolicyConfig(), by_deadline)[0].ttft for view in views]
     assert ttfts[0] == ttfts[1]
 
 
 def test_of_a_crowd_those_that_no_plan_considers_are_reported() -> None:
     crowd = [waiting(f"w{n:04}", 10, arrival_time=n * 1e-6) for n in range(MAX_CONSIDERED + 3)]
     plan = make_policy("esp-fixed-1", PolicyConfig())(snapshot_of([9000] * 2, crowd, now=1.0), CPU)
-    (left_out,) = [d for d in plan.decisions if d.chosen == Refusal.NOT_CONSIDERED.value]
+    (left_out,) = [d for d in plan.decisions if d.chosen == NOT_CONSIDERED]
     assert len(left_out.request_ids) == 3
 
 

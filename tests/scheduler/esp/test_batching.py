@@ -16,9 +16,10 @@ from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import PrefillAdmission, PrefillCandidate, by_deadline
+from loong.scheduler.esp.admission import admit
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.draft import PlanDraft, Variant
+from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.tuning import MIN_CHUNK_TOKENS, MIN_TPOT_SHARE, PLANNED_TPOT_SHARE
 
 MODELS = {"cpu": CPU, "h200": H200, "dear": DEAR}
@@ -45,12 +46,11 @@ class WholeCluster:
 def group_of(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, *, late_ids: Sequence[str] = ()
 ) -> WholeCluster:
-    found = make_planning_view(snapshot)
-    prefills = PrefillAdmission(found, cost_model, config, by_deadline).admit().prefills
-    for prefill in prefills:
+    view = make_planning_view(snapshot)
+    draft = admit(PlanDraft(view, cost_model, config, Variant(), lease_steps=config.lease_steps))
+    for prefill in draft.prefills:
         prefill.is_deferred = prefill.view.request_id in late_ids
-    draft = PlanDraft(found, cost_model, config, Variant(), lease_steps=config.lease_steps)
-    return WholeCluster(BatchBuilder(draft, config.step_time), prefills)
+    return WholeCluster(BatchBuilder(draft, config.step_time), draft.prefills)
 
 
 def batch_of(

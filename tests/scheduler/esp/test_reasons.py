@@ -14,10 +14,17 @@ from loong.core.request import SLO
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import Refusal
 from loong.scheduler.esp.batches import PROMPTS_JOIN
 from loong.scheduler.esp.policy import plan_esp
-from loong.scheduler.esp.reasons import BUSY, DEFERRED_BY_DEADLINE, FULL_STEP, reason_to_preempt
+from loong.scheduler.esp.reasons import (
+    BUSY,
+    DEFERRED_BY_DEADLINE,
+    FULL_STEP,
+    NO_ROOM,
+    NOT_TRIED,
+    ONE_DEFERRED_AT_A_TIME,
+    reason_to_preempt,
+)
 from loong.scheduler.esp.stages import is_any_usable
 from loong.scheduler.tuning import MAX_REFUSED
 
@@ -78,8 +85,8 @@ def test_prompts_that_wait_for_the_same_thing_are_reported_together() -> None:
     others = [waiting(f"z{n}", 1, 2, slo=SLO(2.0 + n, 1.0)) for n in range(3)]
     decisions = decided(snapshot_of([400], [decoding("d", 200, (0,), 99), *first, *others]))
     assert {decision.chosen: decision.request_ids for decision in decisions} == {
-        Refusal.NO_ROOM.value: ("a0", "a1", "a2", "a3"),
-        Refusal.NOT_TRIED.value: ("z0", "z1", "z2"),
+        NO_ROOM: ("a0", "a1", "a2", "a3"),
+        NOT_TRIED: ("z0", "z1", "z2"),
     }
 
 
@@ -96,7 +103,7 @@ def test_one_that_is_deferred_is_reported_whether_it_begins_or_not() -> None:
     (deferred,) = (d for d in decisions if d.kind is DecisionKind.DEFER)
     assert deferred.request_ids == ("a",)
     assert deferred.chosen == f"{DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
-    assert wait_of("b", decisions) == Refusal.ONE_DEFERRED_AT_A_TIME.value
+    assert wait_of("b", decisions) == ONE_DEFERRED_AT_A_TIME
 
 
 def test_one_that_is_deferred_and_finds_its_instance_busy_is_reported_that_it_is_deferred() -> None:
