@@ -12,7 +12,7 @@ from random import Random
 from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel
-from loong.core.instance import MAX_SERVED_TOKENS, ESPGroup, Service
+from loong.core.instance import MAX_SERVED_TOKENS, ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Transfer
 from loong.core.request import RequestId, RequestView
@@ -87,7 +87,8 @@ class ScenarioGenerator:
         Yields none for a group of one.
         """
         instance = self.cluster.snapshot().instance
-        if self.group.dop == 1 or any(instance[i].serves is Service.NONE for i in self.group.instance_ids):
+        members = [instance[i] for i in self.group.instance_ids]
+        if len(members) == 1 or not all(holder.can_serve(i) for i in members for holder in members):
             return
         room = min(self._free().values()) // (2 * ROOM_FOR_OUTPUT)
         count = self._size(min(self.limits.max_decode_requests, MAX_SERVED_TOKENS, room))

@@ -25,11 +25,12 @@ MAX_SERVED_LISTS = (
 class Service(Enum):
     """The batches of other groups that an instance serves at a time.
 
-    It attends their queries over its KV, and stores KV that their steps push to it.
+    It attends their queries over its KV, and stores KV that their steps push to it. `ONE_LEASE` is of groups
+    on its own host: one decode lease of up to MAX_SERVED_TOKENS tokens a master, and any steps.
     """
 
     NONE = "none"
-    ONE_LEASE = "one lease"  # one decode lease, of up to MAX_SERVED_TOKENS tokens a master, and any steps
+    ONE_LEASE = "one lease"
     ALL = "all"  # any number of any batches
 
 
@@ -84,6 +85,12 @@ class ElasticInstance:
             self.serves,
             self.is_draining,
             self.host_id,
+        )
+
+    def can_serve(self, member: "ElasticInstance") -> bool:
+        """Return whether it serves batches of groups with `member`."""
+        return self.serves is Service.ALL or (
+            self.serves is Service.ONE_LEASE and self.host_id == member.host_id
         )
 
     @property

@@ -147,6 +147,11 @@ class Snapshot:
         return frozenset(i.serves for i in self.instances if _is_full(i))
 
     @cached_property
+    def num_hosts(self) -> int:
+        """Return the number of hosts that have instances."""
+        return len({i.host_id for i in self.instances})
+
+    @cached_property
     def free(self) -> dict[InstanceId, int]:
         """Return the free slots of the full instances by id."""
         return {i.instance_id: i.kv_free for i in self.instances if _is_full(i)}

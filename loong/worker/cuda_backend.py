@@ -70,8 +70,7 @@ class CudaBackend:
         spare_bytes = num_mailbox_bytes(num_instances, shard) if has_neighbors else 0
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = world.tp_size == 1 or fabric.arena is not None
-        is_one_host = world.is_one_host(range(num_instances))
-        if has_neighbors and is_one_host and world.tp_size == 1 and fabric.arena is not None:
+        if has_neighbors and world.tp_size == 1 and fabric.arena is not None:
             self.serves = Service.ONE_LEASE  # of several ranks, steps of holders have run on no GPU yet
         return fabric
 

@@ -16,8 +16,8 @@ def serves_all(snapshot: Snapshot) -> bool:
 
 
 def serves_others(snapshot: Snapshot) -> bool:
-    """Return whether all instances serve batches of other groups."""
-    return Service.NONE not in snapshot.services
+    """Return whether all instances serve batches of any other groups: some serve those of their host only."""
+    return serves_all(snapshot) or (Service.NONE not in snapshot.services and snapshot.num_hosts == 1)
 
 
 def can_reach(

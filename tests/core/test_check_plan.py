@@ -276,6 +276,13 @@ def test_an_instance_that_does_not_serve_holds_kv_of_its_own_batches_only(change
         check_plan(snapshot, IterationPlan((decode_elsewhere(1),)))
 
 
+def test_gpus_serve_groups_of_their_own_host_only() -> None:
+    snapshot = snapshot_with_holder(serves=Service.ONE_LEASE, host_id=1)
+    with pytest.raises(InvalidPlanError, match=r"serves only its own host; members \[1\] are on others"):
+        check_plan(snapshot, IterationPlan((decode_elsewhere(1),)))
+    check_plan(snapshot_with_holder(host_id=1), IterationPlan((decode_elsewhere(1),)))
+
+
 def snapshot_with_holder(**change: Any) -> Snapshot:
     """Return the snapshot with a changed instance 0, which holds KV outside groups of instance 1."""
     return replace(SNAPSHOT, instances=(replace(SNAPSHOT.instances[0], **change), *SNAPSHOT.instances[1:]))

@@ -1,5 +1,6 @@
 """Clients that leave, losses and reports in any order: no plan of a policy is ever refused."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from policies import POLICY_NAMES, num_instances_of
 from simulation import instances_with
 
 from loong.core.events import BatchEndPredicted, InstanceDraining, RequestAborted
-from loong.core.instance import Service
+from loong.core.instance import Service, spread_over_hosts
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
@@ -26,10 +27,14 @@ NUM_MOMENTS = 100
 class PolicyMachine(ClusterMachine):
     """A cluster that a policy plans for, whenever something has happened."""
 
-    def __init__(self, name: str, serves: Service = Service.ALL) -> None:
+    def __init__(self, name: str, serves: Service = Service.ALL, num_hosts: int = 1) -> None:
+        """On several hosts, some requests fit none of them."""
         policy, cost_model = make_policy(name, CONFIG), WorkCostModel()
-        found = instances_with([POOL] * num_instances_of(name, 4), serves)
-        instances = {i.instance_id: i for i in found}
+        num_instances = num_instances_of(name, 4)
+        found = instances_with([POOL] * num_instances, serves)
+        host_ids = spread_over_hosts(num_instances, num_hosts)
+        instances = {i.instance_id: replace(i, host_id=host_ids[i.instance_id]) for i in found}
+        self.longest = POOL - 10 if num_hosts == 1 else 3 * POOL
 
         def make_plan(_random: Random, snapshot: Snapshot) -> IterationPlan:
             return policy(snapshot, cost_model)
@@ -89,7 +94,7 @@ class PolicyMachine(ClusterMachine):
         """Let one thing happen, or nothing."""
         match random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))[0]:
             case "arrive" if len(self.view().request) < MAX_LIVE:
-                num_prompt, max_tokens = random.randint(1, POOL - 10), random.randint(1, 9)
+                num_prompt, max_tokens = self.num_prompt_tokens(random), random.randint(1, 9)
                 num_choices = random.choice((1, 1, 1, 2)) if num_prompt < POOL // 3 else 1
                 self.arrive_one(f"r{len(self.requests):04}", num_prompt, max_tokens, num_choices)
             case "abort" if live := sorted({*self.view().request, *self.view().ending_ids}):
@@ -107,6 +112,10 @@ class PolicyMachine(ClusterMachine):
                 self.lose_or_join(random.randint(0, self.num_wanted - 1))
             case "scale" if random.random() < 0.2:
                 self.scale(random.choice(self.scales))
+
+    def num_prompt_tokens(self, random: Random) -> int:
+        """Draw the length of a prompt, of which few are longer than an instance's pool."""
+        return random.randint(1, self.longest if random.random() < 0.2 else POOL - 10)
 
     def moment(self, random: Random) -> None:
         """Let some things happen at once, and plan."""
@@ -132,6 +141,14 @@ def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, s
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: Service, seed: int) -> None:
     whatever_happens(PolicyMachine("esp", serves), Random(seed))
+
+
+@pytest.mark.parametrize("name", ["esp", "esp-fixed-4", "esp-paper", "static-sp"])
+@pytest.mark.parametrize("serves", Service)
+@settings(max_examples=4)
+@given(seed=st.integers(0, 2**32))
+def test_so_it_is_on_two_hosts(name: str, serves: Service, seed: int) -> None:
+    whatever_happens(PolicyMachine(name, serves, num_hosts=2), Random(seed))
 
 
 def whatever_happens(machine: PolicyMachine, random: Random) -> None:

@@ -94,6 +94,23 @@ def of_three(folder: Path) -> Script:
     return script
 
 
+@pytest.fixture
+def of_two_hosts(folder: Path) -> Script:
+    """Return batches of groups on both hosts, and others that the neighbor serves; the hosts take turns."""
+    script = Script(folder, 29, 14, 31)
+    a, b, c = script.lives
+    script.run(prefill([a.view()], (0, 2), num_tokens=13))
+    script.run(prefill([b.view()], (1, 3)))
+    script.run(prefill([a.view()], (2,), transfer=QUERY))
+    script.run(prefill([c.view()], (0, 1, 2, 3), num_tokens=17))
+    script.run(script.step((3,), 1, num_steps=3))
+    script.run(script.step((0,), 0))
+    script.run(prefill([c.view()], (1, 0, 3, 2), transfer=QUERY))
+    script.run(both(script.step((0, 1, 2, 3), 0), script.step((0, 1, 2, 3), 2)))
+    script.run(script.step((1,), 1))
+    return script
+
+
 def backend_for(instance_id: InstanceId) -> CpuBackend:
     """Return the backend of tests on processors or, where tensors are made on GPUs, one that launches all."""
     if torch.get_default_device().type != "cuda":
@@ -143,6 +160,17 @@ def test_steps_reach_kv_of_an_instance_that_runs_its_own_steps(
 @pytest.mark.parametrize("carrier", [Carrier.ARENAS, Carrier.SOCKETS])
 def test_so_do_those_of_larger_groups(folder: Path, of_three: Script, carrier: Carrier) -> None:
     check(of_three, 3, folder, carrier)
+
+
+@pytest.mark.parametrize(
+    "carrier", [Carrier.HOSTS_OF_ARENAS, pytest.param(Carrier.HOSTS_OF_GPUS, marks=pytest.mark.multigpu)]
+)
+def test_so_they_do_within_a_host_between_batches_of_several(
+    folder: Path, of_two_hosts: Script, carrier: Carrier
+) -> None:
+    by_rank = check(of_two_hosts, 4, folder, carrier)
+    traffic = [outcome.traffic for outcomes in by_rank for outcome in outcomes]
+    assert any(sent[Channel.SERVED_QUERIES].messages for sent in traffic)
 
 
 def lose_the_other(

@@ -258,6 +258,8 @@ def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -
     where = f"the batch of group {batch.group.instance_ids} has KV on instance {holder_id}, outside it"
     if holder.kind is InstanceKind.HOST or holder.serves is Service.NONE:
         raise InvalidPlanError(f"{where}, which does not serve attention")
+    if far := [i for i in batch.group.instance_ids if not holder.can_serve(snapshot.instance[i])]:
+        raise InvalidPlanError(f"{where}, which serves only its own host; members {far} are on others")
     if holder.tp_size != tp_size:
         raise InvalidPlanError(f"{where}, with tp size {holder.tp_size}; those of the group have {tp_size}")
 

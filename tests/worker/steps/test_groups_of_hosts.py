@@ -1,4 +1,4 @@
-"""Steps of groups inside a host are captured, those of groups on several hosts are not: both are exact."""
+"""Steps inside a host are captured, those of groups on several hosts are not: both are exact."""
 
 from pathlib import Path
 
@@ -9,13 +9,14 @@ from socket_worlds import Carrier
 from loong.fabric.traffic import Channel
 
 NEAR = Lease((2, 0), (0, 2), 3)
+ALONE = Lease((2,), (2, 2), 3)  # instance 0 serves it
 FAR = Lease((0, 1, 2), (0, 1), 3)
 
 
 def test_groups_that_change_hosts_give_the_tokens_of_transformers(folder: Path) -> None:
     """Instances 0 and 2 share a host."""
     script = LeaseScript(folder, (0, 2), (NUM_TOKENS, NUM_TOKENS))
-    for lease in (NEAR, FAR, Lease((2, 1, 0), (0, 2), 1)):
+    for lease in (NEAR, ALONE, FAR, Lease((2, 1, 0), (0, 2), 1)):
         script.lease(lease)
     by_rank = run_by_mailboxes(folder, 3, script.commands, Carrier.HOSTS_OF_ARENAS)
     reported = [
