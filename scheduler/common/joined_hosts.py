@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from loong.core.placement import InstanceId
+from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import Parts, hosts_of, place_of
 
@@ -14,15 +15,20 @@ def joined_hosts(snapshot: Snapshot) -> Parts:
     fits into no part extends the largest one.
     """
     joining = _Joining(hosts_of(snapshot), snapshot)
-    for batch in (*snapshot.batches, *snapshot.ending):
+    for batch in snapshot.ending:
         joining.join(batch.plan.group.instance_ids)
-    live = [view for view in (*snapshot.running, *snapshot.waiting) if not view.has_ended]
-    homes = [(view, joining.join(view.placement.instance_ids)) for view in live]
+    homeless = [view for view in snapshot.waiting if not view.has_ended]
+    homes = list[tuple[RequestView, int]]()
+    for view in snapshot.running:
+        group = () if view.batch_id is None else snapshot.batch[view.batch_id].plan.group.instance_ids
+        home = joining.join((*view.placement.instance_ids, *group))
+        if home is not None and not view.has_ended:
+            homes.append((view, home))
+        elif not view.has_ended:
+            homeless.append(view)
     for view, home in homes:
-        if home is not None:
-            joining.extend(home, view.num_final_tokens)
-    most_tokens = max((view.num_final_tokens for view, home in homes if home is None), default=0)
-    joining.extend(joining.largest, most_tokens)
+        joining.extend(home, view.num_final_tokens)
+    joining.extend(joining.largest, max((view.num_final_tokens for view in homeless), default=0))
     return joining.parts
 
 

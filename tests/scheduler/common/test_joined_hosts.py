@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import prefill
+from plans import decode, prefill
 from snapshots import decoding, running, snapshot_of, waiting
 
 from loong.core.instance import spread_over_hosts
@@ -49,5 +49,7 @@ def test_hosts_are_joined_by_kv_by_a_batch_and_by_a_prompt_of_more_than_one() ->
     long = waiting("long", 2 * POOL + 1)
     assert joined_hosts(on_hosts(snapshot_of([POOL] * 8, [near, long]))) == ((0, 1, 2, 3), (4, 5), (6, 7))
     assert joined_hosts(on_hosts(snapshot_of([POOL] * 8, [far, long]))) == ((0, 1, 6, 7), (2, 3), (4, 5))
+    served = running(7, decode([near], (6,), {"near": 6}))
+    assert joined_hosts(on_hosts(snapshot_of([POOL] * 8, [near], [served]))) == ((0, 1), (2, 3, 6, 7), (4, 5))
     begun = running(7, prefill([near], (3, 4)))
     assert joined_hosts(on_hosts(snapshot_of([POOL] * 8, [near], [begun]))) == ((0, 1), (2, 3, 4, 5), (6, 7))
