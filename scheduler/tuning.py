@@ -20,7 +20,6 @@ MAX_STEP_SECONDS = 2.0  # of a step of prompts, beyond which longer ones are har
 MAX_STEP_SHARE = 0.35  # of the least TTFT target: the longest step of prompts, after which another may follow
 PLANNED_TPOT_SHARE = 0.85  # of a TPOT target: the planned time of a step with decodes
 MIN_TPOT_SHARE = 0.5  # of a TPOT target: the least time of such a step, however late its decodes are
-MIN_ALIGNED_SHARE = 0.25  # of the usual step: the least time for a step that ends with another
 MIN_CHUNK_TOKENS = 16  # of some prompt in every step, in any case
 MIN_CHUNK_SHARE = 0.05  # of a step's budget: a chunk that is cut shorter costs more than it is worth
 CHUNK_TOLERANCE = 0.02  # of a step's budget that the search for a chunk's size may leave unused

@@ -12,6 +12,7 @@ from loong.model.rope import make_rotary
 from loong.model.tensor_parallel import Shard, TensorParallel
 
 _CPU = CpuDevice()
+_MLP_ROWS = 16_384  # at a time: gate and up are seven times as wide as what a long step keeps
 
 
 class Attention(Protocol):
@@ -64,7 +65,7 @@ class Decoder:
             added = self._linear(layer.o, attention(index, q).flatten(1))
             added = self._tensor_parallel.all_reduce(added)
             device.add_rms_norm(hidden, layer.mlp_norm, eps, out=normed, added=added)
-            added = self._linear(layer.down, self._gate(self._linear(layer.gate_up, normed)))
+            added = self._mlp(layer, normed)
             added = self._tensor_parallel.all_reduce(added)
         device.add_rms_norm(hidden, self.parameters.norm, eps, out=normed, added=added)
         return normed
@@ -99,6 +100,14 @@ class Decoder:
             eps=config.rms_norm_eps,
         )
         return q
+
+    def _mlp(self, layer: LayerParameters, normed: Tensor) -> Tensor:
+        """Return this rank's part of the MLP of [T, E]."""
+        blocks = [
+            self._linear(layer.down, self._gate(self._linear(layer.gate_up, rows)))
+            for rows in torch.split(normed, _MLP_ROWS)
+        ]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
     def _linear(self, linear: Linear, x: Tensor) -> Tensor:
         return self._device.linear(x, linear.weight, linear.bias)

@@ -7,7 +7,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.common.cluster_parts import hosts_of
-from loong.scheduler.common.masters import choose_lease, choose_masters
+from loong.scheduler.common.masters import choose_lease
 from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.common.striping import RequestPart
 from loong.scheduler.esp.draft import PlanDraft
@@ -53,15 +53,10 @@ class BatchBuilder:
             return None
         if most_steps is None:
             most_steps = self._most_steps(instance_ids, decodes)
-        free = self._free(instance_ids)
-        if (found := choose_lease(decodes, free, most_steps)) is None:
-            return None
-        num_steps, masters = found
-        step = self._step(instance_ids, free, num_steps)
-        step.add_decodes(masters)
-        if seconds is not None:
+        step = self._decode_steps(instance_ids, decodes, most_steps)
+        if step is not None and seconds is not None:
             step.shorten(int(seconds / step.seconds))
-        return step.plan() if step.num_steps else None
+        return step.plan() if step is not None and step.num_steps else None
 
     def _most_steps(self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]) -> int:
         """Return the most steps of a lease: more than usual where many slots are free.
@@ -73,27 +68,20 @@ class BatchBuilder:
         num_spared = int(LONG_LEASE_KV_SHARE * self.draft.view.free[instance_ids[0]])
         return max(self.lease_steps, min(self.draft.lease_steps, num_spared // len(decodes)))
 
-    def _decode_step(
-        self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView]
+    def _decode_steps(
+        self, instance_ids: tuple[InstanceId, ...], decodes: Sequence[RequestView], most_steps: int
     ) -> StepBuilder | None:
-        """Return a single step of these decodes; None if there is no room for it."""
-        free = self._free(instance_ids)
-        masters = choose_masters(decodes, free, 1)
-        if masters is None:
+        """Return at most this number of steps of these decodes, or an empty step; None if room lacks."""
+        draft, free = self.draft, {i: self.draft.view.free[i] for i in instance_ids}
+        found = choose_lease(decodes, free, most_steps) if decodes else (1, [])
+        if found is None:
             return None
-        step = self._step(instance_ids, free)
+        num_steps, masters = found
+        max_tokens = draft.config.max_num_batched_tokens if draft.variant.has_chunks else NO_LIMIT
+        is_fixed = draft.variant.is_fixed
+        step = StepBuilder(instance_ids, free, draft.cost_model, max_tokens, num_steps, is_fixed)
         step.add_decodes(masters)
         return step
-
-    def _step(
-        self, instance_ids: tuple[InstanceId, ...], free: dict[InstanceId, int], num_steps: int = 1
-    ) -> StepBuilder:
-        variant = self.draft.variant
-        max_tokens = self.draft.config.max_num_batched_tokens if variant.has_chunks else NO_LIMIT
-        return StepBuilder(instance_ids, free, self.draft.cost_model, max_tokens, num_steps, variant.is_fixed)
-
-    def _free(self, instance_ids: tuple[InstanceId, ...]) -> dict[InstanceId, int]:
-        return {i: self.draft.view.free[i] for i in instance_ids}
 
     def with_prompts(
         self,
@@ -105,7 +93,7 @@ class BatchBuilder:
 
         Decodes must not miss their targets by that.
         """
-        only_decodes = self._decode_step(instance_ids, decodes)
+        only_decodes = self._decode_steps(instance_ids, decodes, 1)
         if only_decodes is None:
             return None
         if not decodes:
@@ -118,7 +106,7 @@ class BatchBuilder:
             budget = max(budget, 2 * interleaving.decode_seconds)
         mixed = self._filled(only_decodes, prefills, budget)
         budget = min(self.budget(()), interleaving.saved * self.lease_steps)
-        only_prompts = self._decode_step(instance_ids, ())
+        only_prompts = self._decode_steps(instance_ids, (), 1)
         assert only_prompts is not None, "without decodes it needs no room"
         self._filled(only_prompts, prefills, budget)
         if INTERLEAVING_GAIN * mixed.prompt_speed >= interleaving.prompt_share * only_prompts.prompt_speed:

@@ -3,11 +3,11 @@
 The other instances serve that KV while they compute prompts, so nothing moves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
-from math import ceil, inf
+from math import inf
 
 from loong.core.cost.work import WorkCount
 from loong.core.decision import Alternative, Decision, DecisionKind
@@ -16,15 +16,13 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
-from loong.scheduler.common.leases import arrival_order, lease_start_time, plan_lease
+from loong.scheduler.common.leases import arrival_order, plan_lease
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.reasons import reason_to_wait, reasons_to_end_leases
+from loong.scheduler.esp.lease_timing import end_for
+from loong.scheduler.esp.reasons import NO_SLOTS, reason_to_wait
 from loong.scheduler.esp.service import leased, serves_others
-from loong.scheduler.tuning import LEASE_START_SHARE, PLANNED_TPOT_SHARE
-
-NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
-JOINED = "others are to join it, or to run on its instances"
+from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class ServedDecodes:
         without one. Targets that no number meets do not count; if none can be met, the quickest number.
         """
         most = len(self.snapshot.pools) - 1
-        roomy = next((number for number in range(1, most + 1) if self._has_room(number)), most)
+        roomy = next((k for k in range(1, most) if self.num_spare(self._last(k), self.all_views) >= 0), most)
         able = [number for number in self._numbers if number >= roomy and self._is_clear(number)] or [roomy]
         targets = [target_tpot(view, self.draft.config) for view in self.all_views]
         number = self._fewest(able, min(targets, default=inf))
@@ -106,27 +104,21 @@ class ServedDecodes:
         wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
         if not wanted or (wanted == self.busy_ids and not self._can_any_join()):
             return ()
-        return tuple(
-            LeaseEnd(batch.batch_id, step)
-            for batch in self.leases
-            if (step := self._last_step(batch)) < batch.last_step
-        )
+        return tuple(end for batch in self.leases for end in end_for(self.draft, (), batch))
 
-    def decisions(self, lease: BatchPlan | None, ends: Sequence[LeaseEnd]) -> Iterator[Decision]:
-        """Return the reasons of a lease, of waits, and of ends of leases."""
-        if lease is not None:
-            num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
-            near = [k for k in self._numbers if abs(k - chosen) <= 1]
-            yield Decision(
-                DecisionKind.DOP,
-                lease.request_ids,
-                f"decodes on {lease.group.dop} of {num_instances} instances, which read KV where it is",
-                tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in near),
-            )
-            joined = frozenset(lease.request_ids)
-            left_out = (v.request_id for v in self.resting if v.request_id not in joined)
-            yield from reason_to_wait(left_out, NO_SLOTS)
-        yield from reasons_to_end_leases(self.snapshot, ends, JOINED)
+    def decisions(self, lease: BatchPlan) -> Iterator[Decision]:
+        """Yield the reasons of a lease, and of waits for slots."""
+        num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
+        near = [k for k in self._numbers if abs(k - chosen) <= 1]
+        yield Decision(
+            DecisionKind.DOP,
+            lease.request_ids,
+            f"decodes on {lease.group.dop} of {num_instances} instances, which read KV where it is",
+            tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in near),
+        )
+        joined = frozenset(lease.request_ids)
+        left_out = (v.request_id for v in self.resting if v.request_id not in joined)
+        yield from reason_to_wait(left_out, NO_SLOTS)
 
     def _is_clear(self, number: int) -> bool:
         """Return whether these instances hold no KV of unfinished prompts.
@@ -166,32 +158,24 @@ class ServedDecodes:
     def _host_of(self, instance_id: InstanceId) -> int:
         return self.snapshot.instance[instance_id].host_id
 
-    def _has_room(self, number: int) -> bool:
-        return sum(view.num_remaining_tokens for view in self.all_views) <= self._num_free(self._last(number))
-
     def _can_any_join(self) -> bool:
         """Return whether a waiting decode has room for all its tokens, and those in flight for theirs."""
-        num_left = self._num_free(self.instance_ids) - sum(v.num_remaining_tokens for v in self.in_flight)
-        return any(view.num_remaining_tokens <= num_left for view in self.resting)
-
-    @property
-    def num_spare(self) -> int:
-        """Return the slots of their instances that none of them needs until its end."""
-        return self._num_free(self.instance_ids) - sum(view.num_remaining_tokens for view in self.all_views)
+        num_spare = self.num_spare(self.instance_ids, self.in_flight)
+        return any(view.num_remaining_tokens <= num_spare for view in self.resting)
 
     @property
     def step_seconds(self) -> float:
         """Return the seconds of a step of all of them."""
         return self._step_seconds(len(self.instance_ids))
 
-    def _num_free(self, instance_ids: Sequence[InstanceId]) -> int:
-        """Return the slots there that are free, or that leases have for steps to come."""
+    def num_spare(self, instance_ids: Sequence[InstanceId], views: Iterable[RequestView]) -> int:
+        """Return the slots there, free or in leases for steps to come, that these do not need to end."""
         num_free = sum(self.snapshot.free[i] for i in instance_ids)
         for batch in self.leases:
             masters = [block.master_id for block in batch.plan.queries]
             num_free += sum(batch.plan.num_stored_tokens.get(i, 0) for i in instance_ids)
             num_free -= batch.num_steps_taken * sum(map(masters.count, instance_ids))
-        return num_free
+        return num_free - sum(view.num_remaining_tokens for view in views)
 
     def _step_seconds(self, number: int) -> float:
         """Return the seconds of a step of all decodes, with this number of masters."""
@@ -215,11 +199,6 @@ class ServedDecodes:
                 break
             views.append(view)
         return views
-
-    def _last_step(self, batch: RunningBatch) -> int:
-        start = lease_start_time(batch.plan.group.instance_ids, len(self.all_views), self.draft.cost_model)
-        left = batch.started_at + start / LEASE_START_SHARE - batch.stepped_at
-        return batch.num_steps_taken + max(1, ceil(left / (batch.plan.predicted_time or 1.0)))
 
 
 def _is_decode(batch: RunningBatch, snapshot: Snapshot) -> bool:

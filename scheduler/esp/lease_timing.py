@@ -18,22 +18,22 @@ def least_lease_seconds(
     instance_ids: tuple[InstanceId, ...],
     num_decodes: int,
 ) -> float:
-    """Return the least seconds of a lease once a prompt waits for its end, while prompts are few.
+    """Return the least seconds of a lease once others wait for its end, while prompts are few.
 
     Otherwise chats that come one by one would have a step each. Most of its time would go to sending all
     decodes, and most of the engine's time to planning.
     """
-    seconds = draft.cost_model.host.plan_request * num_decodes / MAX_PLANNING_SHARE
-    if prefills:
-        start_time = lease_start_time(instance_ids, num_decodes, draft.cost_model)
-        seconds = max(seconds, start_time / LEASE_START_SHARE - sum(prefill.work for prefill in prefills))
+    planning = draft.cost_model.host.plan_request * num_decodes / MAX_PLANNING_SHARE
+    start_time = lease_start_time(instance_ids, num_decodes, draft.cost_model)
+    sending = start_time / LEASE_START_SHARE - sum(prefill.work for prefill in prefills)
+    seconds = max(planning, sending)
     return min(seconds, MAX_BATCHING_WAIT * min([draft.config.target_ttft, *(p.ttft for p in prefills)]))
 
 
 def end_for(
     draft: PlanDraft, prefills: Sequence[PrefillCandidate], batch: RunningBatch, num_steps_due: int = 0
 ) -> Iterator[LeaseEnd]:
-    """Yield the end of a lease for prompts that wait for it, if it is to end early.
+    """Yield the end of a lease for prompts, or (none) decodes, that wait for it, if it is to end early.
 
     It has its least time and `num_steps_due` more steps, or ends in time for the prompts.
     """

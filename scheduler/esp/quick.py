@@ -32,8 +32,9 @@ class QuickPrompts:
         None if there are no others, and the instances for prompts are idle.
         """
         seconds = self.seconds - self._overhead
+        num_spare = self.decodes.num_spare(self.decodes.instance_ids, self.decodes.all_views)
         most_free = max(self.draft.view.free[i] for i in self.decodes.instance_ids)
-        num_tokens, room = self.draft.config.max_num_batched_tokens, min(self.decodes.num_spare, most_free)
+        num_tokens, room = self.draft.config.max_num_batched_tokens, min(num_spare, most_free)
         chosen = []
         for prefill in self.draft.prefills:
             is_new = not (prefill.is_begun or prefill.is_deferred)

@@ -11,7 +11,6 @@ from dataclasses import replace
 from loong.core.cost.cost_model import prefill_time
 from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.placement import InstanceId
-from loong.core.plan import LeaseEnd
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.esp.draft import PlanDraft
@@ -25,6 +24,8 @@ NOT_CONSIDERED = "too many prompts wait: only the oldest and the newest are cons
 DEFERRED_BY_DEADLINE = "it is deferred, as not all prompts can be in time and most can without it"
 BUSY = "the instances that are to compute it are in a step, or decode first"
 FULL_STEP = "the step of its instances is full of more urgent prompts"
+NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
+JOINED = "others are to join it, or to run on its instances"
 PAUSED = "free slots are kept for others, so that these can end"
 PAUSED_LATE = "it is late in any case, and others that can be in time have work for all instances"
 DEFERRED = frozenset({DEFERRED_BY_DEADLINE, PAUSED, PAUSED_LATE, ONE_DEFERRED_AT_A_TIME, OVERTAKING})
@@ -32,7 +33,7 @@ DEFERRED = frozenset({DEFERRED_BY_DEADLINE, PAUSED, PAUSED_LATE, ONE_DEFERRED_AT
 
 
 def explain(draft: PlanDraft) -> PlanDraft:
-    """Add the reasons for which prompts begin, are deferred or wait."""
+    """Add the reasons for which prompts begin, are deferred or wait, and leases end early."""
     computed = [prefill for prefill in draft.prefills if prefill.view.request_id in draft.batch_of]
     decisions = list(_reasons_to_begin(draft, computed))
     if deferred := [prefill.view.request_id for prefill in computed if prefill.is_deferred]:
@@ -45,6 +46,8 @@ def explain(draft: PlanDraft) -> PlanDraft:
             waiting[why].append(prefill.view.request_id)
     for why, request_ids in waiting.items():
         decisions += reason_to_wait(request_ids, why)
+    ended = (draft.snapshot.batch[end.batch_id].plan for end in draft.lease_ends)
+    decisions += (Decision(DecisionKind.END_LEASE, batch.request_ids, JOINED) for batch in ended)
     return replace(draft, decisions=(*draft.decisions, *decisions))
 
 
@@ -107,12 +110,6 @@ def reason_to_preempt(victim: RequestView, num_holders: int, num_free: int) -> D
         f"too few slots are free ({num_free}) for a step of those before it, and of {num_holders} requests "
         "that hold KV it came last",
     )
-
-
-def reasons_to_end_leases(snapshot: Snapshot, ends: Iterable[LeaseEnd], why: str) -> Iterator[Decision]:
-    """Yield why the requests of these leases pause soon."""
-    for end in ends:
-        yield Decision(DecisionKind.END_LEASE, snapshot.batch[end.batch_id].plan.request_ids, why)
 
 
 def _instances(dop: int) -> str:

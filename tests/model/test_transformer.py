@@ -72,6 +72,21 @@ def test_a_prompt_and_its_continuation_get_the_logits_of_transformers(
     assert_close(logits, run_transformers(folder, TOKENS, num_prompt_tokens))
 
 
+def test_a_step_of_many_rows_computes_each_as_a_step_of_few(folder: Path) -> None:
+    decoder = load(folder, SingleDevice())
+    tokens, positions = torch.arange(40_000) % 97, torch.arange(40_000) % NUM_TOKENS
+
+    def forward(rows: slice) -> Tensor:
+        num_rows = len(tokens[rows])
+        lengths = torch.full((num_rows,), NUM_TOKENS)
+        return decoder.forward(tokens[rows], positions[rows], lengths, OwnQueries(decoder.shard, num_rows))
+
+    whole = forward(slice(None))
+    for first in (0, 16_380, 32_700, 39_990):
+        rows = slice(first, first + 10)
+        torch.testing.assert_close(whole[rows], forward(rows), atol=1e-4, rtol=1e-4)
+
+
 def test_how_a_sequence_is_cut_into_steps_does_not_change_its_logits(folder: Path) -> None:
     decoder = load(folder, SingleDevice())
     expected = run(decoder, TOKENS, one_by_one(NUM_PROMPT_TOKENS), NUM_PROMPT_TOKENS)

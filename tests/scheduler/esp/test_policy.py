@@ -18,9 +18,7 @@ from loong.core.request import SLO, Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
-from loong.scheduler.esp.batches import PROMPTS_JOIN
-from loong.scheduler.esp.decodes import JOINED, NO_SLOTS
-from loong.scheduler.esp.reasons import BUSY
+from loong.scheduler.esp.reasons import BUSY, JOINED, NO_SLOTS
 from loong.scheduler.policy import admissible_tokens, make_policy
 
 FOUR = [H200_CAPACITY] * 4
@@ -141,16 +139,15 @@ def test_all_instances_together_compute_what_only_they_have_room_for() -> None:
     assert {segment.instance_id for batch in plan.batches for segment in batch.writes} == {0, 1, 2, 3}
 
 
-def test_to_go_on_together_leases_end_and_idle_instances_decode_meanwhile() -> None:
+def test_to_go_on_together_leases_end_and_idle_instances_wait() -> None:
     old, new, late = decoding("old", 10, (1,)), decoding("new", 10, (0,)), waiting("late", 30_000)
     lease = replace(decode([old], (1,), {"old": 1}, num_steps=50), predicted_time=0.01)
     snapshot = snapshot_of([90_000] * 2, [old, new, late], [running(7, lease)], now=0.001)
     plan = planned(snapshot, H200, PolicyConfig())
     assert [end.batch_id for end in plan.lease_ends] == [7]
-    assert any(d.kind is DecisionKind.END_LEASE and d.chosen == PROMPTS_JOIN for d in plan.decisions)
+    assert any(d.kind is DecisionKind.END_LEASE and d.chosen == JOINED for d in plan.decisions)
     assert [decision.request_ids for decision in plan.decisions if decision.chosen == BUSY] == [("late",)]
-    (meanwhile,) = plan.batches
-    assert (meanwhile.request_ids, meanwhile.group.instance_ids) == (("new",), (0,))
+    assert not plan.batches
 
 
 def test_a_lease_ends_for_a_decode_that_comes_but_not_before_it_was_worth_its_start() -> None:

@@ -14,12 +14,12 @@ from loong.core.request import SLO
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.batches import PROMPTS_JOIN
 from loong.scheduler.esp.policy import plan_esp
 from loong.scheduler.esp.reasons import (
     BUSY,
     DEFERRED_BY_DEADLINE,
     FULL_STEP,
+    JOINED,
     NO_ROOM,
     NOT_TRIED,
     ONE_DEFERRED_AT_A_TIME,
@@ -77,7 +77,7 @@ def test_a_prompt_that_waits_is_reported_for_which_instances() -> None:
     decisions = decided(snapshot_of([999, 999], [view, waiting("p", 1500)], [running(0, plan)]))
     assert wait_of("p", decisions) == BUSY
     (ended,) = (d for d in decisions if d.kind is DecisionKind.END_LEASE)
-    assert (ended.request_ids, ended.chosen) == (("busy",), PROMPTS_JOIN)
+    assert (ended.request_ids, ended.chosen) == (("busy",), JOINED)
 
 
 def test_prompts_that_wait_for_the_same_thing_are_reported_together() -> None:
