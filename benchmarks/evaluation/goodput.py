@@ -34,6 +34,7 @@ OTHER_POLICIES = (
     "tp",
     "chunked",
 )
+ABLATIONS = ("esp", "esp-fcfs", "esp-no-chunks", "esp-no-apart", "esp-no-lone")
 PAGE = Path(__file__).parents[2] / "docs" / "goodput.md"
 
 
@@ -53,6 +54,7 @@ TABLES = {
         (*FAIR_POLICIES, *OTHER_POLICIES),
     ),
     "workloads": Table(("zipf1.2", "leval"), ("tight",), FAIR_POLICIES),
+    "ablations": Table(("zipf1.2", "leval"), ("tight", "interactive"), ABLATIONS),
 }
 
 

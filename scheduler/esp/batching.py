@@ -1,11 +1,12 @@
 """The next batch of a group: a lease of its decodes, or one step of prompts and decodes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
+from loong.scheduler.common.cluster_parts import hosts_of
 from loong.scheduler.common.masters import choose_lease
 from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.common.striping import RequestPart
@@ -200,12 +201,27 @@ class BatchBuilder:
         if not (len(view.placement.instance_ids) > 1 or step.count.has_ring):
             share = self._on_one(step, prefill, budget)
         if share is None:
-            return step.add(view, step.striped(view, budget, min_tokens))
-        if is_alone and (striped := step.striped(view, budget)) is not None:
+            return step.add(view, step.striped(view, budget, self._keeper_ids(step, view), min_tokens))
+        keeper_ids = self._keeper_ids(step, view) if is_alone else ()
+        if keeper_ids and (striped := step.striped(view, budget, keeper_ids)) is not None:
             share = min(
                 share, striped, key=lambda part: (-part.num_tokens, step.sizer.seconds_with(view, part))
             )
         return step.add(view, share)
+
+    def _keeper_ids(self, step: StepBuilder, view: RequestView) -> Collection[InstanceId]:
+        """Return the instances that may keep a prompt's KV: those of one host, if one has room for all.
+
+        So hosts that are planned together for another request can part when that has ended.
+        """
+        snapshot, held = self.draft.snapshot, view.placement.instance_ids
+        rooms = {
+            host: sum(step.free.get(i, 0) for i in host)
+            for host in (hosts_of(snapshot) if snapshot.num_hosts > 1 else ())
+            if set(held).issubset(host) and sum(snapshot.pools[i] for i in host) >= view.num_final_tokens
+        }
+        roomiest = max(rooms, key=rooms.__getitem__, default=())
+        return roomiest if rooms.get(roomiest, 0) >= view.num_uncomputed_tokens else step.instance_ids
 
     @staticmethod
     def _on_one(step: StepBuilder, prefill: PrefillCandidate, budget: float) -> RequestPart | None:

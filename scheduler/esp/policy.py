@@ -8,7 +8,8 @@ The instances of a batch, its group, are chosen anew at every chunk boundary, an
   group. All serve the KV that they have computed.
 - Where steps with decodes and prompts on all instances leave prompts more of the cluster, they run together.
 
-Several hosts are planned one by one, as long as every request fits into each.
+Several hosts are planned one by one. Those that a request needs together are planned together while it runs.
+GPUs keep the KV of each other request on one host then, so that they part again.
 
 A plan is made in stages. Each takes a draft, and returns one that says more.
 """
@@ -23,7 +24,8 @@ from loong.core.placement import InstanceId, striped
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.cluster_parts import Parts, groups_of, hosts_of, place_of
+from loong.scheduler.common.cluster_parts import Parts, groups_of, place_of
+from loong.scheduler.common.joined_hosts import joined_hosts
 from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import Variant
@@ -48,11 +50,11 @@ def plan_esp(
     """Plan every instance that can run now."""
     if not is_any_usable(snapshot, snapshot.pools):
         return plan_while_busy(snapshot)
-    plan, each, hosts = None, groups_of(tuple(sorted(snapshot.pools)), 1), hosts_of(snapshot)
+    plan, each = None, groups_of(tuple(sorted(snapshot.pools)), 1)
     if variant.has_lone_instances and suits_lone_instances(snapshot, each, cost_model, config):
         plan = plan_parts(snapshot, each, cost_model, config, variant)
-    elif len(hosts) > 1 and fit_parts(snapshot, hosts) and are_within_parts(live_requests(snapshot), hosts):
-        plan = plan_parts(snapshot, hosts, cost_model, config, variant)
+    elif snapshot.num_hosts > 1 and len(parts := joined_hosts(snapshot)) > 1:
+        plan = plan_parts(snapshot, parts, cost_model, config, variant)
     if plan is not None and (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
         return plan  # otherwise one part has too little room for what it has, and all together may have it
     return plan_part(snapshot, cost_model, config, len(snapshot.pools), variant)

@@ -1,7 +1,7 @@
 """Builds one step: requests are added to a group until its time, tokens or room are used up."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import InstanceWork, WorkCount
@@ -108,11 +108,17 @@ class StepBuilder:
         self.num_steps = min(self.num_steps, num_steps)
         self.count.is_lease = self.num_steps > 1
 
-    def striped(self, view: RequestView, budget: float, min_tokens: int = 0) -> RequestPart | None:
-        """Return the next chunk that all instances compute, or None if one has no time left."""
+    def striped(
+        self, view: RequestView, budget: float, keeper_ids: Collection[InstanceId], min_tokens: int = 0
+    ) -> RequestPart | None:
+        """Return the next chunk that all instances compute, or None if one has no time left.
+
+        Its KV stays on some of `keeper_ids`.
+        """
         if not min_tokens and max(self.instance_seconds.values()) > (1 - MIN_CHUNK_SHARE) * budget:
             return None
-        return self.sizer.striped(view, budget, min_tokens)
+        free = {i: num_free if i in keeper_ids else 0 for i, num_free in self.free.items()}
+        return replace(self.sizer, free=free).striped(view, budget, min_tokens)
 
     def add(self, view: RequestView, share: RequestPart | None) -> int:
         """Add a chunk of a prompt, if there is one. Returns the number of its tokens."""

@@ -11,7 +11,7 @@ from loong.fabric.world import World
 
 SHAPES = ((1, 1), (3, 5), (1, 4096), (37, 211), (2, 7000))  # beyond a program, a shard, an alignment, a round
 DTYPES = (torch.float32, torch.float16)  # Triton's interpreter cannot round to bfloat16
-NUM_BATCHES = 3
+NUM_BATCHES = 2
 
 
 def shards(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -39,6 +39,19 @@ def differences(fabric: Fabric, instance_id: int, tp_rank: int) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    "carrier",  # those on one host, as the ranks of an instance are
+    [
+        Carrier.SOCKETS,
+        Carrier.ARENAS,
+        Carrier.LINKS,
+        *(
+            pytest.param(carrier, marks=pytest.mark.multigpu)
+            for carrier in (Carrier.GPU_ARENAS, Carrier.GPU_LINKS)
+        ),
+    ],
+    ids=lambda carrier: carrier.value,
+)
 @pytest.mark.parametrize("tp_size", [1, 2, 3])
 def test_sums_and_gathers_are_those_of_the_definition_whatever_their_size(
     tp_size: int, carrier: Carrier

@@ -117,6 +117,31 @@ def test_the_ray_cluster_has_two_hosts_with_one_token() -> None:
     assert (flags.hosts, flags.num_hosts) == ("ray", len(hosts))
 
 
+def test_kuberay_runs_one_server_over_the_gpus_of_all_its_hosts(tmp_path: Path) -> None:
+    text = (FOLDER / "kuberay.yaml").read_text()
+    found = {each["kind"]: each for each in map(msgspec.yaml.decode, text.split("\n---\n"))}
+    config, job = tmp_path / "serve.yaml", found["RayJob"]["spec"]
+    config.write_text(found["Secret"]["stringData"][Path(PLACE).name])
+    command, name, *words = job["entrypoint"].split()
+    flags, cluster = flags_of(words, config), job["rayClusterSpec"]
+    head, (group,) = cluster["headGroupSpec"]["template"], cluster["workerGroupSpecs"]
+    pods = [head["spec"], *[group["template"]["spec"]] * group["replicas"]]
+    servers = [container for pod in pods for container in pod["containers"]]
+    assert (command, name, flags["hosts"], flags["num_hosts"]) == ("loong", "serve", "ray", len(servers))
+    num_gpus = sum(server["resources"]["limits"]["nvidia.com/gpu"] for server in servers)
+    assert (flags["device"], flags["num_instances"]) == ("cuda", num_gpus)
+    assert cluster["authOptions"] == {"mode": "token"}
+    assert len({server["image"] for server in servers}) == 1
+    for pod in pods:
+        mounts = {mount["name"] for server in pod["containers"] for mount in server["volumeMounts"]}
+        assert mounts == {volume["name"] for volume in pod["volumes"]}
+    assert head["spec"]["volumes"][0]["secret"]["secretName"] == found["Secret"]["metadata"]["name"]
+    assert found["Service"]["spec"]["selector"] == head["metadata"]["labels"]
+    (port,) = servers[0]["ports"]
+    assert (port["containerPort"], flags["host"]) == (flags["port"], "0.0.0.0")
+    assert {"port": flags["port"]} in found["NetworkPolicy"]["spec"]["ingress"][-1]["ports"]
+
+
 @pytest.mark.parametrize("name", ["startupProbe", "readinessProbe", "livenessProbe"])
 def test_probes_need_no_key_and_liveness_bears_lost_instances(
     resources: dict[str, dict[str, Any]], name: str

@@ -264,6 +264,20 @@ def test_a_prompt_that_no_host_has_room_for_is_computed_by_all() -> None:
     assert hosts["r012"] == {0, 1}
 
 
+@pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
+def test_beside_it_gpus_keep_the_kv_of_each_other_request_on_one_host(serves: Service) -> None:
+    policy, requests = make_policy("esp", TIGHT), [*mixed(), timed_request(12, 250_000, 8, 0.7)]
+    run = simulate(
+        lambda s, c: policy(on_two_hosts(s), c), [100_000] * 4, requests, cost_model=H200, serves=serves
+    )
+    hosts = defaultdict[str, set[int]](set)
+    for batch in batches_of(run):
+        for segment in batch.writes:
+            hosts[segment.owner_id].add(segment.instance_id // 2)
+    assert hosts.pop("r012") == {0, 1}
+    assert all(len(of_one) == 1 for of_one in hosts.values())
+
+
 def test_where_all_prompts_are_short_and_targets_loose_each_instance_runs_its_own() -> None:
     chats = [timed_request(n, 300 + 37 * n, 60, n * 0.05) for n in range(24)]
     run = simulate("esp", FOUR, chats, cost_model=H200)

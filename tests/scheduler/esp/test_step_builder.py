@@ -45,7 +45,7 @@ def add_whole(
 
 
 def add_striped(step: StepBuilder, view: RequestView, budget: float, min_tokens: int = 0) -> int:
-    return step.add(view, step.striped(view, budget, min_tokens))
+    return step.add(view, step.striped(view, budget, step.instance_ids, min_tokens))
 
 
 def seconds_of(batch: BatchPlan, views: Sequence[RequestView], cost_model: CostModel) -> float:
