@@ -1,6 +1,6 @@
 """The batches of a draft: apart, a lease of decodes and a step of prompts; together, a step of both."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from loong.core.placement import InstanceId
@@ -31,7 +31,7 @@ def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     quick_step = quick.step(BatchBuilder(draft, quick.seconds)) if quick.prefills else None
     lease = decodes.lease() if quick_step is None else None
     ends = first_ends((*quick.lease_ends(), *decodes.lease_ends()))
-    others = (prefill for prefill in draft.prefills if prefill not in quick.prefills)
+    others = [prefill for prefill in draft.prefills if prefill not in quick.prefills]
     step = _prompt_step(draft, others)
     return replace(
         draft,
@@ -41,14 +41,11 @@ def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     )
 
 
-def _prompt_step(draft: PlanDraft, prefills: Iterable[PrefillCandidate]) -> BatchPlan | None:
-    """Return a step of the prompts whose KV it reaches; None while some of its instances are busy."""
-    if not draft.idle_ids.issuperset(draft.prompt_ids):
+def _prompt_step(draft: PlanDraft, prefills: Sequence[PrefillCandidate]) -> BatchPlan | None:
+    """Return a step of these prompts, whose KV all serve; None while some of its instances are busy."""
+    if not prefills or not draft.idle_ids.issuperset(draft.prompt_ids):
         return None
-    reached = tuple(p for p in prefills if can_reach(draft.snapshot, p.view, draft.prompt_ids))
-    if not reached:
-        return None
-    return BatchBuilder(draft, step_seconds(draft)).with_prompts(draft.prompt_ids, (), reached)
+    return BatchBuilder(draft, step_seconds(draft)).with_prompts(draft.prompt_ids, (), prefills)
 
 
 def build_together(draft: PlanDraft) -> PlanDraft:

@@ -14,9 +14,8 @@ from loong.core.request import RequestView
 from loong.scheduler.common.slo_targets import FirstTokenTargets, tightest_tpot
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.late_prompts import is_share_due
 from loong.scheduler.esp.prompt_order import PrefillCandidate, prefill_work
-from loong.scheduler.esp.service import can_reach, serves_others
+from loong.scheduler.esp.service import serves_others
 from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
 
 
@@ -32,9 +31,6 @@ def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[Ins
     first = draft.prefills[0]
     if sum(draft.view.free[i] for i in prompt_ids) < first.num_tokens:
         return everywhere  # only all instances have room for it
-    unreached = [p for p in draft.prefills if not can_reach(draft.snapshot, p.view, prompt_ids)]
-    if first in unreached or any(is_share_due(p, p.dop, draft) for p in unreached):
-        return everywhere
     apart_speed = _speed(draft, len(prompt_ids), first, longest_step(draft))
     return prompt_ids if apart_speed >= together_speed(draft, first, decodes.all_views) else everywhere
 

@@ -13,7 +13,8 @@ from simulation import instances_with, simulate, timed_request
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.events import InstanceLost
-from loong.core.request import Request
+from loong.core.placement import striped
+from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
@@ -164,6 +165,20 @@ def test_a_batch_in_flight_has_what_it_reserved_and_no_more() -> None:
     assert safety_of(snapshot) == Safety(frozenset(), 5), "of 28, the other needs 23"
     ended = replace(snapshot, running=(replace(snapshot.running[0], has_ended=True), snapshot.running[1]))
     assert safety_of(ended) == Safety(frozenset(), LONG_LEASE)
+
+
+def test_slots_that_choices_share_are_free_only_when_the_one_that_needs_most_has_ended() -> None:
+    def choice(request_id: str, max_tokens: int) -> RequestView:
+        shared = striped("a", range(50), (0,))
+        return replace(decoding(request_id, 50, (0,), max_tokens), primary_id="a", shared=shared)
+
+    def paused_ids(num_needed: int) -> frozenset[str]:
+        views = [choice("a", 5), decoding("other", 50, (0,), num_needed + 1), choice("a-1", 30)]
+        snapshot = snapshot_of([150 + 20], views)  # the choices' prompt counts twice in the slots in use
+        return safety_of(snapshot).paused_ids
+
+    assert paused_ids(19) == frozenset()
+    assert paused_ids(20) == {"a-1"}
 
 
 def crowd(num_requests: int) -> list[Request]:
