@@ -7,10 +7,8 @@ the whole that their line names.
 # Admission and deferral
 MISSED_DEADLINE_WEIGHT = 4  # a prompt past its deadline counts as this many times as long in a choice
 USABLE_SPEED_SHARE = 0.8  # of the cluster's prefill speed; decodes and the ends of steps take the rest
-MAX_REFUSED = 4  # prompts without room, after which a round of admission tries no other
 MAX_CONSIDERED = 512  # waiting prompts in a plan: the oldest and the newest half
 MAX_CONSIDERED_PER_INSTANCE = 2  # the same limit of a large cluster
-BULK_REQUESTS = 8  # more requests than this change the KV forecast at once, fewer one by one
 STARVATION_FACTOR = 4  # TTFT targets after which no other prompt may pass one that finds no room
 LONG_PROMPT_STEPS = 8  # steps of one instance, beyond which a prompt is long
 MIN_ON_TIME_SHARE = 0.25  # of a step of all instances: with less on-time work, late prompts run as well

@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from operator import attrgetter
+from operator import attrgetter, ge
 
 from loong.core.request import RequestId, RequestView
 from loong.scheduler.common.future_kv import FutureKV
@@ -14,12 +14,10 @@ from loong.scheduler.esp.prompt_order import PrefillCandidate, considered, order
 from loong.scheduler.esp.reasons import (
     NO_ROOM,
     NOT_CONSIDERED,
-    NOT_TRIED,
     ONE_DEFERRED_AT_A_TIME,
     OVERTAKING,
     reason_to_wait,
 )
-from loong.scheduler.tuning import BULK_REQUESTS, MAX_REFUSED
 
 
 def admit(draft: PlanDraft) -> PlanDraft:
@@ -43,8 +41,6 @@ def admit(draft: PlanDraft) -> PlanDraft:
             refused[OVERTAKING].append(view.request_id)
         elif prefill.is_deferred and is_deferred_begun:
             refused[ONE_DEFERRED_AT_A_TIME].append(view.request_id)
-        elif len(room.refused) == MAX_REFUSED:
-            refused[NOT_TRIED].append(view.request_id)
         elif room.takes(view):
             is_deferred_begun |= prefill.is_deferred
             admitted.append(prefill)
@@ -62,21 +58,21 @@ def admit(draft: PlanDraft) -> PlanDraft:
 
 @dataclass
 class KVForecast:
-    """The KV of admitted requests until their declared ends: by a fast bound, and exactly if needed.
-
-    It counts running requests, and those taken. It is computed on demand.
-    """
+    """The KV of running and admitted requests until their declared ends: a fast bound, or exact if needed."""
 
     planning_view: PlanningView
     refused: list[tuple[int, int, int]] = field(default_factory=list)  # remaining and known tokens, siblings
-    taken: list[RequestView] = field(default_factory=list)
-    future: FutureKV | None = None  # with `num_counted` of `taken`
-    num_counted: int = 0
+    taken: list[RequestView] = field(default_factory=list)  # not yet in the future
 
     @cached_property
     def bound(self) -> int:
         """Return an upper bound on the slots that will ever be in use at once."""
         return int(self.planning_view.lengths.final.sum())
+
+    @cached_property
+    def future(self) -> FutureKV:
+        """Return the exact slots in use over time."""
+        return FutureKV.of(self.planning_view.lengths)
 
     def takes(self, view: RequestView) -> bool:
         """Admit a request if it has room until its declared end with all that were taken.
@@ -85,34 +81,20 @@ class KVForecast:
         """
         peak = self.bound + view.num_final_tokens
         if peak > self.planning_view.capacity:
-            remaining, known, num_siblings = (
-                view.num_remaining_tokens,
-                view.num_known_tokens,
-                view.num_siblings,
-            )
-            if any(remaining >= r and known >= k and num_siblings >= f for r, k, f in self.refused):
+            sizes = (view.num_remaining_tokens, view.num_known_tokens, view.num_siblings)
+            if any(all(map(ge, sizes, others)) for others in self.refused):
                 return False  # at least as large as one that did not fit: no need to compute
             peak = self._peak_with(view)
             if peak > self.planning_view.capacity:
-                self.refused.append((remaining, known, num_siblings))
+                self.refused.append(sizes)
                 return False
         self.taken.append(view)
         self.bound = peak
         return True
 
     def _peak_with(self, view: RequestView) -> int:
-        """Return the most slots that admitted requests and this one need at once, or a bound that fits."""
-        future, new = self.future, self.taken[self.num_counted :]
-        if future is None or len(new) > BULK_REQUESTS:
-            future = FutureKV.of(self.planning_view.lengths.adding(self.taken))
-        else:
-            for other in new:
-                future = future.adding(other)
-        if future is not self.future:
-            self.future, self.num_counted, self.bound = future, len(self.taken), future.peak
-        bound = self.bound + view.num_final_tokens
-        return (
-            bound
-            if bound <= self.planning_view.capacity
-            else future.peak_with(view, self.planning_view.capacity)
-        )
+        """Return the most slots that they and this one need at once, or something above the capacity."""
+        for other in self.taken:
+            self.future = self.future.adding(other)
+        self.taken.clear()
+        return self.future.peak_with(view, self.planning_view.capacity)

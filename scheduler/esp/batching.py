@@ -12,7 +12,8 @@ from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.common.striping import RequestPart
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
-from loong.scheduler.esp.prompt_order import PrefillCandidate, is_share_due
+from loong.scheduler.esp.late_prompts import is_share_due
+from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.tuning import (
     INTERLEAVING_GAIN,
@@ -97,7 +98,8 @@ class BatchBuilder:
         if only_decodes is None:
             return None
         if not decodes:
-            return self._planned(self._filled(only_decodes, prefills, self.budget(())))
+            step = self._filled(only_decodes, prefills, self.budget(()))
+            return step.plan() if step.shares else None
         interleaving = PrefillDecodeInterleaving(
             only_decodes.seconds, tightest_tpot(decodes, self.draft.config)
         )
@@ -110,15 +112,11 @@ class BatchBuilder:
         assert only_prompts is not None, "without decodes it needs no room"
         self._filled(only_prompts, prefills, budget)
         if INTERLEAVING_GAIN * mixed.prompt_speed >= interleaving.prompt_share * only_prompts.prompt_speed:
-            return self._planned(mixed)
+            return mixed.plan()
         num_due = interleaving.num_due(
             decodes, self.draft.snapshot.now, only_prompts.seconds, self.lease_steps
         )
         return self.lease(instance_ids, decodes, most_steps=num_due) if num_due else only_prompts.plan()
-
-    @staticmethod
-    def _planned(step: StepBuilder) -> BatchPlan | None:
-        return None if step.is_empty else step.plan()
 
     def _filled(self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float) -> StepBuilder:
         """Return the step with chunks of prompts in order, as far as they fit into `budget`.
@@ -134,9 +132,7 @@ class BatchBuilder:
             begun = step.begun_seconds + reading
             least = begun + max(self.draft.config.deferred_share * (budget - begun), reading)
             spared = budget - sum(p.work for p in prefills if p.rank < oldest.rank) / step.dop
-            has_share = is_share_due(
-                oldest, step.dop, self.draft.snapshot.now, self.draft.cost_model, self.draft.config
-            )
+            has_share = is_share_due(oldest, step.dop, self.draft)
             share_budget = max(least if has_share else 0.0, spared)
             min_tokens = MIN_CHUNK_TOKENS if has_share else 0  # otherwise it might never go on
             if self._add(step, oldest, share_budget, is_alone, min_tokens):
@@ -151,18 +147,17 @@ class BatchBuilder:
         self, step: StepBuilder, prefills: Sequence[PrefillCandidate], budget: float, is_alone: bool
     ) -> int:
         """Add chunks of prompts in order. Returns the number of their tokens."""
-        num_added = 0
-        too_long: PrefillCandidate | None = None  # one without a history that no longer fits
+        num_added, too_long = 0, NO_LIMIT  # tokens, from which one without a history does not fit
         for prefill in prefills:
             if not num_added:
                 budget = self._paying(step, prefill, budget)
-            elif _is_no_shorter(prefill, too_long):
+            elif prefill.num_tokens >= too_long:
                 continue
             num_tokens = self._add(step, prefill, budget, is_alone)
             num_added += num_tokens
             if step.is_full(budget):
                 break
-            too_long = None if num_tokens or prefill.num_cached else prefill
+            too_long = NO_LIMIT if num_tokens or prefill.num_cached else prefill.num_tokens
         return num_added
 
     def _paying(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> float:
@@ -236,8 +231,3 @@ class BatchBuilder:
         seconds, free = step.instance_seconds, step.free
         best = min(able, key=lambda i: (free[i] < prefill.num_tokens, seconds[i], -free[i], i))
         return step.sizer.whole(prefill.view, best, budget, at_least=prefill.num_tokens)
-
-
-def _is_no_shorter(prefill: PrefillCandidate, other: PrefillCandidate | None) -> bool:
-    """Return whether a prompt takes no less time than a known one without a history."""
-    return other is not None and prefill.num_tokens >= other.num_tokens

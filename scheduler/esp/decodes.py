@@ -3,9 +3,9 @@
 The other instances serve that KV while they compute prompts, so nothing moves.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice, zip_longest
 from math import inf
 
@@ -21,7 +21,7 @@ from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.lease_timing import end_for
 from loong.scheduler.esp.reasons import NO_SLOTS, reason_to_wait
-from loong.scheduler.esp.service import leased, serves_others
+from loong.scheduler.esp.service import leased
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 
@@ -121,12 +121,11 @@ class ServedDecodes:
         yield from reason_to_wait(left_out, NO_SLOTS)
 
     def _is_clear(self, number: int) -> bool:
-        """Return whether these instances hold no KV of unfinished prompts.
+        """Return whether these instances hold no KV of unfinished prompts, or are one, which may serve them.
 
-        Attention for chunks of those would slow decodes. One instance alone may, if it serves them.
+        Attention for chunks of those would slow decodes.
         """
-        is_served = number == 1 and serves_others(self.snapshot)
-        return is_served or self._prompt_ids.isdisjoint(self._last(number))
+        return number == 1 or self._prompt_ids.isdisjoint(self._last(number))
 
     @cached_property
     def _prompt_ids(self) -> frozenset[InstanceId]:
@@ -137,10 +136,6 @@ class ServedDecodes:
     @cached_property
     def _numbers(self) -> range:
         return range(1, max(1, len(self.snapshot.pools) // 2) + 1)
-
-    @cached_property
-    def _seconds(self) -> dict[int, float]:
-        return {}
 
     def _fewest(self, able: Sequence[int], target: float) -> int | None:
         """Return the least of these numbers that meets a TPOT target, with a margin if one does."""
@@ -165,8 +160,8 @@ class ServedDecodes:
 
     @property
     def step_seconds(self) -> float:
-        """Return the seconds of a step of all of them."""
-        return self._step_seconds(len(self.instance_ids))
+        """Return the seconds of a step of all of them; 0 if there are none."""
+        return self._step_seconds(len(self.instance_ids)) if self.all_views else 0.0
 
     def num_spare(self, instance_ids: Sequence[InstanceId], views: Iterable[RequestView]) -> int:
         """Return the slots there, free or in leases for steps to come, that these do not need to end."""
@@ -177,15 +172,19 @@ class ServedDecodes:
             num_free -= batch.num_steps_taken * sum(map(masters.count, instance_ids))
         return num_free - sum(view.num_remaining_tokens for view in views)
 
-    def _step_seconds(self, number: int) -> float:
-        """Return the seconds of a step of all decodes, with this number of masters."""
-        if number not in self._seconds:
+    @cached_property
+    def _step_seconds(self) -> Callable[[int], float]:
+        """Return the seconds of a step of all decodes, by the number of masters."""
+
+        @cache
+        def seconds(number: int) -> float:
             group = ESPGroup(self._last(number))
             count = WorkCount(group.instance_ids, is_lease=True)
             for place, view in enumerate(self.all_views):
                 count.add_decode(group.instance_ids[place % number], view.placement)
-            self._seconds[number] = self.draft.cost_model.step_time(count.step(group, is_first=False))
-        return self._seconds[number]
+            return self.draft.cost_model.step_time(count.step(group, is_first=False))
+
+        return seconds
 
     def _with_room(self, num_free: int) -> list[RequestView]:
         """Return those that can all end in this number of slots, and at least one.

@@ -1,4 +1,4 @@
-"""The choice of late prompts that pause while others have enough work.
+"""The share of late prompts, and the choice of those that pause while others have enough work.
 
 A long prompt that is late in any case takes time from every step. So it pauses, with its KV, until prompts
 that can be in time leave time for it.
@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.prompt_order import PrefillCandidate, is_share_due
+from loong.scheduler.esp.prompt_order import PrefillCandidate, prefill_work
 from loong.scheduler.esp.reasons import PAUSED_LATE, reason_to_wait
 from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
 
@@ -27,6 +27,13 @@ def pause_late(draft: PlanDraft) -> PlanDraft:
     )
 
 
+def is_share_due(prefill: PrefillCandidate, dop: int, draft: PlanDraft) -> bool:
+    """Return whether `deferred_share` of the prompt's age covers twice the time already spent on it."""
+    done = prefill_work(prefill.num_cached, 0, draft.cost_model.prefill_terms(1)) / dop
+    age, share = draft.snapshot.now - prefill.view.arrival_time, draft.config.deferred_share
+    return share > 0 and share * age >= 2 * done
+
+
 def _pausing(draft: PlanDraft) -> Set[PrefillCandidate]:
     """Return the prompts to pause: deferred or past their target, and long or on several instances.
 
@@ -40,5 +47,4 @@ def _pausing(draft: PlanDraft) -> Set[PrefillCandidate]:
     if not long or on_time < MIN_ON_TIME_SHARE * draft.view.num_instances * step_time:
         return set()
     oldest = min(late, key=lambda prefill: prefill.view.arrival_time)
-    is_due = is_share_due(oldest, oldest.dop, draft.snapshot.now, draft.cost_model, draft.config)
-    return long.difference([oldest] if is_due else [])
+    return long.difference([oldest] if is_share_due(oldest, oldest.dop, draft) else [])

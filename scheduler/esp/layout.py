@@ -14,7 +14,8 @@ from loong.core.request import RequestView
 from loong.scheduler.common.slo_targets import FirstTokenTargets, tightest_tpot
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.prompt_order import PrefillCandidate, is_share_due, prefill_work
+from loong.scheduler.esp.late_prompts import is_share_due
+from loong.scheduler.esp.prompt_order import PrefillCandidate, prefill_work
 from loong.scheduler.esp.service import can_reach, serves_others
 from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
 
@@ -32,15 +33,10 @@ def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[Ins
     if sum(draft.view.free[i] for i in prompt_ids) < first.num_tokens:
         return everywhere  # only all instances have room for it
     unreached = [p for p in draft.prefills if not can_reach(draft.snapshot, p.view, prompt_ids)]
-    now = draft.snapshot.now
-    if first in unreached or any(
-        is_share_due(p, p.dop, now, draft.cost_model, draft.config) for p in unreached
-    ):
+    if first in unreached or any(is_share_due(p, p.dop, draft) for p in unreached):
         return everywhere
-    is_apart_faster = apart_speed(draft, first, len(prompt_ids)) >= together_speed(
-        draft, first, decodes.all_views
-    )
-    return prompt_ids if is_apart_faster else everywhere
+    apart_speed = _speed(draft, len(prompt_ids), first, longest_step(draft))
+    return prompt_ids if apart_speed >= together_speed(draft, first, decodes.all_views) else everywhere
 
 
 def step_seconds(draft: PlanDraft) -> float:
@@ -65,11 +61,6 @@ def longest_step(draft: PlanDraft) -> float:
     live = (view for view in draft.snapshot.request.values() if not view.has_ended)
     least = min(map(targets.of, live), default=inf)
     return min(MAX_STEP_SECONDS, MAX_STEP_SHARE * min(least, config.target_ttft))
-
-
-def apart_speed(draft: PlanDraft, first: PrefillCandidate, dop: int) -> float:
-    """Return the work on the first prompt in a second of steps on instances without decodes."""
-    return _speed(draft, dop, first, longest_step(draft)) if dop else 0.0
 
 
 def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[RequestView]) -> float:

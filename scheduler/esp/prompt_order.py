@@ -144,15 +144,6 @@ def prefill_work(num_new: int, num_cached: int, terms: PrefillTerms) -> float:
     return num_new * (terms.per_token + terms.per_cached_pair * num_cached + terms.per_new_pair * num_new)
 
 
-def is_share_due(
-    prefill: PrefillCandidate, dop: int, now: float, cost_model: CostModel, config: PolicyConfig
-) -> bool:
-    """Return whether `deferred_share` of the prompt's age covers twice the time already spent on it."""
-    done = prefill_work(prefill.num_cached, 0, cost_model.prefill_terms(1)) / dop
-    age = now - prefill.view.arrival_time
-    return config.deferred_share > 0 and config.deferred_share * age >= 2 * done
-
-
 def by_deadline(prefills: Iterable[PrefillCandidate], now: float, speed: float) -> list[PrefillCandidate]:
     """Return prompts that can be in time by deadline, then deferred ones by arrival.
 

@@ -51,20 +51,16 @@ class QuickPrompts:
     @cached_property
     def seconds(self) -> float:
         """The time of a pause: none if the decodes miss their targets anyway."""
-        config = self.draft.config
-        if self._interleaving is None:
-            return config.step_time
         if self._interleaving.is_hopeless:
             return 0.0
+        config = self.draft.config
         return min(config.step_time, self._interleaving.saved * config.lease_steps)
 
     @cached_property
-    def _interleaving(self) -> PrefillDecodeInterleaving | None:
-        """The decodes' pace; None if there are none."""
-        views = self.decodes.all_views
-        if not views:
-            return None
-        return PrefillDecodeInterleaving(self.decodes.step_seconds, tightest_tpot(views, self.draft.config))
+    def _interleaving(self) -> PrefillDecodeInterleaving:
+        """The decodes' pace."""
+        tpot = tightest_tpot(self.decodes.all_views, self.draft.config)
+        return PrefillDecodeInterleaving(self.decodes.step_seconds, tpot)
 
     @property
     def _overhead(self) -> float:
@@ -72,18 +68,13 @@ class QuickPrompts:
 
         A lease that ends has one step more under way, whose tokens are dropped.
         """
-        least = self.draft.cost_model.prefill_terms(1).least
         num_decodes = len(self.decodes.all_views)
-        if not num_decodes:
-            return least
         start = lease_start_time(self.decodes.instance_ids, num_decodes, self.draft.cost_model)
-        return least + start + self.decodes.step_seconds
+        return self.draft.cost_model.prefill_terms(1).least + start + self.decodes.step_seconds
 
     @cached_property
     def num_steps_due(self) -> int:
         """The decode steps that are due before a pause for the prompts."""
-        if self._interleaving is None:
-            return 0
         pause = self._overhead + sum(prefill.work for prefill in self.prefills)
         views, now = self.decodes.all_views, self.draft.snapshot.now
         return self._interleaving.num_due(views, now, pause, self.draft.config.lease_steps)

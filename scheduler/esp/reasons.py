@@ -19,7 +19,6 @@ from loong.scheduler.esp.prompt_order import PrefillCandidate
 NO_ROOM = "there would be too little KV for all that run, and it, to reach their last tokens"
 OVERTAKING = "an older request has waited long for room, and goes first"
 ONE_DEFERRED_AT_A_TIME = "it is deferred, and so is another, which has begun and goes first"
-NOT_TRIED = "several before it wait for room"
 NOT_CONSIDERED = "too many prompts wait: only the oldest and the newest are considered"
 DEFERRED_BY_DEADLINE = "it is deferred, as not all prompts can be in time and most can without it"
 BUSY = "the instances that are to compute it are in a step, or decode first"

@@ -78,11 +78,6 @@ class StepBuilder:
         return sum(share.num_tokens for share in self.shares) / self.seconds
 
     @property
-    def is_empty(self) -> bool:
-        """Return whether nothing was added."""
-        return not (self.decodes or self.shares)
-
-    @property
     def begun_seconds(self) -> float:
         """Return the predicted time of the step with the smallest chunk of one more prompt."""
         least_busy = min(self.instance_ids, key=self.instance_seconds.__getitem__)
