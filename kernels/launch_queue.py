@@ -13,22 +13,25 @@ import torch
 
 
 class LaunchQueue:
-    """Launches of one thread on `stream()`: not many more than `most` are ahead of the device.
+    """Launches of one thread on `stream()`: at most `most`, and one call's, are ahead of the device.
 
-    One launch in `marked` is followed by an event.
+    An event follows at least `marked` launches.
     """
 
     def __init__(self, stream: Callable[[], torch.cuda.Stream], most: int = 768, marked: int = 32) -> None:
         self._stream, self._most, self._marked = stream, most, marked
-        self._marks = deque[torch.cuda.Event]()
-        self._num_unmarked = 0
+        self._marks = deque[tuple[torch.cuda.Event, int]]()  # each with the launches since the one before
+        self._num_unmarked = self._num_marked = 0
 
     def add(self, num_launches: int) -> None:
         """Count launches, and return once there is room for more."""
         self._num_unmarked += num_launches
         if self._num_unmarked < self._marked:
             return
+        self._marks.append((self._stream().record_event(), self._num_unmarked))
+        self._num_marked += self._num_unmarked
         self._num_unmarked = 0
-        self._marks.append(self._stream().record_event())
-        if len(self._marks) * self._marked > self._most:
-            self._marks.popleft().synchronize()
+        while self._num_marked > self._most and len(self._marks) > 1:
+            event, num_launches = self._marks.popleft()
+            event.synchronize()
+            self._num_marked -= num_launches

@@ -7,7 +7,7 @@ a run can be stopped and resumed. Needs no device.
 
     python benchmarks/evaluation/goodput.py --policy esp replicas --slo tight  # minutes; without flags hours
     python benchmarks/evaluation/goodput.py --table workloads --jobs 8
-    python benchmarks/evaluation/goodput.py --show --write                     # write the first table
+    python benchmarks/evaluation/goodput.py --show --write                     # write table `main`
 """
 
 import argparse
@@ -90,7 +90,9 @@ def main() -> None:
         print(f"{len(missing)} of {len(cells)} cells are missing")
     if args.write:
         begin, end = f"<!-- table {args.table} by goodput.py -->\n", f"<!-- end of table {args.table} -->\n"
-        before, _, rest = PAGE.read_text().partition(begin)
+        before, found_begin, rest = PAGE.read_text().partition(begin)
+        if not found_begin:
+            parser.error(f"{PAGE.name} has no place for table {args.table}")
         _, _, after = rest.partition(end)
         PAGE.write_text("\n".join([f"{before}{begin}", *lines, f"\n{end}{after}"]))
 

@@ -21,7 +21,7 @@ from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 _LEAST_CUT = 8192  # keys of a task, from which cutting them into pieces is faster
 _SHARED_ROWS, _SHARED_COLUMNS = 1024, 8192  # of a product, after which other streams get processors
 _MANY_QUERIES = 4096  # of all tasks, whose many tiles leave little idle at the end
-# Launches, at most: of a tile of attention, and of what comes between two norms besides products and tiles.
+# Launches, about: of a tile of attention, and of what comes between two norms besides products and tiles.
 _TILE_LAUNCHES, _OTHER_LAUNCHES = 4, 12
 
 

@@ -103,11 +103,12 @@ class Decoder:
 
     def _mlp(self, layer: LayerParameters, normed: Tensor) -> Tensor:
         """Return this rank's part of the MLP of [T, E]."""
-        blocks = [
-            self._linear(layer.down, self._gate(self._linear(layer.gate_up, rows)))
-            for rows in torch.split(normed, _MLP_ROWS)
-        ]
-        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        if len(normed) <= _MLP_ROWS:
+            return self._linear(layer.down, self._gate(self._linear(layer.gate_up, normed)))
+        out = torch.empty_like(normed)
+        for rows, target in zip(torch.split(normed, _MLP_ROWS), torch.split(out, _MLP_ROWS), strict=True):
+            target.copy_(self._mlp(layer, rows))
+        return out
 
     def _linear(self, linear: Linear, x: Tensor) -> Tensor:
         return self._device.linear(x, linear.weight, linear.bias)

@@ -36,7 +36,7 @@ class _Joining:
     """Hosts that become parts. A part has the number of its first host."""
 
     def __init__(self, hosts: Parts, snapshot: Snapshot) -> None:
-        self._hosts, self._host_of = hosts, place_of(hosts)
+        self._host_of = place_of(hosts)
         self._part_of = list(range(len(hosts)))
         self._capacity = {
             number: sum(snapshot.pools[i] for i in host) for number, host in enumerate(hosts)

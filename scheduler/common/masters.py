@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from loong.core.placement import InstanceId
 from loong.core.request import RequestView
+from loong.core.snapshot import Snapshot
 
 Masters: TypeAlias = list[tuple[RequestView, InstanceId]]
 PreferredIds: TypeAlias = Callable[[RequestView], Iterable[InstanceId]]
@@ -14,6 +15,17 @@ PreferredIds: TypeAlias = Callable[[RequestView], Iterable[InstanceId]]
 def holder_ids(view: RequestView) -> Iterable[InstanceId]:
     """Prefer the instances that hold KV of a request, which keeps groups small."""
     return view.placement.instance_ids
+
+
+def on_hosts_of_kv(snapshot: Snapshot) -> PreferredIds:
+    """Prefer the instances of the hosts that hold KV of a request, so that it stays on these hosts."""
+    instance = snapshot.instance
+
+    def preferred(view: RequestView) -> Iterable[InstanceId]:
+        hosts = {instance[i].host_id for i in view.placement.instance_ids}
+        return (i for i in snapshot.pools if instance[i].host_id in hosts)
+
+    return preferred
 
 
 def no_instances(_view: RequestView) -> Iterable[InstanceId]:

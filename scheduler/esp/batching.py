@@ -7,7 +7,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.common.cluster_parts import hosts_of
-from loong.scheduler.common.masters import choose_lease
+from loong.scheduler.common.masters import choose_lease, holder_ids, on_hosts_of_kv
 from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.common.striping import RequestPart
 from loong.scheduler.esp.draft import PlanDraft
@@ -74,7 +74,9 @@ class BatchBuilder:
     ) -> StepBuilder | None:
         """Return at most this number of steps of these decodes, or an empty step; None if room lacks."""
         draft, free = self.draft, {i: self.draft.view.free[i] for i in instance_ids}
-        found = choose_lease(decodes, free, most_steps) if decodes else (1, [])
+        several_hosts = draft.snapshot.num_hosts > 1
+        preferred_ids = on_hosts_of_kv(draft.snapshot) if several_hosts else holder_ids
+        found = choose_lease(decodes, free, most_steps, preferred_ids) if decodes else (1, [])
         if found is None:
             return None
         num_steps, masters = found

@@ -92,7 +92,7 @@ class ChunkSizer:
         """Return the largest chunk that all instances compute together in stripes, or None.
 
         Either queries travel or KV does, by the ring: whichever allows the larger chunk, or takes less time
-        for the same. The KV stays on all of them.
+        for the same. The KV stays on those that have free slots.
 
         It has at least `min_tokens` tokens where there is room, even if they exceed the budget.
         """

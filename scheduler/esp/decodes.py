@@ -17,6 +17,7 @@ from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.leases import arrival_order, plan_lease
+from loong.scheduler.common.masters import on_hosts_of_kv
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.lease_timing import end_for
@@ -89,12 +90,8 @@ class ServedDecodes:
         views = leased(self.snapshot, self._with_room(sum(free.values())), free)
         if not views:
             return None
-
-        def on_hosts_of_kv(view: RequestView) -> Iterator[InstanceId]:
-            hosts = {self._host_of(i) for i in view.placement.instance_ids}
-            return (i for i in free if self._host_of(i) in hosts)
-
-        return plan_lease(free, views, self.draft.cost_model, self.draft.lease_steps, on_hosts_of_kv)
+        preferred_ids = on_hosts_of_kv(self.snapshot)
+        return plan_lease(free, views, self.draft.cost_model, self.draft.lease_steps, preferred_ids)
 
     def lease_ends(self) -> tuple[LeaseEnd, ...]:
         """Return ends of leases that others are to join, or that are to have other instances.
@@ -146,12 +143,9 @@ class ServedDecodes:
         """Return the last instances of the hosts, taken from each host in turn."""
         hosts: dict[int, list[InstanceId]] = {}
         for instance_id in sorted(self.snapshot.pools, reverse=True):
-            hosts.setdefault(self._host_of(instance_id), []).append(instance_id)
+            hosts.setdefault(self.snapshot.instance[instance_id].host_id, []).append(instance_id)
         in_turn = (i for taken in zip_longest(*hosts.values()) for i in taken if i is not None)
         return tuple(sorted(islice(in_turn, number)))
-
-    def _host_of(self, instance_id: InstanceId) -> int:
-        return self.snapshot.instance[instance_id].host_id
 
     def _can_any_join(self) -> bool:
         """Return whether a waiting decode has room for all its tokens, and those in flight for theirs."""

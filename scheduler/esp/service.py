@@ -16,7 +16,10 @@ def serves_all(snapshot: Snapshot) -> bool:
 
 
 def serves_others(snapshot: Snapshot) -> bool:
-    """Return whether all instances serve batches of any other groups: some serve those of their host only."""
+    """Return whether each instance can serve batches of every group.
+
+    GPUs serve groups of their own host only, so on several hosts they cannot.
+    """
     return serves_all(snapshot) or (Service.NONE not in snapshot.services and snapshot.num_hosts == 1)
 
 

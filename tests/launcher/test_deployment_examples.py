@@ -137,8 +137,9 @@ def test_kuberay_runs_one_server_over_the_gpus_of_all_its_hosts(tmp_path: Path) 
         assert mounts == {volume["name"] for volume in pod["volumes"]}
     assert head["spec"]["volumes"][0]["secret"]["secretName"] == found["Secret"]["metadata"]["name"]
     assert found["Service"]["spec"]["selector"] == head["metadata"]["labels"]
-    (port,) = servers[0]["ports"]
-    assert (port["containerPort"], flags["host"]) == (flags["port"], "0.0.0.0")
+    ports = {port["name"]: port["containerPort"] for port in servers[0]["ports"]}
+    assert (ports["http"], flags["host"]) == (flags["port"], "0.0.0.0")
+    assert ports["dashboard"] == 8265, "the operator submits the job there"
     assert {"port": flags["port"]} in found["NetworkPolicy"]["spec"]["ingress"][-1]["ports"]
 
 

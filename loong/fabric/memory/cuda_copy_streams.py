@@ -12,7 +12,7 @@ from loong.kernels.exchange import signals
 from loong.kernels.launch_queue import LaunchQueue
 
 _URGENT = -1  # so that a flag's warp runs before the next block of attention
-_MOST_AHEAD, _MARKED = 32, 8  # transfers, which have two flags each, in a queue
+_MOST_AHEAD, _MARKED = 32, 8  # transfers, each with two flags: ahead of the device, and up to an event
 
 
 class CudaCopyStream:

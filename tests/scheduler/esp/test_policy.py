@@ -278,6 +278,17 @@ def test_beside_it_gpus_keep_the_kv_of_each_other_request_on_one_host(serves: Se
     assert all(len(of_one) == 1 for of_one in hosts.values())
 
 
+@pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
+def test_beside_it_a_decode_whose_instance_is_full_goes_on_on_its_host(serves: Service) -> None:
+    views = [decoding("long", 120_000, (0, 1, 2, 3), 100), decoding("near", 30_000, (0,), 100)]
+    snapshot = on_two_hosts(snapshot_of((60_000, 90_000, 150_000, 150_000), views))
+    instances = tuple(replace(i, serves=serves) for i in snapshot.instances)
+    plan = planned(replace(snapshot, instances=instances), H200, TIGHT)
+    assert snapshot.free[0] < 1
+    written = {s.instance_id for batch in plan.batches for s in batch.writes if s.owner_id == "near"}
+    assert written == {1}
+
+
 def test_where_all_prompts_are_short_and_targets_loose_each_instance_runs_its_own() -> None:
     chats = [timed_request(n, 300 + 37 * n, 60, n * 0.05) for n in range(24)]
     run = simulate("esp", FOUR, chats, cost_model=H200)

@@ -1,0 +1,38 @@
+"""What a thread has launched ahead of a device is bounded, however unevenly it counts."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from loong.kernels.launch_queue import LaunchQueue
+
+
+class SlowStream:
+    """A stream whose work is done only when somebody waits for an event behind it."""
+
+    def __init__(self) -> None:
+        self.num_launched = self.num_done = 0
+
+    def record_event(self) -> "Mark":
+        return Mark(self, self.num_launched)
+
+
+class Mark:
+    def __init__(self, stream: SlowStream, num_before: int) -> None:
+        self._stream, self._num_before = stream, num_before
+
+    def synchronize(self) -> None:
+        self._stream.num_done = self._num_before
+
+
+@pytest.mark.parametrize("counts", [[1], [12], [31, 12], [1, 1, 12, 1, 1, 12], [300], [2000]], ids=str)
+def test_no_more_launches_are_ahead_than_allowed_and_those_of_a_mark(counts: Sequence[int]) -> None:
+    stream = SlowStream()
+    queue = LaunchQueue(lambda: stream, most=768, marked=32)  # type: ignore[arg-type,return-value]  # acts as one
+    most = 0
+    for _ in range(500):
+        for count in counts:
+            stream.num_launched += count
+            queue.add(count)
+            most = max(most, stream.num_launched - stream.num_done)
+    assert most <= max(768, max(counts)) + 32
