@@ -2,6 +2,8 @@
 
 For each batch the log has the measured time and the predicted time of one of its steps. The prediction is the
 one of its plan, corrected by the batches before it. Errors are predicted over measured seconds, less 1.
+Prompts on one instance are "large" above the 2,048 tokens of a captured step. They are "serving" if a batch
+elsewhere has KV there at the same time.
 
     python benchmarks/evaluation/reality.py ... --output-dir out
     python benchmarks/scheduling/prediction_errors.py out/mixed/measured/decisions-*.jsonl
@@ -10,6 +12,7 @@ one of its plan, corrected by the batches before it. Errors are predicted over m
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import permutations
 from pathlib import Path
 from statistics import fmean, median
 
@@ -17,26 +20,41 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
 
-from loong.observability.decision_log.lines import BatchEndedLine, LoggedBatch, PlannedLine
+from loong.observability.decision_log.lines import BatchEndedLine, BatchStartedLine, LoggedBatch, PlannedLine
 from loong.observability.decision_log.reader import read_log
+from loong.worker.steps.mixed_inputs import MAX_ROWS
 from loong.workloads.report.report import table
 
 
 def errors_of(path: Path) -> Iterator[tuple[str, float]]:
     """Yield the kind of each batch that was predicted, and its error."""
     batches: dict[int, LoggedBatch] = {}
+    running, serving = set[int](), set[int]()  # serving: those during which an instance of theirs serves
     for line in read_log(path):
         if isinstance(line, PlannedLine):
             batches |= {batch.batch_id: batch for batch in line.batches}
-        elif isinstance(line, BatchEndedLine) and line.predicted_seconds:
-            yield _kind(batches[line.batch_id]), line.predicted_seconds / line.seconds - 1
+        elif isinstance(line, BatchStartedLine):
+            running.add(line.batch_id)
+            for one, other in permutations(running, 2):
+                if not set(batches[one].instance_ids).isdisjoint(batches[other].holder_ids):
+                    serving.add(one)
+        elif isinstance(line, BatchEndedLine):
+            running.discard(line.batch_id)
+            if line.predicted_seconds:
+                kind = _kind(batches[line.batch_id], is_serving=line.batch_id in serving)
+                yield kind, line.predicted_seconds / line.seconds - 1
 
 
-def _kind(batch: LoggedBatch) -> str:
+def _kind(batch: LoggedBatch, *, is_serving: bool) -> str:
     where = "group" if batch.dop > 1 else "one instance"
     if not batch.chunks:
         return f"{where}, decodes"
-    return f"{where}, prompts and decodes" if batch.decodes else f"{where}, prompts"
+    if batch.decodes:
+        return f"{where}, prompts and decodes"
+    if batch.dop > 1:
+        return f"{where}, prompts"
+    size = "large" if sum(chunk.num_tokens for chunk in batch.chunks) > MAX_ROWS else "small"
+    return f"{where}, prompts, {size}{', serving' if is_serving else ''}"
 
 
 def summary(errors: Sequence[float]) -> dict[str, float]:

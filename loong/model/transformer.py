@@ -12,7 +12,7 @@ from loong.model.rope import make_rotary
 from loong.model.tensor_parallel import Shard, TensorParallel
 
 _CPU = CpuDevice()
-_MLP_ROWS = 16_384  # at a time: gate and up are seven times as wide as what a long step keeps
+_MLP_ROWS = 16_384  # at a time: gate and up are several times as wide as hidden states
 
 
 class Attention(Protocol):

@@ -1,4 +1,4 @@
-"""What a thread has launched ahead of a device is bounded, however unevenly it counts."""
+"""A thread launches at most so far ahead of the device, whatever the sizes of its calls."""
 
 from collections.abc import Sequence
 
