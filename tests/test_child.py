@@ -66,8 +66,7 @@ async def test_each_process_has_its_own_config_session_and_end(fork_server: Fork
     staying = fork_server.start({"code": None})
     assert await asyncio.gather(*(child.wait() for child in children)) == [*range(20)]
     assert len({child.pid for child in children}) == 20
-    assert staying.pid is not None
-    assert os.getsid(staying.pid) == staying.pid
+    await until(lambda: staying.pid is not None and os.getsid(staying.pid) == staying.pid)
     fork_server.kill([staying])
     assert await staying.wait() == -signal.SIGKILL
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -58,14 +59,14 @@ def _show_progress(process: "subprocess.Popen[bytes]", name: str, num_bytes: int
 def _size(folder: Path) -> int:
     """Return the bytes of the largest wheel in a folder, whole or not.
 
-    Files may appear and disappear during the scan.
+    Files and folders may appear and disappear during the scan; `os.walk` passes over those folders.
     """
     size = 0
-    for path in folder.rglob("*.whl"):
-        try:
-            size = max(size, path.stat().st_size)
-        except FileNotFoundError:
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(FileNotFoundError):
+                    size = max(size, Path(parent, name).stat().st_size)
     return size
 
 

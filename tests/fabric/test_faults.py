@@ -68,13 +68,17 @@ def own_pid() -> torch.Tensor:
     return torch.tensor([os.getpid()], device="cpu")
 
 
-def lose_one_that_owes_nothing(fabric: Fabric, instance_id: int, tp_rank: int) -> list[float]:
-    """Instance 1 dies when it has sent all; instance 0 learns of it inside the batch, which ends well."""
+def lose_one_that_owes_nothing(
+    fabric: Fabric, instance_id: int, tp_rank: int, has_got_all: Event
+) -> list[float]:
+    """Instance 1 dies when all that it owes has arrived; 0 learns of it in the batch, which ends well."""
     incoming = torch.zeros(2)
     with fabric.batch(0, (0, 1)):
         finish(fabric.ring_step((0, 1), torch.full((2,), float(instance_id)), incoming))
         if instance_id == 1:
+            has_got_all.wait()
             os.kill(os.getpid(), signal.SIGKILL)
+        has_got_all.set()
         with pytest.raises(PeerLostError):
             fabric.exchange_control((0, 1), own_pid())
     return incoming.tolist()
@@ -82,7 +86,12 @@ def lose_one_that_owes_nothing(fabric: Fabric, instance_id: int, tp_rank: int) -
 
 def test_a_loss_is_no_error_of_a_batch_that_has_got_all_it_is_owed(carrier: Carrier) -> None:
     results = run_in_world(
-        lose_one_that_owes_nothing, World(2, 1), deadline=NEVER, num_victims=1, carrier=carrier
+        lose_one_that_owes_nothing,
+        World(2, 1),
+        context().Event(),
+        deadline=NEVER,
+        num_victims=1,
+        carrier=carrier,
     )
     assert results == [[1.0, 1.0], KILLED]
 
