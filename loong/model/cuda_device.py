@@ -255,7 +255,7 @@ class CudaDevice:
 
 
 def _numbers_of_rows(most: int) -> Iterator[int]:
-    """Yield numbers up to `most`, so many that a product of any number has the kernels of one of these."""
+    """Yield numbers up to `most`, close enough that a product of any number of rows has the kernel of one."""
     yield from (number for number in (1, 2, 4) if number <= most)
     yield from range(8, min(most, _SHARED_ROWS) + 1, 8)
     yield from range(_SHARED_ROWS + 64, most + 1, 64)
