@@ -33,9 +33,9 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from profiled_runs import Timed
 from real_run import add_worker_flags, chosen_workers
 from result import print_result, script_parser
-from served_runs import NUM_STEPS, ServedRun, ServedRuns
 
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
+from loong.launcher.profile.served_runs import NUM_STEPS, ServedRun, ServedRuns
 from loong.launcher.serve.local import local_workers
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.workloads.report.report import table
@@ -70,8 +70,7 @@ class Row:
     @classmethod
     def of(cls, run: ServedRun, context: int, model: WorkCostModel) -> "Row":
         """Return the numbers of a run. Raises `ValueError` if the lease ended before the chunks."""
-        begin, end = run.served.span
-        steps, chunks = run.busy.steps(begin, end), run.served.seconds(run.busy.times[-1])
+        steps, chunks = run.busy_steps, run.served.seconds(run.busy.times[-1])
         if not (steps and chunks):
             raise ValueError(f"no chunk ended in the {len(run.busy.times)} steps of the lease")
         chunk, seconds = median(run.alone.seconds()), fmean(steps)

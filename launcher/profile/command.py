@@ -23,7 +23,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "profile",
         help="measure workers and fit the cost model to them",
-        description="Measure every kind of work on real workers, fit the cost model, and write it to a file.",
+        description="Measure every kind of work on real workers, fit the cost model, and write it to a file. "
+        "Where instances attend for others, it also measures how long a step waits for one that computes.",
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)

@@ -78,7 +78,7 @@ def found(
         undetermined=list(result.undetermined),
         graph_limits=asdict(DEVICES[instances.device].graph_limits),
         host=asdict(result.model.host),
-        lane=asdict(result.model.lane),
+        lane={n: _rounded(v) for n, v in asdict(result.model.lane).items()},
         ranges=ranges(m.sample for m in measured),
         repeat_spread=round(median(m.spread for m in measured), 4),
         errors=error_table(result, held_out),

@@ -17,9 +17,10 @@ from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured, Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
+from loong.launcher.profile.scenarios import LEAST_CHUNK, LEAST_ROOM, Limits
+from loong.launcher.profile.served_runs import measured_lane
 from loong.launcher.serve.local import cluster_workers
-from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import ServiceLane, WorkCostModel
 from loong.scheduler.cost.roofline import roofline
 from loong.workloads.report.report import table
 
@@ -42,13 +43,15 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     if tiles is not None:
         cluster = replace(cluster, attention_tiles=msgspec.structs.astuple(tiles))
     print(_heading(chosen, duration), flush=True)
-    measured = asyncio.run(_measure(replace(chosen, cluster=cluster), limits, prior, duration))
+    measured, lane = asyncio.run(_measure(replace(chosen, cluster=cluster), limits, prior, duration))
+    if lane is not None:
+        prior = replace(prior, lane=lane)
     instances = Instances(
         chosen.name, shape, tp_size, chosen.device, chosen.cluster.num_instances, chosen.cluster.host_ids
     )
     file = found(instances, prior, measured, tiles)
     write_cost_model(file, output)
-    _print(file, output)
+    _print(file, lane, output)
 
 
 def _heading(chosen: ChosenCluster, duration: float) -> str:
@@ -76,7 +79,8 @@ def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
 
 async def _measure(
     chosen: ChosenCluster, limits: Limits, prior: WorkCostModel, duration: float
-) -> list[Measured]:
+) -> tuple[list[Measured], ServiceLane | None]:
+    timely = max(LEAST_CHUNK, prior.prefill_terms(1).max_tokens(limits.max_step_seconds, 0))
     async with cluster_workers(chosen.cluster, LookaheadMargin.on(prior.host)) as executor:
         cluster = ProfiledCluster(
             executor.members.serving(chosen.cluster.instances), executor, prior.host.idle
@@ -86,10 +90,11 @@ async def _measure(
             def show(elapsed: float) -> None:
                 bar.update(min(round(elapsed), round(duration)) - bar.n)
 
-            return await Profiler(cluster, limits, prior).measure(duration, show)
+            measured = await Profiler(cluster, limits, prior).measure(duration, show)
+        return measured, await measured_lane(cluster, min(limits.max_chunk_tokens, timely))
 
 
-def _print(file: CostModelFile, output: Path) -> None:
+def _print(file: CostModelFile, lane: ServiceLane | None, output: Path) -> None:
     coefficients = [
         (name, f"{1e6 * value:.{NUM_SIGNIFICANT}g}", "roofline" if name in file.undetermined else "measured")
         for name, value in file.coefficients.items()
@@ -102,6 +107,8 @@ def _print(file: CostModelFile, output: Path) -> None:
     print(table(("coefficient", "us", "from"), coefficients), end="\n\n")
     print(table(("relative error, held out", "samples", "mean", "P95", "worst"), errors), end="\n\n")
     print(table(("measured, an instance", "least", "greatest"), limits), end="\n\n")
+    if lane is not None:
+        print(f"A step waits {1e3 * lane.delay:.2f} ms for attention of instances that compute.", end="\n\n")
     if file.attention_tiles is not None:
         print(f"cuDNN's tiles: {file.attention_tiles}", end="\n\n")
     print(f"A plan takes {file.repeat_spread:.1%} longer than at its quickest (medians). Wrote {output}.")

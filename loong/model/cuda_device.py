@@ -99,6 +99,18 @@ class CudaDevice:
         gpu.linear(x, weight, bias, workspace=self._linear_workspace, out=out)
         return out
 
+    def load_products(self, weight: Tensor, bias: Tensor | None, most_rows: int) -> None:
+        """See Device.
+
+        cuBLAS has kernels for ranges of sizes, and loads each at its first use. Then the driver waits for all
+        work of the device, such as a step that waits for another process.
+        """
+        rows = torch.zeros(most_rows, weight.shape[1], dtype=weight.dtype, device=self.torch_device)
+        for num_rows in _numbers_of_rows(most_rows):
+            self.linear(rows[:num_rows], weight, bias)
+            if num_rows <= _SHARED_ROWS:
+                self._linear_in_turns(rows[:num_rows], weight, bias)
+
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None
     ) -> None:
@@ -240,6 +252,13 @@ class CudaDevice:
                 self._num_processors, head_dim, self.torch_device
             )
         return self._piece_workspaces[head_dim]
+
+
+def _numbers_of_rows(most: int) -> Iterator[int]:
+    """Yield numbers up to `most`, close enough that a product of any number of rows has the kernel of one."""
+    yield from (number for number in (1, 2, 4) if number <= most)
+    yield from range(8, min(most, _SHARED_ROWS) + 1, 8)
+    yield from range(_SHARED_ROWS + 64, most + 1, 64)
 
 
 def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:

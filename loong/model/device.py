@@ -57,6 +57,9 @@ class Device(Protocol):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return x [T, in] mapped to [T, out] by weight [out, in] and bias [out]."""
 
+    def load_products(self, weight: Tensor, bias: Tensor | None, most_rows: int) -> None:
+        """Load the kernels of `linear` for any x of at most `most_rows` rows, since loading may wait long."""
+
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None
     ) -> None:
@@ -160,6 +163,9 @@ class CpuDevice:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device."""
         return F.linear(x, weight, bias)
+
+    def load_products(self, weight: Tensor, bias: Tensor | None, most_rows: int) -> None:
+        """See Device. Libraries of processors have no kernels to load."""
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None

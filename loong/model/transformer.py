@@ -81,6 +81,14 @@ class Decoder:
         logits = self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size]
         return logits.float().contiguous() if out is None else out.copy_(logits)
 
+    @torch.inference_mode()
+    def load_products(self, most_rows: int, most_logits: int) -> None:
+        """Load the kernels of `forward` for at most `most_rows` tokens, and those of `logits`."""
+        layer = self.parameters.layers[0]
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            self._device.load_products(linear.weight, linear.bias, most_rows)
+        self._device.load_products(self.parameters.lm_head, None, most_logits)
+
     def _project(
         self, layer: LayerParameters, normed: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, rows: Tensor
     ) -> Tensor:

@@ -1,4 +1,7 @@
-"""Decode leases over KV on other instances, and chunks of prompts that these compute meanwhile."""
+"""Decode leases over KV on other instances, and chunks of prompts that these compute meanwhile.
+
+So a profile measures what a reader waits for a holder that computes. A fit of batches that run alone cannot.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,20 +9,23 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from random import Random
+from statistics import fmean, median
 
 from loong.core.cost.work import StepWork, batch_work, step_work
 from loong.core.events import BatchFinished, Event, TokensProduced
-from loong.core.instance import ESPGroup
+from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId, TokenId
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.scheduler.common.leases import lease_ends
 from loong.scheduler.common.striping import batch_of, decode_part, whole_part
+from loong.scheduler.cost.cost_model import ServiceLane
 
 NUM_STEPS, NUM_WARM_UPS = 48, 8  # of a lease without chunks, and of these the steps that do not count
 MOST_STEPS = 512  # of a lease that goes on until all chunks have ended
 NUM_CHUNKS = 4  # on each holder, after one that does not count
+LANE_CASES = ((8, 256), (2, 4096))  # requests and their context
 
 
 @dataclass(slots=True)
@@ -132,16 +138,25 @@ class ServedRun:
     served: Chunks
     equal: float
 
+    @property
+    def busy_steps(self) -> list[float]:
+        """Return the seconds of the steps during which all holders compute."""
+        return self.busy.steps(*self.served.span)
+
 
 class ServedRuns:
-    """Leases of the first instance, and chunks of `num_tokens` on all others."""
+    """Leases of the first instance, and chunks of `num_tokens` on all others that serve it."""
 
     def __init__(self, cluster: ProfiledCluster, num_tokens: int) -> None:
         self._cluster, self._num_tokens = cluster, num_tokens
-        self._member_id, *self._holder_ids = (i.instance_id for i in cluster.snapshot().instances)
+        member, *others = (i for i in cluster.snapshot().instances if i.kind is InstanceKind.FULL)
+        self._member_id = member.instance_id
+        self._holder_ids = [other.instance_id for other in others if other.can_serve(member)]
 
     def num_fitting(self, num_requests: int, context: int) -> int:
         """Return the number of such requests, up to `num_requests`, that all instances have room for."""
+        if not self._holder_ids:
+            return 0
         free = self._cluster.free()
         room = min(free[i] for i in self._holder_ids) - self._num_tokens
         num_held = len(self._holder_ids) * (room // context)
@@ -173,10 +188,11 @@ class ServedRuns:
     def _arriving(self, num_requests: int, context: int) -> Iterator[RequestId]:
         """Yield requests; those with the same number have the same prompt."""
         for number in range(num_requests):
-            yield self._cluster.arrive(context, Random(number))
+            yield self._cluster.arrive(context, Random(number))  # noqa: S311 - reproducible, guards nothing
 
     def _chunks(self) -> Chunks:
-        return Chunks(self._cluster, self._holder_ids, self._num_tokens, Random(0))
+        random = Random(0)  # noqa: S311 - as above
+        return Chunks(self._cluster, self._holder_ids, self._num_tokens, random)
 
     async def _compute(self, local: Sequence[RequestId], remote: Sequence[RequestId]) -> None:
         """Compute prompts at the member, and the same in the same batches at the holders in turn."""
@@ -225,6 +241,20 @@ class ServedRuns:
                 chunks.start()
             if chunks.is_over and not lease.is_over:
                 self._cluster.submit(IterationPlan(lease_ends=lease_ends(self._cluster.snapshot().batches)))
+
+
+async def measured_lane(cluster: ProfiledCluster, num_tokens: int) -> ServiceLane | None:
+    """Return by how much a step of a reader is longer while its holders compute chunks of `num_tokens`.
+
+    None if no instance serves, or there is no room.
+    """
+    runs, delays = ServedRuns(cluster, num_tokens), []
+    for most_requests, context in LANE_CASES:
+        if num_requests := runs.num_fitting(most_requests, context):
+            run = await runs.run(num_requests, context)
+            if steps := run.busy_steps:
+                delays.append(fmean(steps) - fmean(run.idle.steps()))
+    return ServiceLane(max(0.0, median(delays))) if delays else None
 
 
 def _num_equal(tokens: Sequence[TokenId], others: Sequence[TokenId]) -> int:
