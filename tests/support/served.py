@@ -93,6 +93,11 @@ class Served:
         """Return the processes that were forked for it."""
         return forked_of(self.process.pid)
 
+    @property
+    def processes(self) -> list[int]:
+        """Return its process and all that it has started."""
+        return [self.process.pid, *fork_servers_of(self.process.pid), *self.worker_pids()]
+
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
