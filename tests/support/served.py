@@ -28,9 +28,9 @@ from loong.launcher.serve import serving
 
 serve = serving.serve_until_stopped
 
-def serve_hastily(config, listener):
+def serve_hastily(config, *others):
     cluster = replace(config.cluster, heartbeat={HASTY_HEARTBEAT})
-    return serve(replace(config, cluster=cluster), listener)
+    return serve(replace(config, cluster=cluster), *others)
 
 serving.serve_until_stopped = serve_hastily
 {ENTRY}
