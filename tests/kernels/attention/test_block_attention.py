@@ -47,9 +47,9 @@ def nothing_seen(num_tokens: int, num_heads: int, head_dim: int, device: torch.d
 
 
 def random_partial(device: torch.device) -> Partial:
-    """Return a partial of 42 tokens of 4 heads of 64."""
-    out = random_values(3, 42, 4, 64, dtype=torch.float32, device=device)
-    return Partial(out, random_values(4, 42, 4, dtype=torch.float32, device=device))
+    """Return a partial of 42 tokens of 2 heads of 64."""
+    out = random_values(3, 42, 2, 64, dtype=torch.float32, device=device)
+    return Partial(out, random_values(4, 42, 2, dtype=torch.float32, device=device))
 
 
 def num_rows(tasks: list[AttendTask]) -> int:
@@ -139,8 +139,10 @@ def behind_history(
     return q, kv, torch.randperm(840, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-@pytest.mark.parametrize("is_in_row", [False, True])
-@pytest.mark.parametrize(("num_programs", "num_heads", "head_dim"), [(6, 2, 64), (29, 4, 80), (17, 2, 64)])
+@pytest.mark.parametrize(
+    ("num_programs", "num_heads", "head_dim", "is_in_row"),
+    [(6, 2, 64, True), (29, 4, 80, False), (17, 2, 64, True)],
+)
 def test_keys_of_few_queries_may_be_cut(
     num_programs: int,
     num_heads: int,
@@ -156,7 +158,7 @@ def test_keys_of_few_queries_may_be_cut(
 
 
 def test_cut_keys_give_the_same_bits_again_and_are_merged_into_what_was_seen(device: torch.device) -> None:
-    q, kv, slots = behind_history(4, 64, torch.float32, device)
+    q, kv, slots = behind_history(2, 64, torch.float32, device)
     q = torch.cat((q, q[:2]))  # two of no task
     lines, found = table(BEHIND_HISTORY, device), []
     for attend in (attend_blocks, attend_blocks, reference.attend_blocks):

@@ -43,7 +43,7 @@ def test_split_attention_equals_its_definition(
     assert_same_partial(actual, reference.attend_slots(q, kv, lists, scale=SCALE), dtype)
 
 
-@pytest.mark.parametrize("num_cuts", [1, 2, 5, 40])
+@pytest.mark.parametrize("num_cuts", [1, 5, 40])
 @pytest.mark.parametrize("lengths", [(300,), RAGGED, (64, 64, 64), (1,) * 9, (0, 0)])
 def test_the_number_of_cuts_changes_nothing(
     lengths: tuple[int, ...], num_cuts: int, device: torch.device

@@ -94,7 +94,7 @@ def crowds(draw: st.DrawFn, name: str) -> tuple[list[int], Crowd]:
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_nobody_waits_for_ever_however_many_others_come(name: str, data: st.DataObject) -> None:
     capacities, crowd = data.draw(crowds(name))
