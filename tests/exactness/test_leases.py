@@ -57,7 +57,7 @@ def test_a_request_that_draws_a_stop_token_leaves_its_lease(any_cluster: Cluster
 def test_the_engine_ends_a_lease_at_a_coming_step(any_cluster: Cluster, folder: Path, distance: int) -> None:
     """When another request comes, the lease is to end `distance` steps later, or as soon as it can."""
     ends: list[LeaseEnd] = []
-    run_all = in_group(*any_cluster.full_ids[-3:], num_steps=120)
+    run_all = in_group(*any_cluster.full_ids[-3:], num_steps=80)
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         for batch in snapshot.batches:
@@ -67,7 +67,7 @@ def test_the_engine_ends_a_lease_at_a_coming_step(any_cluster: Cluster, folder: 
                 return IterationPlan(lease_ends=(ends[-1],))
         return run_all(snapshot, cost_model)
 
-    requests = [greedy_request(prompt, 120) for prompt in PROMPTS[:2]]
+    requests = [greedy_request(prompt, 80) for prompt in PROMPTS[:2]]
     late = greedy_request(PROMPTS[2], 6)
     outputs = any_cluster.run(
         [*requests, late], policy, arrivals={late.request_id: After(requests[0].request_id, 4)}

@@ -67,7 +67,7 @@ def assert_all_complete(requests: Sequence[Request], num_tokens: dict[str, int])
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str, data: st.DataObject) -> None:
     capacities = data.draw(clusters(name))
@@ -80,7 +80,7 @@ def test_every_request_ends_with_exactly_its_tokens_and_nothing_leaks(name: str,
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(data=st.data())
 def test_requests_that_are_aborted_at_any_time_leave_nothing_behind(name: str, data: st.DataObject) -> None:
     capacities = data.draw(clusters(name))

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,18 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
+from loong.launcher.serve.child_processes import ForkServer
 from loong.launcher.serve.local import ClusterConfig, local_workers
+from loong.launcher.serve.worker_fork_server import worker_fork_server
 
 WORKER = "loong.worker.process"
+
+
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    """Start what starts the workers of every test here."""
+    with closing(worker_fork_server()) as server:
+        yield server
 
 
 async def test_a_worker_that_fails_says_why_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -39,12 +50,12 @@ async def test_a_worker_that_fails_says_why_once(tmp_path: Path, capfd: pytest.C
 
 @pytest.mark.parametrize("victim", range(3))
 async def test_a_worker_that_is_killed_in_a_ring_is_named_and_not_one_that_waited_for_it(
-    tmp_path: Path, victim: int
+    tmp_path: Path, fork_server: ForkServer, victim: int
 ) -> None:
     folder = write_tiny_model("llama", tmp_path / "model")
     config = ClusterConfig(str(folder), num_instances=3, kv_capacity=4096)
     others = own_forked(WORKER)  # of clusters that other tests keep
-    async with local_workers(config) as executor:
+    async with local_workers(config, fork_server=fork_server) as executor:
         pid = own_forked(WORKER, others)[victim]
         executor.submit([ring_prefill(number) for number in range(1, 101)])
         while not any(isinstance(event, BatchFinished) for event in await executor.next_events()):
@@ -59,12 +70,12 @@ async def test_a_worker_that_is_killed_in_a_ring_is_named_and_not_one_that_waite
 
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_a_holder_or_a_member_that_is_killed_ends_a_served_lease_and_is_named(
-    tmp_path: Path, victim: int
+    tmp_path: Path, fork_server: ForkServer, victim: int
 ) -> None:
     folder = write_tiny_model("llama", tmp_path / "model")
     config = ClusterConfig(str(folder), num_instances=2, kv_capacity=8192)
     others = own_forked(WORKER)  # of clusters that other tests keep
-    async with local_workers(config) as executor:
+    async with local_workers(config, fork_server=fork_server) as executor:
         pid = own_forked(WORKER, others)[victim]
         executor.submit([prefill_on_the_first()])
         while not any(isinstance(event, BatchFinished) for event in await executor.next_events()):

@@ -46,7 +46,7 @@ def longest_at(load: BenchLoadConfig, repeats: int) -> int:
     return max(longest_of(load.requests(max(load.rates), repeat)) for repeat in range(repeats))
 
 
-@pytest.mark.parametrize("tokens_per_second", [1e4, 1e5, 1e6])
+@pytest.mark.parametrize("tokens_per_second", [1e4, 1e6])
 @pytest.mark.parametrize("max_tokens", [None, 1000, 40_000, 10**9])
 def test_the_scale_is_the_largest_by_which_all_fits_and_a_run_takes_a_minute(
     max_tokens: int | None, tokens_per_second: float

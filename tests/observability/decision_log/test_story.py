@@ -86,7 +86,7 @@ def test_at_every_moment_a_request_waits_runs_or_moves(tmp_path: Path, seed: int
 
 
 def test_every_moment_without_kv_has_a_reason(tmp_path: Path) -> None:
-    requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(80)]
+    requests = [timed_request(n, 40 + 997 * n % 3000, 2 + n % 40, n * 4e-3) for n in range(50)]
     policy = make_policy("esp", PolicyConfig())
     index = indexed(logged(tmp_path / "log", policy, instances_with([4000] * 3), requests))
     waits = [step for r in index.arrivals for step in story_of(index, r).steps if isinstance(step, Wait)]

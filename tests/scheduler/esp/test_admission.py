@@ -295,7 +295,7 @@ def tight_runs(draw: st.DrawFn) -> tuple[list[int], list[Request]]:
     return capacities, sorted(requests, key=lambda r: r.arrival_time)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(tight_runs(), st.sampled_from([1, 4, 16]), st.sampled_from([0.01, 1.0, inf]))
 def test_who_was_admitted_is_never_preempted(
     tight: tuple[list[int], list[Request]], lease_steps: int, target_ttft: float
