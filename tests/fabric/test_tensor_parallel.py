@@ -11,7 +11,6 @@ from loong.fabric.world import World
 
 SHAPES = ((1, 1), (3, 5), (1, 4096), (37, 211), (2, 7000))  # beyond a program, a shard, an alignment, a round
 DTYPES = (torch.float32, torch.float16)  # Triton's interpreter cannot round to bfloat16
-NUM_BATCHES = 2
 
 
 def shards(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -22,19 +21,18 @@ def shards(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.
 
 
 def differences(fabric: Fabric, instance_id: int, tp_rank: int) -> list[str]:
-    """Return differences from the definition, in several batches with an odd number of calls."""
+    """Return differences from the definition, in a batch of each dtype with an odd number of calls."""
     group, found = fabric.tensor_parallel, []
-    for batch_id in range(NUM_BATCHES):
+    for batch_id, dtype in enumerate(DTYPES):
         with fabric.batch(batch_id, (instance_id,)):
-            for dtype in DTYPES:
-                for shape in SHAPES:
-                    parts = shards(group.size, shape, dtype)
-                    total = reduce(torch.add, [part.float() for part in parts])
-                    if not torch.equal(group.all_reduce(parts[tp_rank]), total.to(dtype)):
-                        found.append(f"sum of {shape} {dtype} in batch {batch_id}")
-                parts = shards(group.size, (7, 33), dtype)
-                if not torch.equal(group.all_gather(parts[tp_rank]), torch.cat(parts, dim=-1)):
-                    found.append(f"gather of {dtype} in batch {batch_id}")
+            for shape in SHAPES:
+                parts = shards(group.size, shape, dtype)
+                total = reduce(torch.add, [part.float() for part in parts])
+                if not torch.equal(group.all_reduce(parts[tp_rank]), total.to(dtype)):
+                    found.append(f"sum of {shape} {dtype}")
+            parts = shards(group.size, (7, 33), dtype)
+            if not torch.equal(group.all_gather(parts[tp_rank]), torch.cat(parts, dim=-1)):
+                found.append(f"gather of {dtype}")
             group.all_reduce(parts[tp_rank])
     return found
 

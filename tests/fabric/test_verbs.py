@@ -14,7 +14,7 @@ from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import Channel, Sent, TrafficSnapshot
 from loong.fabric.world import World
 
-MUCH = 1_000_000  # numbers: thousands of pieces where there are any, each asked for by three calls
+MUCH = 400_000  # numbers: hundreds of pieces where there are any, each asked for by three calls
 Pair = tuple[int, int]  # of instances: who sends, and who receives
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)
 

@@ -23,6 +23,15 @@ from loong.worker.config import ENVIRONMENT
 
 Result = TypeVar("Result")
 
+PRELOADED = [
+    "pytest",
+    "triton",
+    "transformers.generation.utils",
+    "loong.fabric.memory.symmetric",
+    "loong.scheduler.policy",
+    "loong.worker.backend",
+    "loong.worker.process",
+]
 CAUSE_SECONDS = 5.0  # after the first failure: another rank's may be why
 
 
@@ -40,7 +49,7 @@ class RankFailedError(AssertionError):
 def context() -> ForkServerContext:
     """Return the context whose processes (and barriers, queues) belong together."""
     forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload(["pytest", "torch", "numpy", "triton"])
+    forking.set_forkserver_preload(PRELOADED)
     return forking
 
 
