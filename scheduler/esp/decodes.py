@@ -84,7 +84,7 @@ class ServedDecodes:
 
     @property
     def have_room(self) -> bool:
-        """Whether the chosen instances have slots for all tokens to come."""
+        """Return whether the chosen instances have slots for all tokens to come."""
         return self.num_spare(self.instance_ids, self.all_views) >= 0
 
     def lease(self) -> BatchPlan | None:
