@@ -8,7 +8,8 @@ import ray
 from loong.child import config_of
 from loong.launcher.serve.child_processes import ChildProcess, stop
 from loong.launcher.serve.gpus import Gpu, host_gpus
-from loong.launcher.serve.local import run_directory, worker_fork_server
+from loong.launcher.serve.local import run_directory
+from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.worker.config import WorkerConfig
 
 

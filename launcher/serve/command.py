@@ -3,7 +3,8 @@
 import argparse
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
+    from loong.launcher.serve.child_processes import ForkServer
     from loong.launcher.serve.serving import ServeConfig
 
 logger = logging.getLogger(__name__)
@@ -82,14 +84,27 @@ def _serve(args: argparse.Namespace) -> int:
     logger.info("%s", reported_choices(args.chosen))
     if args.allow_fault_injection:
         logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
-    from loong.server.api.listen import bound_socket  # `--help` can do without it
+    with _fork_server(args.hosts) as fork_server:  # imports while this process does
+        from loong.server.api.listen import bound_socket
 
-    with bound_socket(args.host, args.port) as listener:  # before what takes seconds
-        from loong.launcher.serve.serving import serve_until_stopped
+        with bound_socket(args.host, args.port) as listener:  # before what takes seconds
+            from loong.launcher.serve.serving import serve_until_stopped
 
-        config = serve_config(args)
-        logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
-        return serve_until_stopped(config, listener)
+            config = serve_config(args)
+            logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
+            return serve_until_stopped(config, listener, fork_server)
+
+
+@contextmanager
+def _fork_server(hosts: str) -> Iterator["ForkServer | None"]:
+    """Start what starts workers on this host, and end it with the context."""
+    if hosts != "local":
+        yield None
+        return
+    from loong.launcher.serve.worker_fork_server import worker_fork_server  # `--help` can do without it
+
+    with closing(worker_fork_server()) as fork_server:
+        yield fork_server
 
 
 def reported_choices(chosen: Mapping[str, object]) -> str:

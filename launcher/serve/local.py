@@ -19,12 +19,11 @@ from loong.launcher.hosts.ray_cluster import set_environment
 from loong.launcher.hosts.starter import LocalStarter
 from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import ForkServer
+from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.wire import HEARTBEAT_SECONDS
-from loong.worker.config import ENVIRONMENT
 
 logger = logging.getLogger(__name__)
 
-_WORKER = "loong.worker.process"
 MAX_SOCKET_PATH = 107
 
 
@@ -143,11 +142,18 @@ async def local_workers(
 
 
 def cluster_workers(
-    config: ClusterConfig, lookahead: LookaheadMargin, *, backoff: Backoff | None = None
+    config: ClusterConfig,
+    lookahead: LookaheadMargin,
+    fork_server: ForkServer | None = None,
+    *,
+    backoff: Backoff | None = None,
 ) -> AbstractAsyncContextManager[WorkersExecutor]:
-    """Return the context of the workers of a cluster, on this host or on those of Ray."""
+    """Return the context of the workers of a cluster, on this host or on those of Ray.
+
+    `fork_server` is for workers on this host, as in `local_workers`.
+    """
     if config.hosts == "local":
-        return local_workers(config, lookahead, backoff=backoff)
+        return local_workers(config, lookahead, fork_server, backoff=backoff)
     set_environment()
     from loong.launcher.hosts.ray_hosts import ray_workers  # not at the top: Ray is optional
 
@@ -161,11 +167,6 @@ def run_directory() -> Iterator[Path]:
     with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
         _check_socket_path(Path(directory))
         yield Path(directory)
-
-
-def worker_fork_server() -> ForkServer:
-    """Start what starts workers, of any number of clusters."""
-    return ForkServer(_WORKER, ENVIRONMENT)
 
 
 def _remove_leftovers() -> None:

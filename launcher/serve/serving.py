@@ -36,6 +36,7 @@ from loong.launcher.runs.run_logs import LogFiles, run_logs
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.banner import log_banner, log_call_format, log_missing_grammars
+from loong.launcher.serve.child_processes import ForkServer
 from loong.launcher.serve.cost_model_alarm import CostModelAlarm
 from loong.launcher.serve.front import Front, front_here
 from loong.launcher.serve.local import ClusterConfig, cluster_workers
@@ -97,24 +98,27 @@ class ServeConfig:
     allows_faults: bool = False
 
 
-def serve_until_stopped(config: ServeConfig, listener: socket) -> int:
+def serve_until_stopped(config: ServeConfig, listener: socket, fork_server: ForkServer | None) -> int:
     """Serve on a bound socket until SIGINT, SIGTERM or SIGHUP, which drain; a second one forces.
 
-    Returns 0 after a drain, 1 if the engine failed, 130 if it was forced.
+    `fork_server` is a `worker_fork_server` (None: workers are on other hosts). Returns 0 after a drain, 1 if
+    the engine failed, 130 if it was forced.
     """
     try:
-        return uvloop.run(_serve(config, listener))
+        return uvloop.run(_serve(config, listener, fork_server))
     except asyncio.CancelledError:
         return FORCED_EXIT_CODE
 
 
-async def _serve(config: ServeConfig, listener: socket) -> int:
+async def _serve(config: ServeConfig, listener: socket, fork_server: ForkServer | None) -> int:
     dump = StateDump()
     with stacks_on_request("the engine's process", dump.request):
-        return await _serve_dumping(config, listener, dump)
+        return await _serve_dumping(config, listener, fork_server, dump)
 
 
-async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump) -> int:
+async def _serve_dumping(
+    config: ServeConfig, listener: socket, fork_server: ForkServer | None, dump: StateDump
+) -> int:
     limits = engine_limits(config)
     policy = make_policy(config.policy_name, config.policy)
     prior = served_cost_model(config, limits)
@@ -126,7 +130,8 @@ async def _serve_dumping(config: ServeConfig, listener: socket, dump: StateDump)
     start = perf_counter()
     log_missing_grammars()
     cluster = _cluster(config, prior)
-    async with cluster_workers(cluster, LookaheadMargin.on(prior.host), backoff=Backoff()) as executor:
+    margin = LookaheadMargin.on(prior.host)
+    async with cluster_workers(cluster, margin, fork_server, backoff=Backoff()) as executor:
         clock_start = time() - executor.now
         logger.info("workers ready after %.1f s", perf_counter() - start)
         instances = executor.members.serving(cluster.instances)

@@ -108,11 +108,31 @@ def is_partition(ranges: Iterable[range], *whole: range) -> bool:
 
 
 def coalesce(ranges: Iterable[range]) -> tuple[range, ...]:
-    """Return the same positions with ranges joined that continue each other, sorted by first member."""
-    joined: tuple[range, ...] = ()
-    for current in sorted((r for r in ranges if r), key=lambda r: r[0]):
-        joined = joining(joined, current)
-    return joined
+    """Return the positions of disjoint ranges with those joined that continue each other.
+
+    They are sorted by first member. Each is joined as by `joining`, but without looking at all others.
+    """
+    joined: list[range] = []
+    by_last: dict[int, int] = {}  # places in `joined`
+    by_next: dict[int, int] = {}  # of the nearest range that has this position next
+    for later in sorted(filter(None, ranges), key=lambda r: r[0]):
+        first = later[0]
+        candidates = (by_next.get(first), by_last.get(first - 1), by_last.get(first - later.step))
+        places = [p for p in candidates if p is not None and _continues(joined[p], later)]
+        place = max(places, key=lambda p: joined[p][-1], default=len(joined))
+        if places:
+            earlier = joined[place]
+            by_last.pop(earlier[-1], None)
+            joined[place] = range(earlier[0], later[-1] + 1, first - earlier[-1])
+        else:
+            joined.append(later)
+        run = joined[place]
+        by_last[run[-1]] = place
+        if len(run) > 1:
+            other = by_next.get(run[-1] + run.step)
+            if other is None or joined[other][-1] < run[-1]:
+                by_next[run[-1] + run.step] = place
+    return tuple(joined)
 
 
 def joining(ranges: tuple[range, ...], later: range) -> tuple[range, ...]:

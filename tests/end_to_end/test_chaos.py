@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from served import HASTY_ENTRY, HASTY_HEARTBEAT, served
 
 from loong.executor.heartbeats import MAX_MISSED
 from loong.launcher.bench.spawned_server import ENTRY
-from loong.launcher.cli import main
 
 MAX_SILENCE = MAX_MISSED * HASTY_HEARTBEAT  # seconds
 LOAD = ("--num-prompts", "4", "--longest-prompt", "64", "--longest-output", "32", "--request-rate", "3")
@@ -24,7 +22,7 @@ def chaos(url: str, *arguments: str) -> "subprocess.Popen[str]":
 
 def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "3", "--allow-fault-injection") as server:
-        with chaos(server.url, "--kill", "1/3s", "--duration", "6s") as run:
+        with chaos(server.url, "--kill", "1/2s", "--duration", "4s") as run:
             output, errors = run.communicate(timeout=300)
         assert run.returncode == 0, output + errors + server.log
         report = json.loads(output.splitlines()[-1])
@@ -46,7 +44,7 @@ def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) ->
 
 
 def test_no_token_is_lost_or_changed_while_a_worker_is_stopped_for_too_long(tmp_path: Path) -> None:
-    pause = ("--pause", "1/6s", "--pause-time", f"{3 * MAX_SILENCE}s", "--duration", "6s")
+    pause = ("--pause", "1/3s", "--pause-time", f"{3 * MAX_SILENCE}s", "--duration", "3s")
     with (
         served(tmp_path, "--num-instances", "3", "--allow-fault-injection", entry=HASTY_ENTRY) as server,
         chaos(server.url, *pause) as run,
@@ -58,11 +56,3 @@ def test_no_token_is_lost_or_changed_while_a_worker_is_stopped_for_too_long(tmp_
         assert report["num_complete_requests"] == report["num_requests"]
         assert report["num_instance_losses"] > 0
         assert f"was lost: it was silent for {MAX_SILENCE:g} s" in server.log
-
-
-def test_a_server_that_allows_no_faults_is_named_with_its_flag(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with served(tmp_path, "--num-instances", "1") as server:
-        assert main(["chaos", "--base-url", server.url, "--kill", "1/1s"]) == 1
-    assert "--allow-fault-injection" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from served import Served, served
 from small_hub import SmallHub, small_hub
 
 from loong.launcher.bench.spawned_server import ENTRY
+from loong.launcher.cli import main
 from loong.model.tiny import tiny_model
 
 ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is it?"}]
@@ -55,30 +56,37 @@ def test_a_model_of_the_hub_is_served_by_its_name(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_chat_that_cannot_serve_says_why(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    chat = run_chat(tmp_path, *words)
-    assert chat.returncode == 1
-    assert said in chat.stderr
+def test_a_chat_that_cannot_serve_says_why(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", *words]) == 1
+    assert said in capsys.readouterr().err
 
 
 def test_a_chat_may_bring_its_own_server(tmp_path: Path) -> None:
-    chat = run_chat(tmp_path, "--serve", "loong-tiny", "--temperature", "0", "--max-tokens", "9")
+    chat = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            ENTRY,
+            "chat",
+            "--serve",
+            "loong-tiny",
+            "--temperature",
+            "0",
+            "--max-tokens",
+            "9",
+        ],
+        input="What is a ring?\n",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
+        check=False,
+    )
     assert chat.returncode == 0, chat.stderr
     assert "starting loong-tiny on 4 CPU instances" in chat.stderr
     assert len(chat.stdout.strip()) > 1
     (url,) = re.findall(r"http://\S+", chat.stderr)
     with pytest.raises(httpx.ConnectError):  # the server has ended with the chat
         httpx.get(url)
-
-
-def run_chat(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Ask `loong chat` one question."""
-    return subprocess.run(
-        [sys.executable, "-c", ENTRY, "chat", *words],
-        input="What is a ring?\n",
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=120,
-        check=False,
-    )

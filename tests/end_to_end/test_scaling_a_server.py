@@ -1,7 +1,6 @@
 """`loong scale` changes the number of instances of a server, whose streams go on."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -16,7 +15,8 @@ KEY = "operators-key"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     flags = ("--num-instances", "1", "--max-instances", "2", "--kv-cache-tokens", "2048")
     others = ("--api-server-count", "2", "--decision-log", "decisions.jsonl", "--admin-key", KEY)
-    with served(tmp_path_factory.mktemp("scaling"), *flags, *others) as running:
+    directory = tmp_path_factory.mktemp("scaling")
+    with served(directory, *flags, *others, "--allow-fault-injection", entry=IMPATIENT_ENTRY) as running:
         yield running
 
 
@@ -58,30 +58,29 @@ def test_instances_join_and_leave_while_a_stream_goes_on(
     assert "instance 0: serving" in capsys.readouterr().out
 
 
-def test_a_quarantined_instance_lowers_the_limit_of_a_request_until_it_joins_again(tmp_path: Path) -> None:
-    flags = ("--num-instances", "2", "--kv-cache-tokens", "2048", "--api-server-count", "2")
-    others = ("--allow-fault-injection", "--admin-key", KEY)
+def test_a_quarantined_instance_lowers_the_limit_of_a_request_until_it_joins_again(server: Served) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
     for_two = {"prompt": [1] * 2500, "max_tokens": 1}
-    with served(tmp_path, *flags, *others, entry=IMPATIENT_ENTRY) as server:
 
-        def is_quarantined() -> bool:
-            kill = {"fault": "kill", "instance": 1}
-            httpx.post(f"{server.url}/admin/faults", json=kill, headers=headers)  # 409 unless it serves
-            found = httpx.get(f"{server.url}/admin/instances", headers=headers).json()["instances"]
-            return [instance["state"] for instance in found] == ["serving", "quarantined"]
+    def is_quarantined() -> bool:
+        kill = {"fault": "kill", "instance": 1}
+        httpx.post(f"{server.url}/admin/faults", json=kill, headers=headers)  # 409 unless it serves
+        found = httpx.get(f"{server.url}/admin/instances", headers=headers).json()["instances"]
+        return [instance["state"] for instance in found] == ["serving", "quarantined"]
 
-        def statuses() -> set[int]:
-            """Return those of a request for two instances, by all API processes."""
-            answers = [httpx.post(f"{server.url}/v1/completions", json=for_two, timeout=60) for _ in range(8)]
-            return {answer.status_code for answer in answers}
+    def statuses() -> set[int]:
+        """Return those of a request for two instances, by all API processes."""
+        answers = [httpx.post(f"{server.url}/v1/completions", json=for_two, timeout=60) for _ in range(8)]
+        return {answer.status_code for answer in answers}
 
-        assert statuses() == {200}
-        wait_until(is_quarantined, 60, "the quarantine of instance 1")
-        wait_until(lambda: statuses() == {400}, 60, "the lower limit")
-        assert_too_large(server)
-        scale(server, "--num-instances", "2")
-        wait_until(lambda: statuses() == {200}, 60, "the limit of two instances")
+    scale(server, "--num-instances", "2")
+    wait_until(lambda: statuses() == {200}, 60, "the limit of two instances")
+    wait_until(is_quarantined, 60, "the quarantine of instance 1")
+    wait_until(lambda: statuses() == {400}, 60, "the lower limit")
+    assert_too_large(server)
+    scale(server, "--num-instances", "2")
+    wait_until(lambda: statuses() == {200}, 60, "the limit of two instances")
+    scale(server, "--num-instances", "1")
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,12 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from openai.types import Completion
 from pydantic import BaseModel, Field
 from raw_http import request_head
 from served import Served, assert_gone, served, wait_until
 
+from loong.launcher.cli import main
 from loong.server.api.listen import bound_socket
 
 
@@ -180,9 +182,9 @@ def test_a_prompt_longer_than_the_cluster_is_refused_with_both_numbers(server: S
     assert str(NUM_INSTANCES * POOL) in refusal.value.message
 
 
-def test_sixty_four_requests_that_cannot_all_fit_give_the_tokens_they_give_alone(server: Served) -> None:
-    prompts = [[3 + (7 * i + j) % 200 for j in range(4 + i % 9)] for i in range(64)]
-    num_tokens = 40  # 64 times that is more than three times the room
+def test_requests_that_cannot_all_fit_give_the_tokens_they_give_alone(server: Served) -> None:
+    prompts = [[3 + (7 * i + j) % 200 for j in range(40 + i % 9)] for i in range(24)]
+    num_tokens = 24  # with the prompts, more than twice the room
 
     async def all_at_once() -> list[str]:
         client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=240)
@@ -208,11 +210,11 @@ def test_sixty_four_requests_that_cannot_all_fit_give_the_tokens_they_give_alone
 def test_streams_go_on_when_workers_are_killed_and_the_instances_join_again(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "2") as server:
         workers = server.worker_pids()
-        undisturbed = greedy(server, [5, 6, 7], 300)
+        undisturbed = greedy(server, [5, 6, 7], 150)
         stream = server.client.completions.create(
             model="loong-tiny",
             prompt=[5, 6, 7],
-            max_tokens=300,
+            max_tokens=150,
             temperature=0,
             stream=True,
             extra_body={"ignore_eos": True},
@@ -227,9 +229,11 @@ def test_streams_go_on_when_workers_are_killed_and_the_instances_join_again(tmp_
         )
         wait_until(lambda: joins(server) == 2, 60, "both instances to join")
         assert httpx.get(f"{server.url}/health").status_code == 200
-        assert greedy(server, [5, 6, 7], 300) == undisturbed
+        assert greedy(server, [5, 6, 7], 150) == undisturbed
         started_again = server.worker_pids()
-        assert server.stop() == 0
+        stream = server.stream_of(100)
+        server.process.send_signal(signal.SIGINT)
+        assert_drains(server, stream)
         assert_gone([*workers, *started_again])
 
 
@@ -239,22 +243,13 @@ def joins(server: Served) -> float:
     return float(re.findall(r"^loong:instance_joins_total\S* (\S+)", text, re.MULTILINE)[0])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_lets_open_requests_finish_and_leaves_nothing(tmp_path: Path, number: int) -> None:
-    with served(tmp_path, "--num-instances", "2") as server:
-        workers = server.worker_pids()
-        assert len(run_directories(server)) == 1
-        stream = server.client.completions.create(
-            model="loong-tiny", prompt="x", max_tokens=100, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(stream)
-        server.process.send_signal(number)
-        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-        assert server.process.wait(60) == 0
-        assert_gone(workers)
-        assert not run_directories(server)
-        with bound_socket("127.0.0.1", httpx.URL(server.url).port or 0):
-            pass  # the port is free
+def assert_drains(server: Served, stream: openai.Stream[Completion]) -> None:
+    """Assert that a server that got a signal finishes a stream and leaves nothing."""
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+    assert server.process.wait(60) == 0
+    assert not run_directories(server)
+    with bound_socket("127.0.0.1", httpx.URL(server.url).port or 0):
+        pass  # the port is free
 
 
 def test_a_server_that_drains_takes_nothing_new_on_connections_that_are_open(tmp_path: Path) -> None:
@@ -263,11 +258,9 @@ def test_a_server_that_drains_takes_nothing_new_on_connections_that_are_open(tmp
         httpx.Client(base_url=server.url, timeout=30) as client,
     ):
         assert client.get("/health").status_code == 200
-        stream = server.client.completions.create(
-            model="loong-tiny", prompt="x", max_tokens=1000, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(stream)
-        server.process.send_signal(signal.SIGTERM)
+        assert len(run_directories(server)) == 1
+        stream = server.stream_of(600)
+        server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "draining" in server.log, 60, "the drain to begin")
         assert client.get("/health").status_code == 503
         refused = client.post("/v1/completions", json={"prompt": "x"})
@@ -275,17 +268,13 @@ def test_a_server_that_drains_takes_nothing_new_on_connections_that_are_open(tmp
         assert refused.headers["Connection"] == "close"
         with pytest.raises(httpx.ConnectError):
             client.get("/health")
-        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-        assert server.process.wait(60) == 0
+        assert_drains(server, stream)
 
 
 def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "1") as server:
         workers = server.worker_pids()
-        stream = server.client.completions.create(
-            model="loong-tiny", prompt="x", max_tokens=10000, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(stream)
+        server.stream_of(10000)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "draining" in server.log, 60, "the drain to begin")
         server.process.send_signal(signal.SIGTERM)
@@ -293,14 +282,10 @@ def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None
         assert_gone(workers)
 
 
-@pytest.mark.parametrize("seconds", ["0", "1"])
-def test_a_drain_ends_in_time_and_says_so_to_those_it_cuts_off(tmp_path: Path, seconds: str) -> None:
-    with served(tmp_path, "--num-instances", "1", "--drain-timeout", seconds) as server:
+def test_a_drain_ends_in_time_and_says_so_to_those_it_cuts_off(tmp_path: Path) -> None:
+    with served(tmp_path, "--num-instances", "1", "--drain-timeout", "0") as server:
         workers = server.worker_pids()
-        stream = server.client.completions.create(
-            model="loong-tiny", prompt="x", max_tokens=60000, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(stream)
+        stream = server.stream_of(60000)
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(openai.APIError, match="stopped"):
             list(stream)
@@ -308,9 +293,8 @@ def test_a_drain_ends_in_time_and_says_so_to_those_it_cuts_off(tmp_path: Path, s
         assert_gone(workers)
 
 
-def test_a_server_whose_engine_is_killed_leaves_no_worker(tmp_path: Path) -> None:
-    with served(tmp_path, "--num-instances", "2") as server:
-        workers = server.worker_pids()
-        server.process.kill()
-        server.process.wait()
-        assert_gone(workers)
+def test_a_server_that_allows_no_faults_is_named_with_its_flag(
+    server: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chaos", "--base-url", server.url, "--kill", "1/1s"]) == 1
+    assert "--allow-fault-injection" in capsys.readouterr().err

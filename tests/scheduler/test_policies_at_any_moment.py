@@ -130,14 +130,14 @@ WEIGHTS = {"arrive": 3, "abort": 1, "end soon": 3, "advance": 6, "migrate": 2, "
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=5)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, seed: int) -> None:
     whatever_happens(PolicyMachine(name), Random(seed))
 
 
 @pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: Service, seed: int) -> None:
     whatever_happens(PolicyMachine("esp", serves), Random(seed))
@@ -145,7 +145,7 @@ def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: S
 
 @pytest.mark.parametrize("name", ["esp", "esp-fixed-4", "esp-paper", "static-sp"])
 @pytest.mark.parametrize("serves", Service)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_on_two_hosts(name: str, serves: Service, seed: int) -> None:
     whatever_happens(PolicyMachine(name, serves, num_hosts=2), Random(seed))

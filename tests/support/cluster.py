@@ -32,7 +32,8 @@ from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import ForkServer
-from loong.launcher.serve.local import ClusterConfig, local_workers, worker_fork_server
+from loong.launcher.serve.local import ClusterConfig, local_workers
+from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.observability.decision_log.lines import Line
 from loong.observability.decision_log.log import DecisionLog
 from loong.observability.timeline import Timeline

@@ -553,11 +553,13 @@ class ClusterMachine(RuleBasedStateMachine):
         assert self.unborn - self.ended == set() or num_siblings
         for request_id, view in snapshot.request.items():
             assert view.has_ended == (request_id in self.ended)
-            assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_predicted(request_id)
+            assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_predicted(
+                snapshot, request_id
+            )
 
-    def is_predicted(self, request_id: RequestId) -> bool:
+    def is_predicted(self, snapshot: Snapshot, request_id: RequestId) -> bool:
         """Return whether a batch that is ending is to give a request a token."""
-        ending = (self.workers.batches[batch.batch_id] for batch in self.view().ending)
+        ending = (self.workers.batches[batch.batch_id] for batch in snapshot.ending)
         return request_id not in self.ended and any(
             request_id in batch.sampled and request_id not in batch.reported for batch in ending
         )

@@ -28,9 +28,9 @@ from loong.launcher.serve import serving
 
 serve = serving.serve_until_stopped
 
-def serve_hastily(config, listener):
+def serve_hastily(config, *others):
     cluster = replace(config.cluster, heartbeat={HASTY_HEARTBEAT})
-    return serve(replace(config, cluster=cluster), listener)
+    return serve(replace(config, cluster=cluster), *others)
 
 serving.serve_until_stopped = serve_hastily
 {ENTRY}
@@ -92,6 +92,11 @@ class Served:
     def worker_pids(self) -> list[int]:
         """Return the processes that were forked for it."""
         return forked_of(self.process.pid)
+
+    @property
+    def processes(self) -> list[int]:
+        """Return its process and all that it has started."""
+        return [self.process.pid, *fork_servers_of(self.process.pid), *self.worker_pids()]
 
     def stop(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Send a signal and return the exit code."""

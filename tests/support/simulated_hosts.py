@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from loong.core.placement import InstanceId
 from loong.launcher.hosts.starter import Host
 from loong.launcher.serve.child_processes import ChildProcess, ForkServer
-from loong.launcher.serve.local import ClusterConfig, worker_fork_server
+from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 

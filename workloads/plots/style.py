@@ -165,7 +165,7 @@ def write_figure(figure: "Figure", paths: Sequence[Path]) -> None:
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, metadata=metadata)
-        figure.set_layout_engine("none")  # it is laid out now, and stays so
+        figure.set_layout_engine(None)  # it is laid out now, and stays so
 
 
 def say_nothing_to_show(panel: "Axes", why: str) -> None:

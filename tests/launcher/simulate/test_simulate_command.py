@@ -5,6 +5,8 @@ import pty
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,43 @@ from loong.scheduler.cost.roofline import roofline
 SMALL = ["--instances", "2", "--num-requests", "24", "--workload", "leval", "--seed", "3", "--jobs", "1"]
 
 
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What a command wrote and printed."""
+
+    folder: Path
+    out: str
+    err: str
+
+
+def simulated(folder: Path, *flags: str) -> Simulated:
+    """Run a simulation into a folder that has a file of somebody else."""
+    (folder / "notes.txt").touch()
+    out, err = StringIO(), StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        assert main(["simulate", *SMALL, *flags, "--output-dir", str(folder)]) == 0
+    return Simulated(folder, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
+    """Two policies at one rate."""
+    return simulated(tmp_path_factory.mktemp("single"), "--rate", "5", "--policy", "static-sp,tp")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
+    """Two policies at two rates, under two rules."""
+    flags = ["--rate", "0.1,0.2", "--policy", "replicas,tp", "--slo", "tight", "--slo", "ttft:0.001"]
+    return simulated(tmp_path_factory.mktemp("swept"), *flags)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide matplotlib, as where it is not installed: drawing takes most of the time of a small simulation."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
 def without_times_and_machine(path: Path) -> dict[str, object]:
     results: dict[str, object] = json.loads(path.read_text())
     for name in ("date", "wall_seconds", "command", "machine"):
@@ -29,13 +68,11 @@ def without_times_and_machine(path: Path) -> dict[str, object]:
     return results
 
 
-def test_one_rate_shows_each_run_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--rate", "5", "--policy", "static-sp,tp", "--output-dir", str(tmp_path)]
-    assert main(["simulate", *SMALL, *flags]) == 0
-    printed = capsys.readouterr().out
+def test_one_rate_shows_each_run_and_draws_it(single: Simulated) -> None:
+    printed, folder = single.out, single.folder
     assert printed.count("Serving Benchmark Result") == 2
     assert "completed / sent" in printed
-    results = json.loads((tmp_path / "results.json").read_text())
+    results = json.loads((folder / "results.json").read_text())
     assert [run["policy"] for run in results["runs"]] == ["static-sp", "tp"]
     assert results["runs"][0]["completed"] == 24
     summary = json.loads(printed.splitlines()[-1])
@@ -46,38 +83,31 @@ def test_one_rate_shows_each_run_and_draws_it(tmp_path: Path, capsys: pytest.Cap
     ]
     attained = [run["slo_attainment"] for run in summary["attainment"]]
     assert attained == [run["slo_attainment"] for run in results["runs"]]
-    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "trace-tp.json").read_text())["traceEvents"]
+    assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "trace-tp.json").read_text())["traceEvents"]
 
 
-def test_several_rates_and_rules_show_attainment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rules = ["--slo", "tight", "--slo", "ttft:0.001"]
-    flags = ["--rate", "0.1,0.2", "--policy", "replicas,tp", *rules, "--output-dir", str(tmp_path)]
-    assert main(["simulate", *SMALL, *flags]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("P90 goodput") == 2
-    goodputs = json.loads(printed.splitlines()[-1])["goodput"]
+def test_several_rates_and_rules_show_attainment(swept: Simulated) -> None:
+    assert swept.out.count("P90 goodput") == 2
+    goodputs = json.loads(swept.out.splitlines()[-1])["goodput"]
     assert [(g["policy"], g["request_rate"]) for g in goodputs] == [
         ("replicas", 0.2),
         ("tp", 0.2),
         ("replicas", 0.0),
         ("tp", 0.0),
     ]
-    assert (tmp_path / "attainment-by-rate.png").read_bytes().startswith(b"\x89PNG")
+    assert (swept.folder / "attainment-by-rate.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("rates", ["5", "1,5"])
-def test_what_was_written_is_reported_and_nothing_else(
-    rates: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes.txt").touch()
-    flags = ["--rate", rates, "--policy", "tp", "--output-dir", str(tmp_path)]
-    assert main(["simulate", *SMALL, *flags]) == 0
-    [line] = (line for line in capsys.readouterr().err.splitlines() if line.startswith("Wrote "))
-    written = {path for path in tmp_path.iterdir() if path.name != "notes.txt"}
+@pytest.mark.parametrize("name", ["single", "swept"])
+def test_what_was_written_is_reported_and_nothing_else(name: str, request: pytest.FixtureRequest) -> None:
+    run: Simulated = request.getfixturevalue(name)
+    [line] = (line for line in run.err.splitlines() if line.startswith("Wrote "))
+    written = {path for path in run.folder.iterdir() if path.name != "notes.txt"}
     assert {Path(name) for name in line.removeprefix("Wrote ").split(", ")} == written
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("flags", [["--rate", "0.1,0.2"], ["--goodput", "0.5"]])
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_each_of_several_runs_has_a_line_when_it_is_over(
@@ -90,6 +120,7 @@ def test_each_of_several_runs_has_a_line_when_it_is_over(
     assert all("% of 24 within the SLO" in line for line in lines)
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_refused_requests_are_reported_and_count_as_misses(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rate", "0.1,0.2", "--policy", "replicas", "--kv-cache-tokens", "12k"]
     assert main(["simulate", *SMALL, *flags]) == 0
@@ -98,6 +129,7 @@ def test_refused_requests_are_reported_and_count_as_misses(capsys: pytest.Captur
     assert json.loads(printed.splitlines()[-1])["goodput"][0]["request_rate"] == 0.0
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_same_command_writes_the_same_results(tmp_path: Path) -> None:
     for name in ("one", "two"):
         flags = ["--goodput", "0.5", "--policy", "replicas", "--output-dir", str(tmp_path / name)]
@@ -107,12 +139,14 @@ def test_the_same_command_writes_the_same_results(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_workload_with_a_pace_of_its_own_needs_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--workload", "victim-attacker", "--num-requests", "20", "--policy", "static-sp"]
     assert main(["simulate", *flags]) == 0
     assert "> 128k" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_profile_says_what_is_simulated_where_no_flag_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +198,7 @@ def test_bad_input_gives_one_clear_line(
     assert error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_recorded_simulation_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "events.jsonl"
     flags = ["--rate", "5", "--policy", "replicas", "--event-log", str(path)]
@@ -177,6 +212,7 @@ def test_a_recorded_simulation_is_replayed(tmp_path: Path, capsys: pytest.Captur
     assert f"{path} breaks off in its last line" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_replay_that_plans_differently_shows_both_plans(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +245,7 @@ def test_without_rates_those_around_the_predicted_capacity_are_chosen_and_named(
     assert "Report: loong-runs/simulate-1/report.html" in printed
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_second_run_into_a_folder_leaves_the_first_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rate", "5", "--policy", "tp", "--output-dir", "run"]
     assert main(["simulate", *SMALL, *flags]) == 0

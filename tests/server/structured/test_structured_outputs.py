@@ -1,10 +1,6 @@
 """A real process checks grammars here; tests of grammars and workers hold answers to them."""
 
-import gc
 import json
-import os
-import signal
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,15 +9,11 @@ from broken_packages import broken_package
 from child_processes import own_children
 from http_answers import error_of, post
 from listening import BESIDE_ITS_ENGINE
-from new_garbage import only_new_garbage
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.grammar import Grammar, GrammarKind
-from loong.server.api.errors import ApiError
-from loong.server.structured.grammar_checker import GrammarChecker
-from loong.server.text.tokenizer import Tokenizer
 
 pytest.importorskip("xgrammar")
 
@@ -164,6 +156,7 @@ async def test_schemas_reach_the_engine_and_bad_ones_are_refused(serving: Servin
     ]
 
 
+@BESIDE_ITS_ENGINE
 async def test_the_official_client_parses_structured_answers(serving: Serving) -> None:
     engine = ScriptedEngine(lambda request: [*b'{"name": "Ada", "age": 36}', 257])
     async with (
@@ -178,66 +171,6 @@ async def test_the_official_client_parses_structured_answers(serving: Serving) -
     assert grammar is not None
     schema = json.loads(grammar.text)
     assert schema["required"] == ["name", "age"]
-
-
-async def test_a_schema_that_takes_too_long_is_refused_until_it_does_not(tokenizer: Tokenizer) -> None:
-    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(200)}}
-    checker = GrammarChecker(tokenizer.folder, 264, max_seconds=0.001)
-    try:
-        with pytest.raises(ApiError, match=r"takes more than 0.001 s"):
-            await checker.check(of_schema(large), "response_format")
-        checker.max_seconds = 60
-        await checker.check(of_schema(large), "response_format")
-    finally:
-        await checker.close()
-
-
-async def test_a_schema_is_not_blamed_for_a_process_that_had_ended(tokenizer: Tokenizer) -> None:
-    checker = GrammarChecker(tokenizer.folder, 264)
-    try:
-        await checker.check(of_schema(SCHEMA), "response_format")
-        (pid,) = own_children("check_process")
-        os.kill(pid, signal.SIGKILL)
-        await checker.check(of_schema({"type": "null"}), "response_format")
-    finally:
-        await checker.close()
-
-
-async def test_what_is_known_of_schemas_takes_no_room_for_them(tokenizer: Tokenizer) -> None:
-    num_schemas, num_letters = 16, 60_000
-    checker = GrammarChecker(tokenizer.folder, 264)
-    try:
-        await checker.check(of_schema({"type": "null"}), "response_format")
-        with only_new_garbage():
-            tracemalloc.start()
-            for number in range(num_schemas):
-                await checker.check(of_schema({"const": number, "title": "x" * num_letters}), "a")
-            gc.collect()
-            held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-        await checker.close()
-    assert held < num_schemas * num_letters / 4
-
-
-async def test_a_schema_that_no_answer_fits_is_refused_in_few_words(tokenizer: Tokenizer) -> None:
-    long_name = {"properties": {"n" * (2**16 - 100): {"type": "nothing"}}}
-    checker = GrammarChecker(tokenizer.folder, 264)
-    try:
-        for schema in (long_name, {"anyOf": [{"$ref": "#"}]}):
-            with pytest.raises(ApiError, match=r"which does not exist|no answer fits the schema") as refused:
-                await checker.check(of_schema(schema), "a")
-            assert len(str(refused.value)) < 2000
-        await checker.check(of_schema({"anyOf": [{"$ref": "#"}, {"type": "null"}]}), "a")
-    finally:
-        await checker.close()
-
-
-async def test_without_a_tokenizer_or_with_too_long_a_schema_the_refusal_says_so() -> None:
-    with pytest.raises(ApiError, match=r"tokenizer\.json"):
-        await GrammarChecker(None, 264).check(of_schema({}), "a")
-    with pytest.raises(ApiError, match="at most 65536 are allowed"):
-        await GrammarChecker(Path(), 264).check(Grammar(GrammarKind.REGEX, "a" * 2**16), "a")
 
 
 @pytest.mark.parametrize(
@@ -273,12 +206,3 @@ async def test_an_xgrammar_that_cannot_be_imported_is_named_in_the_refusal(
         assert (await post(url, PATH, **body)).status_code == 200
     assert len(engine.requests) == 1
     assert not own_children("check_process")
-
-
-async def test_a_tokenizer_of_which_no_grammar_can_be_made_is_named_in_the_refusal(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
-    checker = GrammarChecker(tmp_path, 264)
-    with pytest.raises(ApiError, match="no grammar can be made of the model's tokens") as refused:
-        await checker.check(of_schema({}), "a")
-    await checker.close()
-    assert refused.value.status == 400
