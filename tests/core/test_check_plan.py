@@ -228,6 +228,10 @@ def test_only_decode_tokens_whose_queries_travel_take_a_lease(batch: BatchPlan, 
             r"instance 2 .* not in group",
         ),
         (replace(PREFILL, writes=(*PREFILL.writes, segment("old", range(9, 10), 1))), "KV of .*old"),
+        (
+            replace(PREFILL, writes=(segment("new", range(10), 99),)),
+            r"names what does not exist: KeyError\(99\)",
+        ),
         (OFF_MASTER, "stored where it is not made"),
         (LEAVING_MASTER, "stored where it is not made"),
         (
