@@ -82,6 +82,11 @@ class ServedDecodes:
         assert number is not None, "the quickest takes the least time"
         return self._last(number)
 
+    @property
+    def have_room(self) -> bool:
+        """Return whether the chosen instances have slots for all tokens to come."""
+        return self.num_spare(self.instance_ids, self.all_views) >= 0
+
     def lease(self) -> BatchPlan | None:
         """Return a lease of those that have room, on instances that are idle; None if there is none."""
         free = {i: self.snapshot.free[i] for i in self.instance_ids if self.snapshot.instance[i].is_idle}

@@ -1,7 +1,8 @@
 """Decodes and prompts apart, or together on all instances: by what leaves prompts more of the cluster.
 
 Apart, the instances for decodes compute no prompts, and chunks are long. Together, no instance is spared, but
-a step ends in time for its decodes' next tokens, and its overhead leaves less of it to prompts.
+a step ends in time for its decodes' next tokens, and its overhead leaves less of it to prompts. Where KV is
+short they run together, since any free slot then serves either.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[Ins
     """Choose the instances for prompts: all, together with decodes, or all but those for decodes."""
     everywhere = draft.everywhere
     if len(everywhere) < 2 or not (draft.variant.has_apart and serves_others(draft.snapshot)):
+        return everywhere
+    if not decodes.have_room:
         return everywhere
     decode_ids = decodes.busy_ids.union(decodes.instance_ids)
     prompt_ids = tuple(i for i in everywhere if i not in decode_ids)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
 from loong.core.events import (
     BatchFinished,
     BatchStarted,
@@ -120,6 +120,12 @@ def test_a_run_begins_at_its_first_batch_after_the_warm_up() -> None:
     assert [(move.migration_id, move.started_at) for move in history.moves] == [(1, 1.0)]
     assert (history.instance_ids, history.end, history.kv_capacity) == ([2, 3], 3.0, {0: 9})
     assert history.after(9.0) == ClusterHistory((), (), {0: 9})
+
+
+def test_requests_that_came_after_a_time_begin_a_clock_of_its_own() -> None:
+    requests = (RequestSpan("a", 5, 1.0, 2.0, 3.0, "stop"), RequestSpan("b", 5, 4.0, 6.0, 7.0, "stop"))
+    later = ClusterHistory((), (), {}, (*requests, RequestSpan("c", 5, 5.0))).after(3.5)
+    assert later.requests == (RequestSpan("b", 5, 0.0, 2.0, 3.0, "stop"), RequestSpan("c", 5, 1.0))
 
 
 def test_changes_of_instances_are_kept_with_their_reasons() -> None:

@@ -2,10 +2,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from plans import decode
+from snapshots import decoding, snapshot_of
 
 from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidPlanError
-from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind, Service
+from loong.core.instance import MAX_SERVED_TOKENS, ElasticInstance, ESPGroup, InstanceKind, Service
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import (
     BatchPlan,
@@ -226,6 +228,10 @@ def test_only_decode_tokens_whose_queries_travel_take_a_lease(batch: BatchPlan, 
             r"instance 2 .* not in group",
         ),
         (replace(PREFILL, writes=(*PREFILL.writes, segment("old", range(9, 10), 1))), "KV of .*old"),
+        (
+            replace(PREFILL, writes=(segment("new", range(10), 99),)),
+            r"names what does not exist: KeyError\(99\)",
+        ),
         (OFF_MASTER, "stored where it is not made"),
         (LEAVING_MASTER, "stored where it is not made"),
         (
@@ -292,6 +298,25 @@ def test_the_lists_of_a_served_lease_have_room_for_a_few_times_the_kv_of_an_inst
     snapshot = snapshot_with_holder(serves=Service.ONE_LEASE, kv_capacity=1, kv_used=1)
     with pytest.raises(InvalidPlanError, match=r"lists the KV of 5 tokens on instance 0; 4 can be"):
         check_plan(snapshot, IterationPlan((decode_elsewhere(1, num_steps=2),)))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_served_lease_has_a_bounded_number_of_tokens_a_master(num_steps: int) -> None:
+    views = [decoding(f"r{number}", 2, (0,)) for number in range(MAX_SERVED_TOKENS + 1)]
+    snapshot = snapshot_of([2000] * 2, views)
+    instances = tuple(replace(instance, serves=Service.ONE_LEASE) for instance in snapshot.instances)
+    snapshot = replace(snapshot, instances=instances)
+    most, more = (
+        IterationPlan((decode(some, (1,), dict.fromkeys(snapshot.request, 1), num_steps=num_steps),))
+        for some in (views[1:], views)
+    )
+    check_plan(snapshot, most)
+    if num_steps == 1:
+        check_plan(snapshot, more)
+    else:
+        message = f"has {MAX_SERVED_TOKENS + 1} tokens of a master; {MAX_SERVED_TOKENS} can be"
+        with pytest.raises(InvalidPlanError, match=message):
+            check_plan(snapshot, more)
 
 
 def test_where_one_lease_is_served_at_a_time_any_steps_are_served_too() -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
@@ -22,6 +24,12 @@ def test_a_step_of_a_lease_is_one_token_of_each_request_that_has_not_left() -> N
         GROUP, (block("a", range(8, 9), 1),), (KVSegment("a", range(8, 9), 1),)
     )
     assert LEASE.at_step(0, ["b", "a"]).queries == LEASE.queries
+
+
+def test_a_batch_for_some_of_its_requests_has_their_parts_alone() -> None:
+    assert LEASE.only_for(["b", "c"]) == BatchPlan(GROUP, LEASE.queries[1:], LEASE.writes[1:], num_steps=8)
+    timed = replace(LEASE, predicted_time=0.5)
+    assert timed.only_for(["b", "a"]) == timed
 
 
 def test_a_batch_finds_what_it_has_of_a_request_and_what_each_instance_is_to_store() -> None:

@@ -12,6 +12,7 @@ from loong.core.request import (
     MAX_PRIORITY,
     SLO,
     FinishReason,
+    NewRequest,
     Request,
     RequestView,
     SamplingParams,
@@ -118,6 +119,12 @@ def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="at least one token") as caught:
         Request("r", (), SamplingParams(), arrival_time=0.0)
     assert caught.value.param == "prompt"
+
+
+def test_a_request_arrives_with_all_that_its_client_gave() -> None:
+    params = SamplingParams(seed=3)
+    given = ("r", (1, 2), params, SLO(1.0, 0.1), "me", 2, -1, 5)
+    assert NewRequest(*given).arriving(7.0) == Request(*given, arrival_time=7.0)
 
 
 def test_a_view_counts_what_is_known_computed_and_left() -> None:

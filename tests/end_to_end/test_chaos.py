@@ -22,7 +22,7 @@ def chaos(url: str, *arguments: str) -> "subprocess.Popen[str]":
 
 def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) -> None:
     with served(tmp_path, "--num-instances", "3", "--allow-fault-injection") as server:
-        with chaos(server.url, "--kill", "1/3s", "--duration", "6s") as run:
+        with chaos(server.url, "--kill", "1/2s", "--duration", "4s") as run:
             output, errors = run.communicate(timeout=300)
         assert run.returncode == 0, output + errors + server.log
         report = json.loads(output.splitlines()[-1])
@@ -44,7 +44,7 @@ def test_no_token_is_lost_or_changed_while_workers_are_killed(tmp_path: Path) ->
 
 
 def test_no_token_is_lost_or_changed_while_a_worker_is_stopped_for_too_long(tmp_path: Path) -> None:
-    pause = ("--pause", "1/6s", "--pause-time", f"{3 * MAX_SILENCE}s", "--duration", "6s")
+    pause = ("--pause", "1/3s", "--pause-time", f"{3 * MAX_SILENCE}s", "--duration", "3s")
     with (
         served(tmp_path, "--num-instances", "3", "--allow-fault-injection", entry=HASTY_ENTRY) as server,
         chaos(server.url, *pause) as run,

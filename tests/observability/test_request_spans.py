@@ -1,6 +1,6 @@
 """The course of each request as it is kept for people to look at."""
 
-from loong.core.cluster_history import ClusterHistory, RequestSpan
+from loong.core.cluster_history import RequestSpan
 from loong.core.events import BatchFinished, ProducedToken, RequestAborted, RequestArrived, TokensProduced
 from loong.core.plan import Failure, IterationPlan
 from loong.core.request import FinishReason, Request, SamplingParams
@@ -58,9 +58,3 @@ def test_no_more_are_kept_than_asked_for() -> None:
         spans.on_event(arrived(name, 1.0))
         spans.on_event(RequestAborted(2.0, name))
     assert [span.request_id for span in spans.spans()] == ["b", "c"]
-
-
-def test_what_came_after_a_time_begins_a_clock_of_its_own() -> None:
-    requests = (RequestSpan("a", 5, 1.0, 2.0, 3.0, "stop"), RequestSpan("b", 5, 4.0, 6.0, 7.0, "stop"))
-    later = ClusterHistory((), (), {}, (*requests, RequestSpan("c", 5, 5.0))).after(3.5)
-    assert later.requests == (RequestSpan("b", 5, 0.0, 2.0, 3.0, "stop"), RequestSpan("c", 5, 1.0))

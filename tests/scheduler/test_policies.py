@@ -1,6 +1,7 @@
 """Laws that every policy keeps, on any cluster and workload, in virtual time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -12,10 +13,13 @@ from snapshots import begun, snapshot_of, waiting
 
 from loong.core.decision import DecisionKind
 from loong.core.events import Event, InstanceJoined, InstanceLost, RequestAborted
+from loong.core.plan import Failure
 from loong.core.request import FinishReason, Request
+from loong.core.snapshot import ClusterStats
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
+from loong.scheduler.tuning import MAX_LOSSES
 
 # The published policy admits as if all batches decoded in step, so that it may have to.
 MAY_EVICT = ("esp-paper",)
@@ -165,6 +169,14 @@ def test_a_request_that_holds_kv_fails_too_once_the_rest_can_never_fit(num_compu
     plan = make_policy("esp", PolicyConfig())(snapshot_of([3000], [view]), WorkCostModel())
     assert [failure.request_id for failure in plan.failures] == ["r"]
     assert [(d.kind, d.request_ids) for d in plan.decisions] == [(DecisionKind.FAIL, ("r",))]
+
+
+def test_a_request_that_lost_too_many_instances_fails_by_name_and_no_other() -> None:
+    views = [replace(waiting(f"lost{n}", 20), num_losses=n) for n in (MAX_LOSSES - 1, MAX_LOSSES)]
+    snapshot = replace(snapshot_of([3000], views), stats=ClusterStats(num_losses=MAX_LOSSES))
+    plan = make_policy("esp", PolicyConfig())(snapshot, WorkCostModel())
+    reason = f"{MAX_LOSSES} instances were lost while they computed request lost{MAX_LOSSES}"
+    assert plan.failures == (Failure(f"lost{MAX_LOSSES}", reason),)
 
 
 @pytest.mark.parametrize("name", [n for n in POLICY_NAMES if policy_kind(n).max_instances is None])

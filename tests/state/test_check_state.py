@@ -72,6 +72,10 @@ def leave_its_instance(accounting: Accounting) -> None:
     accounting.instances[1] = accounting.instances[1].running(None)
 
 
+def read_kv_elsewhere(accounting: Accounting) -> None:
+    accounting.changing("b").placement = Placement((segment("b", range(1)),))
+
+
 def lose_its_instance(accounting: Accounting) -> None:
     del accounting.instances[1]
 
@@ -142,6 +146,7 @@ def miscount(accounting: Accounting) -> None:
         (compute_all, "request w is not in flight with nothing to compute"),
         (leave_its_instance, "instance_id=1.* does not fit the batches"),
         (lose_its_instance, r"batches run on instances \[1\], which do not exist"),
+        (read_kv_elsewhere, r"batch 1 reads KV on instances \(0,\), but began with holders \(\)"),
         (leave_its_batch, "request b says it is in batch None"),
         (lose_its_request, r"batches run requests \['b'\], which are not live"),
         (forget_its_migration, r"migrations \[\(2, 'r'\)\] are in flight, but requests name \[\]"),

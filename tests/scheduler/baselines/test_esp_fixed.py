@@ -1,6 +1,7 @@
 """`esp-fixed-N` is `esp` on groups of N instances that never change."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from machines import CPU, H200, H200_CAPACITY
@@ -80,6 +81,14 @@ def test_prompts_that_come_together_are_spread_over_the_groups() -> None:
 def test_a_prompt_goes_where_it_has_room_though_another_group_has_less_work() -> None:
     views = [decoding("d", 700, (0,)), begun("p", 500, 100, (1,)), waiting("new", 400)]
     assert chosen(snapshot_of([1000, 2000], views))["new"] == (1,)
+
+
+def test_a_prompt_too_long_for_each_group_until_an_instance_returns_delays_no_other() -> None:
+    """Instance 2 is being started again, and the KV of two requests that need it stays where it is."""
+    views = [begun(f"b{i}", 3000, 900, (i,)) for i in (0, 1)]
+    views += [waiting("new", 150), waiting("short", 50)]
+    snapshot = replace(snapshot_of([1000] * 2, views), returning={2: 5000})
+    assert chosen(snapshot) == {"short": (0,)}
 
 
 def test_default_targets_are_those_of_esp() -> None:

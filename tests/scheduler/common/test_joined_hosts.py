@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import decode, prefill
-from snapshots import decoding, running, snapshot_of, waiting
+from snapshots import begun, decoding, running, snapshot_of, waiting
 
-from loong.core.instance import spread_over_hosts
+from loong.core.instance import ElasticInstance, InstanceKind, spread_over_hosts
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.joined_hosts import joined_hosts
 
@@ -51,5 +51,14 @@ def test_hosts_are_joined_by_kv_by_a_batch_and_by_a_prompt_of_more_than_one() ->
     assert joined_hosts(on_hosts(snapshot_of([POOL] * 8, [far, long]))) == ((0, 1, 6, 7), (2, 3), (4, 5))
     served = running(7, decode([near], (6,), {"near": 6}))
     assert joined_hosts(on_hosts(snapshot_of([POOL] * 8, [near], [served]))) == ((0, 1), (2, 3, 6, 7), (4, 5))
-    begun = running(7, prefill([near], (3, 4)))
-    assert joined_hosts(on_hosts(snapshot_of([POOL] * 8, [near], [begun]))) == ((0, 1), (2, 3, 4, 5), (6, 7))
+    own = running(7, prefill([near], (3, 4)))
+    assert joined_hosts(on_hosts(snapshot_of([POOL] * 8, [near], [own]))) == ((0, 1), (2, 3, 4, 5), (6, 7))
+    ending = replace(snapshot_of([POOL] * 8, [near]), ending=(own,))
+    assert joined_hosts(on_hosts(ending)) == ((0, 1), (2, 3, 4, 5), (6, 7))
+
+
+def test_a_request_with_kv_on_a_host_tier_alone_extends_the_largest_part() -> None:
+    tier = ElasticInstance(8, 1, InstanceKind.HOST, POOL, kv_used=30)
+    snapshot = on_hosts(snapshot_of([POOL] * 8, [begun("offloaded", 2 * POOL + 1, 30, (8,))]))
+    snapshot = replace(snapshot, instances=(*snapshot.instances, tier))
+    assert joined_hosts(snapshot) == ((0, 1, 2, 3), (4, 5), (6, 7))

@@ -182,6 +182,8 @@ def test_every_step_is_corrected_by_its_kind() -> None:
         expected *= calibration.corrections[Kind(Phase.PREFILL, Transfer.QUERY if dop > 1 else None)].factor
         assert prefill_time(model, 500, 100, dop) == pytest.approx(expected)
     assert model.migration_time(10, 0, 1) == BASE.migration_time(10, 0, 1)
+    assert model.served_time(alone) == BASE.served_time(alone)
+    assert model.host == BASE.host
 
 
 def test_a_delay_is_the_groups_and_no_part_of_what_an_instance_computes() -> None:

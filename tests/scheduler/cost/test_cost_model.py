@@ -264,3 +264,13 @@ def test_a_lane_changes_nothing_where_no_instance_outside_a_group_holds_kv() -> 
         else:
             assert laned.step_time(work) == MODEL.step_time(work)
     assert num_served
+
+
+@pytest.mark.parametrize("factor", [0.3, 50.0])
+def test_a_scaled_model_takes_as_many_times_as_long_for_everything(factor: float) -> None:
+    scaled = MODEL.scaled(factor)
+    for batch, placements in chaotic_batches(range(1)):
+        work = step_work(batch, placements)
+        assert scaled.step_time(work) == pytest.approx(factor * MODEL.step_time(work))
+    assert scaled.migration_time(10, 0, 1) == pytest.approx(factor * MODEL.migration_time(10, 0, 1))
+    assert prefill_time(scaled, 500, 100, 2) == pytest.approx(factor * prefill_time(MODEL, 500, 100, 2))

@@ -57,6 +57,15 @@ def test_a_step_in_which_no_kv_travels_is_captured_up_to_some_rows_keys_and_prom
     assert not NO_GRAPHS.has(work)
 
 
+def test_lists_have_room_for_the_keys_of_all_rows_and_slots_and_a_bounded_part_is_copied() -> None:
+    for num_slots in (0, 100, 10**6):
+        listed, copied = GRAPH_LIMITS.num_listed(num_slots), GRAPH_LIMITS.num_copied(num_slots)
+        assert listed >= GRAPH_LIMITS.lists_a_slot * num_slots
+        assert listed >= GRAPH_LIMITS.keys_a_row * GRAPH_LIMITS.most_rows
+        assert copied <= min(listed, GRAPH_LIMITS.most_copied)
+    assert copied == GRAPH_LIMITS.most_copied
+
+
 # Of two members that compute a thousand tokens each, behind as many, and keep what they make.
 RINGED = InstanceWork(
     num_tokens=1000, num_blocks=1, num_ring_blocks=1, num_keys=4000, num_ring_keys=2000, num_hops=1

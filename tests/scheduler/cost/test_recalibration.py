@@ -92,6 +92,8 @@ def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
     step = StepWork(ESPGroup((0,)), {0: work}, has_ring=False, has_exchange=False)
     assert model.step_time(step) == pytest.approx(factor * BASE.step_time(step))
     assert model.migration_time(1000, 0, 1) == BASE.migration_time(1000, 0, 1)
+    assert model.served_time(work) == BASE.served_time(work)
+    assert model.host == BASE.host
 
 
 @pytest.mark.parametrize("plan_time", [0.0, 0.01])

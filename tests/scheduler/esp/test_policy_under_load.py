@@ -209,3 +209,13 @@ def test_nobody_gives_way_while_anything_is_in_flight() -> None:
 
 def test_one_alone_never_gives_way() -> None:
     assert planned(snapshot_of([100], [decoding("full", 100, (0,), 99)])).preemptions == ()
+
+
+def test_no_decode_waits_for_slots_that_other_instances_have() -> None:
+    random, now, requests = Random(1), 0.0, []
+    for number in range(40):
+        now += random.expovariate(3)
+        requests.append(timed_request(number, random.randint(4000, 12000), 300, now))
+    run = simulate("esp", [13000] * 4, requests, cost_model=H200)
+    gaps = [later - earlier for times in run.token_times.values() for earlier, later in pairwise(times)]
+    assert max(gaps) < 0.1  # some 10 tokens; the decode instances alone would have let some wait for 0.8 s

@@ -1,19 +1,22 @@
 """A real process checks grammars here; tests of grammars and workers hold answers to them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from broken_packages import broken_package
 from child_processes import own_children
 from http_answers import error_of, post
-from listening import BESIDE_ITS_ENGINE
+from listening import BESIDE_ITS_ENGINE, serving_with
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.grammar import Grammar, GrammarKind
+from loong.server.text.tokenizer import Tokenizer
 
 pytest.importorskip("xgrammar")
 
@@ -78,16 +81,33 @@ REFUSED: Sequence[tuple[str, object, str]] = (
 )
 
 
-@BESIDE_ITS_ENGINE
-async def test_grammars_in_vllms_notations_reach_the_engine(serving: Serving) -> None:
-    engine = ScriptedEngine()
-    async with serving(engine) as url:
-        for asked, _ in TAKEN:
-            response = await post(url, PATH, messages=MESSAGES, **asked, max_tokens=4)
-            assert response.status_code == 200, response.text
-        response = await post(url, "/v1/completions", prompt="a", guided_choice=["b"])
+@dataclass(frozen=True)
+class Running:
+    """A server that is up, and its engine, which answers all alike."""
+
+    url: str
+    engine: ScriptedEngine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tokenizer: Tokenizer) -> AsyncIterator[Running]:
+    engine = ScriptedEngine(lambda request: [*b'{"name": "Ada", "age": 36}', 257])
+    async with serving_with(tokenizer)(engine) as url:
+        yield Running(url, engine)
+
+
+IN_ITS_LOOP = pytest.mark.asyncio(loop_scope="module")
+
+
+@IN_ITS_LOOP
+async def test_grammars_in_vllms_notations_reach_the_engine(server: Running) -> None:
+    num_before = len(server.engine.requests)
+    for asked, _ in TAKEN:
+        response = await post(server.url, PATH, messages=MESSAGES, **asked, max_tokens=4)
         assert response.status_code == 200, response.text
-    *found, last = [request.sampling_params.grammar for request in engine.requests]
+    response = await post(server.url, "/v1/completions", prompt="a", guided_choice=["b"])
+    assert response.status_code == 200, response.text
+    *found, last = [request.sampling_params.grammar for request in server.engine.requests[num_before:]]
     assert [grammar and parsed(grammar) for grammar in found] == [
         grammar and parsed(grammar) for _, grammar in TAKEN
     ]
@@ -100,14 +120,13 @@ def parsed(grammar: Grammar) -> tuple[GrammarKind, object]:
     return grammar.kind, json.loads(grammar.text) if is_schema else grammar.text
 
 
-@BESIDE_ITS_ENGINE
-async def test_grammars_that_cannot_be_kept_to_are_refused_by_name(serving: Serving) -> None:
-    async with serving(ScriptedEngine()) as url:
-        for field, value, why in REFUSED:
-            error = await error_of(url, PATH, 400, **{"messages": MESSAGES, field: value})
-            assert error["param"] == field
-            assert error["message"].startswith(field)
-            assert why in error["message"]
+@IN_ITS_LOOP
+async def test_grammars_that_cannot_be_kept_to_are_refused_by_name(server: Running) -> None:
+    for field, value, why in REFUSED:
+        error = await error_of(server.url, PATH, 400, **{"messages": MESSAGES, field: value})
+        assert error["param"] == field
+        assert error["message"].startswith(field)
+        assert why in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -132,23 +151,22 @@ async def test_fields_that_conflict_are_both_named(
     assert all(name in error["message"] for name in named)
 
 
-@BESIDE_ITS_ENGINE
-async def test_schemas_reach_the_engine_and_bad_ones_are_refused(serving: Serving) -> None:
-    engine = ScriptedEngine()
+@IN_ITS_LOOP
+async def test_schemas_reach_the_engine_and_bad_ones_are_refused(server: Running) -> None:
+    num_before, url = len(server.engine.requests), server.url
     bad: dict[str, object] = {"not": {}}
     invalid = {"type": "string", "pattern": "^(?=a)b$"}
-    async with serving(engine) as url:
-        for wrong, named in ((bad, "not"), (invalid, "Lookahead"), ({"type": "string", "pattern": "("}, "")):
-            error = await error_of(url, PATH, 400, messages=MESSAGES, response_format=as_format(wrong))
-            assert (error["param"], error["code"]) == ("response_format", "invalid_schema")
-            assert named in error["message"]
-        for kind in (as_format(SCHEMA), {"type": "json_object"}, {"type": "text"}):
-            response = await post(url, PATH, messages=MESSAGES, response_format=kind, max_tokens=4)
-            assert response.status_code == 200, response.text
-        for name, value in (("ignore_eos", True), ("min_tokens", 1), ("stop_token_ids", [5])):
-            body = {"messages": MESSAGES, "response_format": as_format(SCHEMA), name: value}
-            assert (await error_of(url, PATH, 400, **body))["param"] == name
-    grammars = [request.sampling_params.grammar for request in engine.requests]
+    for wrong, named in ((bad, "not"), (invalid, "Lookahead"), ({"type": "string", "pattern": "("}, "")):
+        error = await error_of(url, PATH, 400, messages=MESSAGES, response_format=as_format(wrong))
+        assert (error["param"], error["code"]) == ("response_format", "invalid_schema")
+        assert named in error["message"]
+    for kind in (as_format(SCHEMA), {"type": "json_object"}, {"type": "text"}):
+        response = await post(url, PATH, messages=MESSAGES, response_format=kind, max_tokens=4)
+        assert response.status_code == 200, response.text
+    for name, value in (("ignore_eos", True), ("min_tokens", 1), ("stop_token_ids", [5])):
+        body = {"messages": MESSAGES, "response_format": as_format(SCHEMA), name: value}
+        assert (await error_of(url, PATH, 400, **body))["param"] == name
+    grammars = [request.sampling_params.grammar for request in server.engine.requests[num_before:]]
     assert [grammar and json.loads(grammar.text) for grammar in grammars] == [
         SCHEMA,
         {"type": "object"},
@@ -156,18 +174,14 @@ async def test_schemas_reach_the_engine_and_bad_ones_are_refused(serving: Servin
     ]
 
 
-@BESIDE_ITS_ENGINE
-async def test_the_official_client_parses_structured_answers(serving: Serving) -> None:
-    engine = ScriptedEngine(lambda request: [*b'{"name": "Ada", "age": 36}', 257])
-    async with (
-        serving(engine) as url,
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
+@IN_ITS_LOOP
+async def test_the_official_client_parses_structured_answers(server: Running) -> None:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.parse(
             model="tiny", messages=[{"role": "user", "content": "hi"}], response_format=Person
         )
     assert answer.choices[0].message.parsed == Person(name="Ada", age=36)
-    grammar = engine.requests[0].sampling_params.grammar
+    grammar = server.engine.requests[-1].sampling_params.grammar
     assert grammar is not None
     schema = json.loads(grammar.text)
     assert schema["required"] == ["name", "age"]
@@ -195,7 +209,7 @@ async def test_an_xgrammar_that_cannot_be_imported_is_named_in_the_refusal(
 ) -> None:
     for name, value in broken_package(tmp_path, "xgrammar", code).items():
         monkeypatch.setenv(name, value)  # for the process that checks schemas
-    engine = ScriptedEngine()
+    engine, before = ScriptedEngine(), own_children("check_process")
     async with serving(engine) as url:
         body = {"messages": MESSAGES, "max_tokens": 1}
         for kind in ({"type": "json_object"}, as_format(SCHEMA), as_format(SCHEMA)):
@@ -205,4 +219,4 @@ async def test_an_xgrammar_that_cannot_be_imported_is_named_in_the_refusal(
             assert len(error["message"]) < 400
         assert (await post(url, PATH, **body)).status_code == 200
     assert len(engine.requests) == 1
-    assert not own_children("check_process")
+    assert own_children("check_process") == before
