@@ -14,6 +14,7 @@ from loong.core.positions import (
     intersection,
     is_partition,
     is_within,
+    joining,
     num_below,
     num_ordered_pairs,
     stripe,
@@ -124,6 +125,21 @@ def test_coalescing_restores_a_range_that_was_cut_crosswise(
     edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     pieces = [whole[a:b] for a, b in pairwise(edges)]
     assert coalesce(data.draw(st.permutations(pieces))) == ((whole,) if whole else ())
+
+
+@laws
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 5), st.integers(1, 4)), max_size=12))
+def test_coalescing_joins_each_to_the_nearest_that_it_continues(shapes: list[tuple[int, int, int]]) -> None:
+    pieces: tuple[range, ...] = ()
+    for start, step, length in shapes:
+        rest: tuple[range, ...] = (range(start, start + step * length, step),)
+        for taken in pieces:
+            rest = subtract(rest, taken)
+        pieces += rest
+    joined: tuple[range, ...] = ()
+    for piece in sorted(pieces, key=lambda r: r.start):
+        joined = joining(joined, piece)
+    assert coalesce(pieces) == joined
 
 
 def test_single_positions_join_if_they_are_neighbors_or_in_one_stripe() -> None:
