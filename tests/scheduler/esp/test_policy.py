@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from machines import CPU, H200, H200_CAPACITY
-from plans import decode
+from plans import decode, prefill
 from simulation import Run, instances_with, simulate, timed_request
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
@@ -108,12 +108,22 @@ def test_decodes_take_as_many_instances_as_have_room_for_all_their_tokens() -> N
     assert group_of_decodes(*views, capacities=(2000, *(1000,) * 5)) == (4, 5)
 
 
-def test_those_that_find_no_room_wait_for_the_oldest() -> None:
+def test_none_waits_for_room_on_instances_for_decodes_while_all_instances_have_enough() -> None:
     views = [decoding(f"d{n}", 10, (0,), max_tokens=80) for n in range(4)]
     plan = planned(snapshot_of([200, 200], views))
-    (batch,) = plan.batches
-    assert batch.request_ids == ("d0", "d1")
-    assert [d.request_ids for d in plan.decisions if d.chosen == NO_SLOTS] == [("d2", "d3")]
+    assert [batch.request_ids for batch in plan.batches] == [("d0", "d1", "d2", "d3")]
+    assert not plan.decisions
+
+
+def test_those_that_find_no_room_on_idle_instances_wait_for_the_oldest() -> None:
+    views = [decoding(f"d{n}", 100, (0,), max_tokens=150) for n in range(10)]
+    prompt = begun("p", 200, 100, (4,))
+    batch = running(7, prefill([prompt], (4,)))
+    plan = planned(snapshot_of((2000, *(1000,) * 5), [*views, prompt], [batch]), H200)
+    decodes = next(batch for batch in plan.batches if is_decode(batch))
+    assert decodes.group.instance_ids == (5,)
+    assert decodes.request_ids == tuple(f"d{n}" for n in range(6))
+    assert [d.request_ids for d in plan.decisions if d.chosen == NO_SLOTS] == [("d6", "d7", "d8", "d9")]
 
 
 def test_a_prompt_goes_on_though_an_instance_that_has_some_of_it_decodes_now() -> None:
