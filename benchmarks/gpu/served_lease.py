@@ -70,12 +70,13 @@ class Row:
     @classmethod
     def of(cls, run: ServedRun, context: int, model: WorkCostModel) -> "Row":
         """Return the numbers of a run. Raises `ValueError` if the lease ended before the chunks."""
-        steps, chunks = run.busy_steps, run.served.seconds(run.busy.times[-1])
+        remote = run.remote
+        steps, chunks = remote.busy_steps, remote.served.seconds(remote.busy.times[-1])
         if not (steps and chunks):
-            raise ValueError(f"no chunk ended in the {len(run.busy.times)} steps of the lease")
+            raise ValueError(f"no chunk ended in the {len(remote.busy.times)} steps of the lease")
         chunk, seconds = median(run.alone.seconds()), fmean(steps)
         local_steps = run.local.steps(end=run.local.times[NUM_STEPS - 1])
-        idle, busy = run.idle.work(NUM_STEPS), run.busy.work(len(run.busy.times))
+        idle, busy = remote.idle.work(NUM_STEPS), remote.busy.work(len(remote.busy.times))
         idle = replace(idle, idle_holder_ids=frozenset(idle.holders))
         predicted, holders = model.step_time(busy), busy.holders.values()
         lost = max(model.served_time(work) for work in holders) / predicted
@@ -85,7 +86,7 @@ class Row:
             context=context,
             num_steps=len(run.local.times),
             local=Timed(fmean(local_steps), model.step_time(run.local.work(NUM_STEPS))),
-            idle=Timed(fmean(run.idle.steps()), model.step_time(idle)),
+            idle=Timed(fmean(remote.idle.steps()), model.step_time(idle)),
             busy=Timed(seconds, predicted),
             worst=max(steps),
             chunk=Timed(chunk, model.step_time(run.alone.work)),

@@ -125,23 +125,30 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedRun:
-    """Leases of the same prompts: with local KV, and with remote KV before and during chunks.
+class RemoteRun:
+    """Leases of prompts whose KV is at the holders: before chunks of these, and during them."""
 
-    `equal` is the share of tokens before the first that differs between local and remote.
-    """
-
-    local: Lease
     idle: Lease
     busy: Lease
-    alone: Chunks
     served: Chunks
-    equal: float
 
     @property
     def busy_steps(self) -> list[float]:
         """Return the seconds of the steps during which all holders compute."""
         return self.busy.steps(*self.served.span)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """Leases of the same prompts with remote and with local KV, and chunks without a lease.
+
+    `equal` is the share of tokens before the first that differs between local and remote.
+    """
+
+    remote: RemoteRun
+    local: Lease
+    alone: Chunks
+    equal: float
 
 
 class ServedRuns:
@@ -167,23 +174,37 @@ class ServedRuns:
     async def run(self, num_requests: int, context: int) -> ServedRun:
         """Run requests of equal length in all ways, and leave nothing of them."""
         local, remote = ([*self._arriving(num_requests, context)] for _ in range(2))
-        await self._compute(local, remote)
-        alone, served = self._chunks(), self._chunks()
+        await self._compute(remote, local)
+        alone = self._chunks()
         await self._run_chunks(alone)
+        run = await self._run_remote(remote)
+        near = self._begun(local, len(run.idle.times) + len(run.busy.times))
+        await self._run(near)
+        self._cluster.end_all()
+        pairs = [
+            (near.tokens[i], run.idle.tokens[j] + run.busy.tokens[j])
+            for i, j in zip(local, remote, strict=True)
+        ]
+        num_equal = sum(_num_equal(*pair) for pair in pairs)
+        return ServedRun(run, near, alone, num_equal / sum(len(tokens) for tokens, _ in pairs))
+
+    async def run_remote(self, num_requests: int, context: int) -> RemoteRun:
+        """Run requests with remote KV alone, and leave nothing of them."""
+        remote = [*self._arriving(num_requests, context)]
+        await self._compute(remote)
+        run = await self._run_remote(remote)
+        self._cluster.end_all()
+        return run
+
+    async def _run_remote(self, remote: Sequence[RequestId]) -> RemoteRun:
         idle = self._begun(remote, NUM_STEPS)
         await self._run(idle)
+        served = self._chunks()
         busy = self._begun(remote, MOST_STEPS)
         await self._run_with(busy, served)
         for request_id in remote:
             self._cluster.end(request_id)
-        near = self._begun(local, len(idle.times) + len(busy.times))
-        await self._run(near)
-        self._cluster.end_all()
-        pairs = [
-            (near.tokens[i], idle.tokens[j] + busy.tokens[j]) for i, j in zip(local, remote, strict=True)
-        ]
-        num_equal = sum(_num_equal(*pair) for pair in pairs)
-        return ServedRun(near, idle, busy, alone, served, num_equal / sum(len(tokens) for tokens, _ in pairs))
+        return RemoteRun(idle, busy, served)
 
     def _arriving(self, num_requests: int, context: int) -> Iterator[RequestId]:
         """Yield requests; those with the same number have the same prompt."""
@@ -194,13 +215,15 @@ class ServedRuns:
         random = Random(0)  # noqa: S311 - as above
         return Chunks(self._cluster, self._holder_ids, self._num_tokens, random)
 
-    async def _compute(self, local: Sequence[RequestId], remote: Sequence[RequestId]) -> None:
-        """Compute prompts at the member, and the same in the same batches at the holders in turn."""
+    async def _compute(self, remote: Sequence[RequestId], local: Sequence[RequestId] = ()) -> None:
+        """Compute prompts at the holders in turn, and the same in the same batches, if any, at the member."""
         for number, holder_id in enumerate(self._holder_ids):
-            here, there = local[number :: len(self._holder_ids)], remote[number :: len(self._holder_ids)]
+            there, here = remote[number :: len(self._holder_ids)], local[number :: len(self._holder_ids)]
             while not all(view.is_decoding for view in self._cluster.views(there)):
-                batches = self._prompts(here, self._member_id), self._prompts(there, holder_id)
-                await self._cluster.carry_out(IterationPlan(batches))
+                batches = [self._prompts(there, holder_id)]
+                if here:
+                    batches.append(self._prompts(here, self._member_id))
+                await self._cluster.carry_out(IterationPlan(tuple(batches)))
 
     def _prompts(self, request_ids: Sequence[RequestId], instance_id: InstanceId) -> BatchPlan:
         """Return a batch with the next tokens of prompts, as many as a chunk has."""
@@ -251,7 +274,7 @@ async def measured_lane(cluster: ProfiledCluster, num_tokens: int) -> ServiceLan
     runs, delays = ServedRuns(cluster, num_tokens), []
     for most_requests, context in LANE_CASES:
         if num_requests := runs.num_fitting(most_requests, context):
-            run = await runs.run(num_requests, context)
+            run = await runs.run_remote(num_requests, context)
             if steps := run.busy_steps:
                 delays.append(fmean(steps) - fmean(run.idle.steps()))
     return ServiceLane(max(0.0, median(delays))) if delays else None

@@ -79,10 +79,9 @@ class BatchRunner:
         load_kernels(device, shard.num_heads, config.head_dim, config.torch_dtype)
         if lengths := self._backend.warm_up_lengths:
             self._model.load_products(max(lengths), max(BATCH_SIZES))
-        for length in lengths:
-            self._run_zeros([length], Transfer.KV, num_chunks=2)
-            self._run_zeros([length], Transfer.QUERY, num_chunks=2)
-        if lengths:
+            for length in lengths:
+                self._run_zeros([length], Transfer.KV, num_chunks=2)
+                self._run_zeros([length], Transfer.QUERY, num_chunks=2)
             self._run_zeros([1], Transfer.QUERY, params=_ASKING)
             for size in BATCH_SIZES:
                 if size.bit_count() == 1:  # kernels differ by powers of two

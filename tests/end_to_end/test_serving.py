@@ -282,8 +282,9 @@ def test_a_second_signal_does_not_wait_for_open_requests(tmp_path: Path) -> None
         assert_gone(workers)
 
 
-def test_a_drain_ends_in_time_and_says_so_to_those_it_cuts_off(tmp_path: Path) -> None:
-    with served(tmp_path, "--num-instances", "1", "--drain-timeout", "0") as server:
+@pytest.mark.parametrize("seconds", ["0", "1"])
+def test_a_drain_ends_in_time_and_says_so_to_those_it_cuts_off(tmp_path: Path, seconds: str) -> None:
+    with served(tmp_path, "--num-instances", "1", "--drain-timeout", seconds) as server:
         workers = server.worker_pids()
         stream = server.stream_of(60000)
         server.process.send_signal(signal.SIGTERM)

@@ -5,8 +5,8 @@ from time import monotonic, sleep
 
 import pytest
 import torch
+from device_waits import DeviceWait
 
-from loong.kernels.exchange.signals import Deadline, wait
 from loong.model.cuda_device import CudaDevice
 
 pytestmark = pytest.mark.gpu
@@ -20,12 +20,8 @@ def test_another_thread_launches_what_a_thread_that_is_far_ahead_waits_for(is_sh
     torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's own
     device = CudaDevice(0, torch.float32)
     other: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-    flag = torch.zeros(1, dtype=torch.int64, device="cuda")
-    word = torch.full((2,), -1, dtype=torch.int64).pin_memory()
-    stop = torch.full((1,), -1, dtype=torch.int64, device="cuda")
     x = torch.ones(8, 8, device="cuda")
-    deadline = Deadline(word, stop, round(LIMIT * 1e9))
-    wait(flag.view(torch.uint8), 0, 0, 0, deadline)  # loads the kernels, as it waits for nothing
+    wait = DeviceWait(LIMIT)
     device.linear(x, x, None)
     torch.cuda.synchronize()
     num_launched = 0
@@ -33,7 +29,7 @@ def test_another_thread_launches_what_a_thread_that_is_far_ahead_waits_for(is_sh
     def launch() -> None:
         nonlocal num_launched
         device.use()
-        wait(flag.view(torch.uint8), 0, 1, 0, deadline)
+        wait.launch()
         for _ in range(NUM_PRODUCTS):
             if is_shared:
                 with device.shared():
@@ -51,8 +47,8 @@ def test_another_thread_launches_what_a_thread_that_is_far_ahead_waits_for(is_sh
         sleep(0.01)
     assert 0 < seen < NUM_PRODUCTS
     with torch.cuda.stream(other):
-        flag.fill_(1)
+        wait.end()
     thread.join()
     torch.cuda.synchronize()
-    assert stop.item() == -1, "the wait ended by its deadline"
+    assert not wait.has_timed_out, "the wait ended by its deadline"
     assert num_launched == NUM_PRODUCTS

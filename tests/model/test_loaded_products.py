@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from device_waits import DeviceWait
 
-from loong.kernels.exchange.signals import Deadline, wait
 from loong.model.cuda_device import CudaDevice
 
 pytestmark = pytest.mark.gpu
@@ -17,18 +17,14 @@ def test_no_product_loads_a_kernel_late() -> None:
     torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's own
     device = CudaDevice(0, torch.bfloat16)
     other: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-    flag = torch.zeros(1, dtype=torch.int64, device="cuda")
-    word = torch.full((2,), -1, dtype=torch.int64).pin_memory()
-    stop = torch.full((1,), -1, dtype=torch.int64, device="cuda")
-    deadline = Deadline(word, stop, round(LIMIT * 1e9))
-    wait(flag.view(torch.uint8), 0, 0, 0, deadline)  # loads the kernels, as it waits for nothing
+    wait = DeviceWait(LIMIT)
     rows = torch.zeros(MOST_ROWS, 14336, dtype=torch.bfloat16, device="cuda")
     weights = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for shape in SHAPES]
     for weight in weights:
         device.load_products(weight, None, MOST_ROWS)
     torch.cuda.synchronize()
     with torch.cuda.stream(other):
-        wait(flag.view(torch.uint8), 0, 1, 0, deadline)
+        wait.launch()
     for num_rows in range(1, MOST_ROWS, 13):
         for weight in weights:
             x = rows[:num_rows, : weight.shape[1]].contiguous()
@@ -36,6 +32,6 @@ def test_no_product_loads_a_kernel_late() -> None:
             with device.shared():
                 device.linear(x, weight, None)
     torch.cuda.current_stream().synchronize()
-    flag.fill_(1)
+    wait.end()
     torch.cuda.synchronize()
-    assert stop.item() == -1, "the wait ended by its deadline, so a product waited for it"
+    assert not wait.has_timed_out, "the wait ended by its deadline, so a product waited for it"

@@ -141,7 +141,7 @@ def behind_history(
 
 @pytest.mark.parametrize(
     ("num_programs", "num_heads", "head_dim", "is_in_row"),
-    [(6, 2, 64, True), (29, 4, 80, False), (17, 2, 64, True)],
+    [(6, 2, 64, True), (29, 4, 80, False), (17, 4, 80, True)],
 )
 def test_keys_of_few_queries_may_be_cut(
     num_programs: int,

@@ -26,7 +26,7 @@ SMALL = ["--instances", "2", "--num-requests", "24", "--workload", "leval", "--s
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a command wrote and printed."""
+    """The files and the output of a command."""
 
     folder: Path
     out: str
