@@ -1,8 +1,8 @@
 """An NVIDIA GPU and its kernels: Triton's, and cuDNN's for large tiles of attention."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import groupby, product
 from threading import Lock
@@ -80,6 +80,10 @@ class CudaDevice:
         """See Device."""
         torch.cuda.current_stream().synchronize()
 
+    def calling(self, meanwhile: Callable[[], None]) -> AbstractContextManager[None]:
+        """See Device."""
+        return self._queue.calling(meanwhile)
+
     def keep_memory(self, num_bytes: int) -> None:
         """See Device. The driver may wait for the device before it gives memory.
 
@@ -102,14 +106,15 @@ class CudaDevice:
     def load_products(self, weight: Tensor, bias: Tensor | None, most_rows: int) -> None:
         """See Device.
 
-        cuBLAS has kernels for ranges of sizes, and loads each at its first use. Then the driver waits for all
-        work of the device, such as a step that waits for another process.
+        cuBLAS chooses a kernel by the size, and loads it at its first use. Then the driver waits for all work
+        of the device, such as a step that waits for another process. So parts have all their sizes here;
+        whole products, which no other stream's work is beside, have most.
         """
         rows = torch.zeros(most_rows, weight.shape[1], dtype=weight.dtype, device=self.torch_device)
+        for num_rows in range(1, min(most_rows, _SHARED_ROWS) + 1):
+            self._linear_in_turns(rows[:num_rows], weight, bias)
         for num_rows in _numbers_of_rows(most_rows):
             self.linear(rows[:num_rows], weight, bias)
-            if num_rows <= _SHARED_ROWS:
-                self._linear_in_turns(rows[:num_rows], weight, bias)
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None
@@ -255,7 +260,7 @@ class CudaDevice:
 
 
 def _numbers_of_rows(most: int) -> Iterator[int]:
-    """Yield numbers up to `most`, close enough that a product of any number of rows has the kernel of one."""
+    """Yield numbers up to `most`, so close that a product of another number mostly has the kernel of one."""
     yield from (number for number in (1, 2, 4) if number <= most)
     yield from range(8, min(most, _SHARED_ROWS) + 1, 8)
     yield from range(_SHARED_ROWS + 64, most + 1, 64)

@@ -1,6 +1,6 @@
 """The device of a model: its kernels, and copies to it. It is chosen once, at start."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
@@ -50,6 +50,11 @@ class Device(Protocol):
 
     def wait(self) -> None:
         """Return when all work of the calling thread is done."""
+
+    def calling(self, meanwhile: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return a context in which `meanwhile` is called now and then while the host launches work, and
+        while it waits to launch more.
+        """
 
     def keep_memory(self, num_bytes: int) -> None:
         """Take memory for work of the calling thread's kind, as far as there is, to be reused from now on."""
@@ -156,6 +161,10 @@ class CpuDevice:
 
     def wait(self) -> None:
         """See Device."""
+
+    def calling(self, meanwhile: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002 - see Device
+        """See Device. A processor has computed what the host has launched."""
+        return nullcontext()
 
     def keep_memory(self, num_bytes: int) -> None:
         """See Device. The system gives memory at any time."""

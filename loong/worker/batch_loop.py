@@ -47,6 +47,7 @@ class BatchLoop:
         self._runner, self._lease_ends = runner, lease_ends
         self._send, self._trace = send, trace
         self._started: StartedBatch | None = None
+        self._before: StartedBatch | None = None  # the one before a batch that is begun at present
         self._failed: dict[int, tuple[RequestId, ...]] = {}  # requests of batches that have failed
         self._began_at = 0.0  # when the device started its present batch
 
@@ -56,21 +57,36 @@ class BatchLoop:
         None in the queue is no batch, but requests the actions of a step boundary.
         """
         command = self._wait(commands)
-        before = self._started
-        if before is None and command is not None:
-            self._report_begin(command)
-        self._started = None if command is None else self._begin(command)
+        self._before, self._started = self._started, None
+        if command is None:
+            self._finish_before(None)
+        else:
+            if self._before is None:
+                self._report_begin(command)
+            self._started = self._begin(command)
+            self._finish_before(None if self._started is None else command)
+        self._trace()
+
+    def _finish_before(self, following: RunBatch | None) -> None:
+        """Finish the batch before, unless that was done, and report that the device has come to the
+        `following` one, which was prepared.
+        """
+        before, self._before = self._before, None
         if before is not None:
             self._finish(before)
-            if self._started is not None:  # prepared before, but the device has come to it only now
-                self._report_begin(self._started.command)
-        self._trace()
+            if following is not None:
+                self._report_begin(following)
 
     def _begin(self, command: RunBatch) -> StartedBatch | None:
         """Begin a batch, unless one of its requests was in a batch that failed."""
+
+        def finish_what_is_done() -> None:
+            if self._before is not None and self._before.is_done():
+                self._finish_before(command)
+
         failed = {request_id for request_ids in self._failed.values() for request_id in request_ids}
         if failed.isdisjoint(command.plan.request_ids):
-            return self._runner.begin(command)
+            return self._runner.begin(command, finish_what_is_done)
         self._runner.abandon(command)
         self._fail(command, "a batch before it failed", None)
         return None
@@ -124,7 +140,8 @@ class BatchLoop:
                     last.append(done)
                 else:
                     self._send(done)
-            self._trace()  # a long lease has no batch end to wait for
+            if not is_last:
+                self._trace()  # a long lease has no batch end to wait for
 
         num_steps = started.finish(self._lease_ends.of(started.command), report_step)
         self._lease_ends.forget_up_to(batch_id)

@@ -1,6 +1,6 @@
 """Carries out batches on one instance: a step each, or the steps of a lease."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 
 from loong.attention.exchange import load_kernels
@@ -99,8 +99,16 @@ class BatchRunner:
         """Begin a batch and finish it; see `StartedBatch.finish`."""
         return self.begin(command).finish(lease_end, report)
 
-    def begin(self, command: RunBatch) -> StartedBatch:
-        """Begin the next batch, as far as the device can run it after the previous one."""
+    def begin(self, command: RunBatch, meanwhile: Callable[[], None] = lambda: None) -> StartedBatch:
+        """Begin the next batch, as far as the device can run it after the previous one.
+
+        Launching a long step takes as long as most of it. `meanwhile` is called during it, and may finish the
+        previous batch.
+        """
+        with self._backend.device.calling(meanwhile):
+            return self._begin(command)
+
+    def _begin(self, command: RunBatch) -> StartedBatch:
         placeholders, pending_tokens = (
             TokenPlaceholders(command, self._instance_id, self._pending_tokens),
             PendingTokens(command.batch_id),

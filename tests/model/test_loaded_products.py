@@ -1,4 +1,4 @@
-"""Products of new sizes do not wait for work that the device has on other streams."""
+"""Products in parts, of new sizes, do not wait for work that the device has on other streams."""
 
 import pytest
 import torch
@@ -18,19 +18,17 @@ def test_no_product_loads_a_kernel_late() -> None:
     device = CudaDevice(0, torch.bfloat16)
     other: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
     wait = DeviceWait(LIMIT)
-    rows = torch.zeros(MOST_ROWS, 14336, dtype=torch.bfloat16, device="cuda")
     weights = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for shape in SHAPES]
+    rows = [torch.zeros(MOST_ROWS, width, dtype=torch.bfloat16, device="cuda") for _, width in SHAPES]
     for weight in weights:
         device.load_products(weight, None, MOST_ROWS)
     torch.cuda.synchronize()
     with torch.cuda.stream(other):
         wait.launch()
     for num_rows in range(1, MOST_ROWS, 13):
-        for weight in weights:
-            x = rows[:num_rows, : weight.shape[1]].contiguous()
-            device.linear(x, weight, None)
+        for x, weight in zip(rows, weights, strict=True):
             with device.shared():
-                device.linear(x, weight, None)
+                device.linear(x[:num_rows], weight, None)
     torch.cuda.current_stream().synchronize()
     wait.end()
     torch.cuda.synchronize()

@@ -1,6 +1,7 @@
 """Batches submitted before the tokens they depend on are known give the same tokens as later ones."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,6 +23,7 @@ from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import FinishReason, RequestId
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.model.device import CpuDevice
 from loong.state.live_request import LiveRequest
 from loong.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.worker.backend import CpuBackend, Reading
@@ -54,6 +56,27 @@ def fabric(tmp_path: Path) -> Iterator[SocketFabric]:
     alone.close()
 
 
+class LaunchingDevice(CpuDevice):
+    """A device for which launching takes long, so that the host does something else meanwhile."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] | None = None
+        self.is_launching = False
+
+    @contextmanager
+    def calling(self, meanwhile: Callable[[], None]) -> Iterator[None]:
+        self.meanwhile = meanwhile
+        yield
+        self.meanwhile = None
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.meanwhile is not None:
+            self.is_launching = True
+            self.meanwhile()
+            self.is_launching = False
+        return super().linear(x, weight, bias)
+
+
 class LateReading:
     def __init__(self, reading: Reading, is_done: Callable[[], bool]) -> None:
         self._reading, self.is_done = reading, is_done
@@ -63,16 +86,22 @@ class LateReading:
 
 
 class LateBackend(CapturingBackend):
-    """A device that is never done while there is something to begin. `story` is what happened, in order."""
+    """A device that is never done while there is something to begin; or is done while the next is launched.
+
+    `story` is what happened, in order.
+    """
 
     def __init__(self, *, takes_leases: bool) -> None:
         super().__init__(H200_GRAPH_LIMITS, takes_leases=takes_leases)
+        self.launching = LaunchingDevice()
         self.reported: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()
         self.story: list[int | None] = []  # a batch that was reported as done, or None: a step was launched
 
     def read(self, *tensors: Tensor) -> Reading:
         self.story.append(None)
-        return LateReading(super().read(*tensors), self.reported.empty)
+        return LateReading(
+            super().read(*tensors), lambda: self.launching.is_launching or self.reported.empty()
+        )
 
 
 class OverlappingInstance(BareInstance):
@@ -322,6 +351,27 @@ def test_a_batch_that_begins_before_the_one_before_has_ended_gives_the_same_toke
     for live in lives:
         overlapping.carry_out(ReleaseKV(live.request.request_id, (0,)))
     assert overlapping.num_slots_used == 0
+
+
+@pytest.mark.parametrize("params", [PLAIN, PENALIZED], ids=["plain", "penalized"])
+def test_it_does_so_if_the_one_before_ends_while_it_is_launched_and_that_is_reported_then(
+    fabric: SocketFabric, folder: Path, params: Sequence[Mapping[str, object]]
+) -> None:
+    lives = live_requests(*params)
+    tokens = all_tokens(BareInstance(fabric, 0, folder, None, CpuBackend()), lives)
+    chain = Chain(lives, tokens)
+    for num_present in (3, None, None, None, None):
+        chain.report((0,), num_present=num_present)
+    backend = LateBackend(takes_leases=False)
+    backend.device = backend.launching
+    instance = OverlappingInstance(fabric, folder, backend)
+    backend.story.clear()
+    reported = instance.carry_out_all([later(command, 10) for command in chain.predicted])
+    for live in lives:
+        ours = of_request(live, reported)
+        assert_same([ours], [tokens[live.request.request_id][: len(ours)]])
+        assert ours
+    assert backend.story == [None, 11, None, 12, None, 13, None, 14, None, 15]
 
 
 def test_so_do_chunks_that_sample_nothing(fabric: SocketFabric, folder: Path) -> None:
