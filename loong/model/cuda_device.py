@@ -108,7 +108,7 @@ class CudaDevice:
 
         cuBLAS chooses a kernel by the size, and loads it at its first use. Then the driver waits for all work
         of the device, such as a step that waits for another process. So parts have all their sizes here.
-        Whole products have most: they run while no other stream has work.
+        Whole products have most: they are computed while no step of others is served.
         """
         rows = torch.zeros(most_rows, weight.shape[1], dtype=weight.dtype, device=self.torch_device)
         for num_rows in range(1, min(most_rows, _SHARED_ROWS) + 1):

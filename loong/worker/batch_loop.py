@@ -87,6 +87,7 @@ class BatchLoop:
         failed = {request_id for request_ids in self._failed.values() for request_id in request_ids}
         if failed.isdisjoint(command.plan.request_ids):
             return self._runner.begin(command, finish_what_is_done)
+        self._finish_before(None)  # the fabric takes batches in order
         self._runner.abandon(command)
         self._fail(command, "a batch before it failed", None)
         return None

@@ -29,6 +29,18 @@ class Mark:
         return self._stream.num_done >= self._num_before
 
 
+def test_something_else_is_done_during_waits_and_launches() -> None:
+    stream, calls = SlowStream(), list[int]()
+    queue = LaunchQueue(lambda: stream, most=64, marked=32)  # type: ignore[arg-type,return-value]  # acts as one
+    with queue.calling(lambda: calls.append(stream.num_launched - stream.num_done)):
+        for _ in range(8):
+            stream.num_launched += 32
+            queue.add(32)
+    assert calls == [32, 64, *[96, 96] * 6]  # after each mark, and while three of them are ahead
+    queue.add(320)
+    assert len(calls) == 14
+
+
 @pytest.mark.parametrize("counts", [[1], [12], [31, 12], [1, 1, 12, 1, 1, 12], [300], [2000]], ids=str)
 def test_no_more_launches_are_ahead_than_allowed_and_those_of_a_mark(counts: Sequence[int]) -> None:
     stream = SlowStream()

@@ -14,8 +14,8 @@ ReportStep = Callable[[int, tuple[ProducedToken, ...], bool], None]  # a step, i
 class StartedBatch(Protocol):
     """A batch whose work the device may have already.
 
-    Batches are begun and finished in order. A batch that does not need the host may be finished after the
-    next one has begun, but before the next one is finished.
+    Batches are begun and finished in order. A batch that does not need the host may be finished while the
+    next one is begun, or after that, but before the next one is finished.
     """
 
     @property
