@@ -15,7 +15,7 @@ class StartedBatch(Protocol):
     """A batch whose work the device may have already.
 
     Batches are begun and finished in order. A batch that does not need the host may be finished while the
-    next one is begun, or after that, but before the next one is finished.
+    next one begins, or later.
     """
 
     @property
