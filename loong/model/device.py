@@ -63,7 +63,10 @@ class Device(Protocol):
         """Return x [T, in] mapped to [T, out] by weight [out, in] and bias [out]."""
 
     def load_products(self, weight: Tensor, bias: Tensor | None, most_rows: int) -> None:
-        """Load the kernels of `linear` for any x of at most `most_rows` rows, since loading may wait long."""
+        """Load kernels of `linear` for x of at most `most_rows` rows, since loading may wait long.
+
+        For `shared` contexts those of all such x, otherwise of most.
+        """
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None

@@ -86,21 +86,23 @@ class LateReading:
 
 
 class LateBackend(CapturingBackend):
-    """A device that is never done while there is something to begin; or is done while the next is launched.
+    """A device that is never done while there is something to begin, unless its host launches that slowly.
 
     `story` is what happened, in order.
     """
 
-    def __init__(self, *, takes_leases: bool) -> None:
+    def __init__(self, *, takes_leases: bool, launches_slowly: bool = False) -> None:
         super().__init__(H200_GRAPH_LIMITS, takes_leases=takes_leases)
-        self.launching = LaunchingDevice()
+        self._launching = LaunchingDevice()
+        if launches_slowly:
+            self.device = self._launching
         self.reported: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()
         self.story: list[int | None] = []  # a batch that was reported as done, or None: a step was launched
 
     def read(self, *tensors: Tensor) -> Reading:
         self.story.append(None)
         return LateReading(
-            super().read(*tensors), lambda: self.launching.is_launching or self.reported.empty()
+            super().read(*tensors), lambda: self._launching.is_launching or self.reported.empty()
         )
 
 
@@ -362,8 +364,7 @@ def test_it_does_so_if_the_one_before_ends_while_it_is_launched_and_that_is_repo
     chain = Chain(lives, tokens)
     for num_present in (3, None, None, None, None):
         chain.report((0,), num_present=num_present)
-    backend = LateBackend(takes_leases=False)
-    backend.device = backend.launching
+    backend = LateBackend(takes_leases=False, launches_slowly=True)
     instance = OverlappingInstance(fabric, folder, backend)
     backend.story.clear()
     reported = instance.carry_out_all([later(command, 10) for command in chain.predicted])
