@@ -31,7 +31,7 @@ from loong.model.shapes import find_config
 LENGTHS = (1024, 8192, 32768, 131072)
 CHUNKS = (8192, 32768)
 NUM_SECONDS = 3.0  # of each length, but at least 3 runs
-MAX_TOKENS = 131072  # of a prompt on one GPU: beyond, activations need the memory
+MAX_TOKENS = 131072  # of a step on one GPU: beyond, activations need the memory
 LONG_SECONDS = 8.0  # a run that takes longer is not repeated
 
 
@@ -60,7 +60,8 @@ def measure_groups(
     model: str, lengths: Sequence[int], dops: Sequence[int], chunks: Sequence[int]
 ) -> list[dict[str, float]]:
     """Measure all lengths on groups of each size that has room for them."""
-    group, floors = GpuGroup(model, max(dops), MAX_TOKENS), Floors.of(find_config(model, "dummy"))
+    num_slots = max(MAX_TOKENS, -(-max(lengths) // max(dops)))
+    group, floors = GpuGroup(model, max(dops), num_slots), Floors.of(find_config(model, "dummy"))
     print(f"started in {group.seconds_to_start:.1f} s")
     print(
         f"{'tokens':>8} {'chunk':>8} {'DoP':>4} {'kept on':>8} {'ms':>10} {'floor ms':>10} {'of floor':>9}",
@@ -69,7 +70,7 @@ def measure_groups(
     print(f"{'TFLOP/s a GPU':>14} {'efficiency':>11}")
     rows, alone = [], dict[int, float]()
     for length in lengths:
-        for dop, num_homes, chunk in group_cases(length, dops, chunks):
+        for dop, num_homes, chunk in group_cases(length, dops, chunks, num_slots):
             seconds, floor = group_prefill(group, length, dop, num_homes, chunk), floors.prefill(length) / dop
             if dop == 1 and chunk == length:
                 alone[length] = seconds
@@ -79,17 +80,19 @@ def measure_groups(
             rate = floors.prefill(length) * FLOPS_PER_SECOND / seconds / dop
             shown = f"{seconds * 1e3:>10.1f} {floor * 1e3:>10.1f} {floor / seconds:>9.0%}"
             shown += f" {rate / 1e12:>14.0f} {efficiency:>11.0%}"
-            print(f"{length:>8} {chunk:>8} {dop:>4} {num_homes:>8} {shown}")
+            print(f"{length:>8} {chunk:>8} {dop:>4} {num_homes:>8} {shown}", flush=True)
     return rows
 
 
-def group_cases(length: int, dops: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def group_cases(
+    length: int, dops: Sequence[int], chunks: Sequence[int], num_slots: int
+) -> Iterator[tuple[int, int, int]]:
     """Yield the cases of a prompt that have room: the DoP, how many GPUs keep KV, and the chunk."""
     for dop in sorted(dops):
         for num_homes in sorted({1, dop}):
             if length <= num_homes * MAX_TOKENS:
                 yield dop, num_homes, length
-        for chunk in chunks if length <= dop * MAX_TOKENS else ():
+        for chunk in chunks if length <= dop * num_slots else ():
             if chunk < length:
                 yield dop, dop, chunk
 

@@ -3,14 +3,11 @@
 Needs the driver's green contexts (CUDA 12.4 or later).
 """
 
-import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeAlias  # Any: the driver's own types
 
 import torch
@@ -21,6 +18,7 @@ from triton.language.extra.cuda import smid
 
 from loong.kernels import Partial, gpu
 from loong.kernels.exchange.signals import now
+from loong.kernels.processors import products_on
 from loong.model.cuda_device import CudaDevice
 
 MAX_STAMPS = 1 << 20
@@ -111,7 +109,8 @@ def cuts_of(lane: Lane, num_kv_heads: int) -> int:
 def captured(call: Callable[[], None], lane: Lane) -> Replay:
     """Return a replay of `call` in a lane, as one graph; `call` is run once before."""
     torch.cuda.synchronize()  # its inputs have been made on other streams
-    with torch.cuda.stream(lane.stream), gemm_processors(lane):
+    num_used = lane.num_processors - lane.num_left if lane.num_left else 0
+    with torch.cuda.stream(lane.stream), products_on(num_used):
         call()
         lane.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -123,28 +122,6 @@ def captured(call: Callable[[], None], lane: Lane) -> Replay:
             graph.replay()
 
     return replay
-
-
-@contextmanager
-def gemm_processors(lane: Lane) -> Iterator[None]:
-    """Let the library's matrix products of this thread fill the lane."""
-    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())  # type: ignore[no-untyped-call]  # torch's own
-    _set_processors(handle, lane.num_processors - lane.num_left if lane.num_left else 0)
-    try:
-        yield
-    finally:
-        _set_processors(handle, 0)
-
-
-def _set_processors(handle: ctypes.c_void_p, number: int) -> None:
-    if status := _cublas().cublasSetSmCountTarget(handle, ctypes.c_int(number)):
-        raise RuntimeError(f"cuBLAS takes no count of {number} multiprocessors: status {status}")
-
-
-def _cublas() -> ctypes.CDLL:
-    """Return the library that this process has loaded."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return ctypes.CDLL(next(line.split()[-1] for line in lines if "/libcublas.so" in line))
 
 
 def _checked(result: tuple[Any, ...]) -> Any:

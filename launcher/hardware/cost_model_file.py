@@ -11,13 +11,12 @@ import msgspec
 from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.launcher.hardware.devices import DEVICES
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.network import LinkRates, Links, Network
 from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 
-FORMAT = 9
-FORMER = 8  # whose lane had other fields
+FORMAT = 10
+FORMER = 9  # which has no `lane.loss`
 
 T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
@@ -56,12 +55,12 @@ class CostModelFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The result of `loong profile`: costs, and the machine and the model that they are of.
 
     `undetermined` coefficients are a roofline's, since no sample determines them. `graph_limits` (the fields
-    of `CudaGraphLimits`, for any shape), `host` (of `HostTimes`) and `lane` (of `ServiceLane`) are the
-    device's, not measured. `links` are those within a host and between hosts, measured where there were
-    several hosts, and otherwise the device's. `ranges` is the least and the greatest measured of each count
-    of work; beyond it the model extrapolates. `repeat_spread` says how quiet the machine was: how much
-    longer, relative, the median of a plan's times was than the fastest. `attention_tiles` were in use, and
-    are to be, where the device has any.
+    of `CudaGraphLimits`, for any shape) and `host` (of `HostTimes`) are the device's, not measured. `lane`
+    (of `ServiceLane`) is measured where instances serve each other, and otherwise the device's. `links` are
+    those within a host and between hosts, measured where there were several hosts, and otherwise the
+    device's. `ranges` is the least and the greatest measured of each count of work; beyond it the model
+    extrapolates. `repeat_spread` says how quiet the machine was: how much longer, relative, the median of a
+    plan's times was than the fastest. `attention_tiles` were in use, and are to be, where the device has any.
     """
 
     format: int
@@ -143,9 +142,9 @@ def read_cost_model(path: Path) -> CostModelFile:
                 "measure it again by `loong profile`"
             )
         file = msgspec.json.decode(content, type=CostModelFile)
-        if found == FORMER and file.device in DEVICES:
-            lane = ServiceLane(file.shape["num_layers"] * DEVICES[file.device].lane_delay)
-            file = msgspec.structs.replace(file, format=FORMAT, lane=asdict(lane))
+        if found == FORMER:
+            lane = {"loss": ServiceLane().loss, **file.lane}
+            file = msgspec.structs.replace(file, format=FORMAT, lane=lane)
     except OSError as error:
         raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,6 +1,7 @@
 """Decode leases over KV on other instances, and chunks of prompts that these compute meanwhile.
 
-So a profile measures what a reader waits for a holder that computes. A fit of batches that run alone cannot.
+So a profile measures what a reader waits for a holder that computes, and what the holder loses. A fit of
+batches that run alone cannot.
 """
 
 from collections import defaultdict
@@ -11,6 +12,7 @@ from math import inf
 from random import Random
 from statistics import fmean, median
 
+from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import StepWork, batch_work, step_work
 from loong.core.events import BatchFinished, Event, TokensProduced
 from loong.core.instance import ESPGroup, InstanceKind
@@ -100,6 +102,11 @@ class Chunks:
         counted = (event for events in self._ended.values() for event in events[1:] if event.time <= end)
         return [event.seconds for event in counted if event.seconds is not None]
 
+    def intervals(self, end: float = inf) -> list[float]:
+        """Return the seconds between the ends of a holder's chunks that ended before `end`."""
+        ended = ([event.time for event in events if event.time <= end] for events in self._ended.values())
+        return [later - earlier for times in ended for earlier, later in pairwise(times)]
+
     def start(self) -> None:
         """Begin the first on each holder."""
         for holder_id in self._waiting:
@@ -175,8 +182,7 @@ class ServedRuns:
         """Run requests of equal length in all ways, and leave nothing of them."""
         local, remote = ([*self._arriving(num_requests, context)] for _ in range(2))
         await self._compute(remote, local)
-        alone = self._chunks()
-        await self._run_chunks(alone)
+        alone = await self.chunks_alone()
         run = await self._run_remote(remote)
         near = self._begun(local, len(run.idle.times) + len(run.busy.times))
         await self._run(near)
@@ -187,6 +193,12 @@ class ServedRuns:
         ]
         num_equal = sum(_num_equal(*pair) for pair in pairs)
         return ServedRun(run, near, alone, num_equal / sum(len(tokens) for tokens, _ in pairs))
+
+    async def chunks_alone(self) -> Chunks:
+        """Run chunks on all holders without a lease."""
+        alone = self._chunks()
+        await self._run_chunks(alone)
+        return alone
 
     async def run_remote(self, num_requests: int, context: int) -> RemoteRun:
         """Run requests with remote KV alone, and leave nothing of them."""
@@ -266,18 +278,24 @@ class ServedRuns:
                 self._cluster.submit(IterationPlan(lease_ends=lease_ends(self._cluster.snapshot().batches)))
 
 
-async def measured_lane(cluster: ProfiledCluster, num_tokens: int) -> ServiceLane | None:
-    """Return by how much a step of a reader is longer while its holders compute chunks of `num_tokens`.
+async def measured_lane(
+    cluster: ProfiledCluster, num_tokens: int, cost_model: CostModel
+) -> ServiceLane | None:
+    """Return what a reader and its holders lose to each other while these compute chunks of `num_tokens`.
 
-    None if no instance serves, or there is no room.
+    The seconds of the reads are those of `cost_model`. None if no instance serves, or there is no room.
     """
-    runs, delays = ServedRuns(cluster, num_tokens), []
+    runs, delays, losses = ServedRuns(cluster, num_tokens), [], []
     for most_requests, context in LANE_CASES:
         if num_requests := runs.num_fitting(most_requests, context):
-            run = await runs.run_remote(num_requests, context)
-            if steps := run.busy_steps:
-                delays.append(fmean(steps) - fmean(run.idle.steps()))
-    return ServiceLane(max(0.0, median(delays))) if delays else None
+            alone, run = await runs.chunks_alone(), await runs.run_remote(num_requests, context)
+            steps, chunks = run.busy_steps, run.served.intervals(run.busy.times[-1])
+            if steps and chunks:
+                work, step = run.busy.work(len(run.busy.times)), fmean(steps)
+                delays.append(step - fmean(run.idle.steps()))
+                reads = max(map(cost_model.served_time, work.holders.values()))
+                losses.append((1 - median(alone.intervals()) / median(chunks)) * step - reads)
+    return ServiceLane(max(0.0, median(delays)), max(0.0, median(losses))) if delays else None
 
 
 def _num_equal(tokens: Sequence[TokenId], others: Sequence[TokenId]) -> int:

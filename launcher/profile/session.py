@@ -91,7 +91,8 @@ async def _measure(
                 bar.update(min(round(elapsed), round(duration)) - bar.n)
 
             measured = await Profiler(cluster, limits, prior).measure(duration, show)
-        return measured, await measured_lane(cluster, min(limits.max_chunk_tokens, timely))
+        num_tokens = min(limits.max_chunk_tokens, timely)
+        return measured, await measured_lane(cluster, num_tokens, replace(prior, lane=ServiceLane()))
 
 
 def _print(file: CostModelFile, lane: ServiceLane | None, output: Path) -> None:
@@ -108,7 +109,11 @@ def _print(file: CostModelFile, lane: ServiceLane | None, output: Path) -> None:
     print(table(("relative error, held out", "samples", "mean", "P95", "worst"), errors), end="\n\n")
     print(table(("measured, an instance", "least", "greatest"), limits), end="\n\n")
     if lane is not None:
-        print(f"A step waits {1e3 * lane.delay:.2f} ms for attention of instances that compute.", end="\n\n")
+        print(
+            f"A step waits {1e3 * lane.delay:.2f} ms for attention of instances that compute, "
+            f"and these lose {1e3 * lane.loss:.2f} ms to it besides their reads.",
+            end="\n\n",
+        )
     if file.attention_tiles is not None:
         print(f"cuDNN's tiles: {file.attention_tiles}", end="\n\n")
     print(f"A plan takes {file.repeat_spread:.1%} longer than at its quickest (medians). Wrote {output}.")

@@ -56,10 +56,12 @@ DEFAULT_HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lo
 class ServiceLane:
     """The way in which an instance attends for other groups' batches while it runs a batch of its own.
 
-    Each layer waits for processors that the batch uses: `delay` seconds for all layers of a step.
+    Each layer waits for processors that the batch uses: `delay` seconds for all layers of a step. The batch
+    loses `loss` seconds to each such step, besides those in which it reads and computes.
     """
 
     delay: float = 0.0
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,8 @@ class WorkCostModel:
         return seconds if instance_id in work.idle_holder_ids else seconds + self.lane.delay
 
     def served_time(self, work: InstanceWork, /) -> float:
-        """Return the seconds that an instance's own batch loses: those of keys read and pairs computed."""
-        return attention_seconds(self.coefficients, work)
+        """Return the seconds that an instance's own batch loses to a step that it serves."""
+        return attention_seconds(self.coefficients, work) + self.lane.loss
 
     def instance_time(self, work: InstanceWork, /) -> float:
         """Return the seconds of the part of a step that one instance computes by itself."""

@@ -43,7 +43,7 @@ FILE = CostModelFile(
     undetermined=["offloaded_key"],
     graph_limits=asdict(DEVICES["cpu"].graph_limits),
     host=asdict(DEVICES["cpu"].host),
-    lane={"delay": 0.0},
+    lane={"delay": 0.001, "loss": 0.002},
     ranges={"dop": (1, 2), "num_keys": (0, 1000)},
     repeat_spread=0.1,
     errors={"all": Errors(10, 0.05, 0.1, 0.2)},
@@ -79,17 +79,10 @@ def test_links_between_hosts_are_slower_by_their_ratio_of_bandwidth(path: Path) 
     assert network.delay == pytest.approx(CONFIG.num_layers * 2e-4)
 
 
-def test_a_file_of_the_former_format_has_the_lane_of_the_device(path: Path) -> None:
-    former = {
-        **json.loads(path.read_text()),
-        "format": FORMER,
-        "device": "h200",
-        "lane": {"compute_share": 1.0},
-    }
+def test_a_file_of_the_former_format_has_no_loss_of_its_lane(path: Path) -> None:
+    former = {**json.loads(path.read_text()), "format": FORMER, "lane": {"delay": 0.001}}
     path.write_text(json.dumps(former))
-    delay = CONFIG.num_layers * DEVICES["h200"].lane_delay
-    assert delay > 0
-    assert read_cost_model(path) == msgspec.structs.replace(FILE, device="h200", lane={"delay": delay})
+    assert read_cost_model(path) == msgspec.structs.replace(FILE, lane={"delay": 0.001, "loss": 0.0})
 
 
 SIZES = (4096, 65536, 256, 128, 512, 4096, 1024, 16384, 65536, 1 << 24)  # of tiles

@@ -249,6 +249,8 @@ def test_a_busy_holder_answers_later_and_loses_the_time_of_what_it_reads() -> No
     assert served_decode(1, 50_000, model, {1}) == served_decode(1, 50_000)
     work = InstanceWork(num_attends=1, num_decode_keys=50_000, num_sent_queries=1)
     assert model.served_time(work) == MODEL.served_time(work) == pytest.approx(reading)
+    losing = replace(MODEL, lane=ServiceLane(loss=0.002))
+    assert losing.served_time(work) == pytest.approx(reading + 0.002)
 
 
 def test_a_lane_changes_nothing_where_no_instance_outside_a_group_holds_kv() -> None:
