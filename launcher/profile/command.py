@@ -69,7 +69,7 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         type=token_count,
         default=limits.max_chunk_tokens,
         metavar="N",
-        help="largest prefill step to measure, in tokens (%(default)s)",
+        help="largest prefill step to measure, in tokens of an instance (%(default)s)",
     )
     group.add_argument(
         "--max-prompt-tokens",

@@ -40,7 +40,10 @@ LEAST_CHUNK = 2  # tokens: one alone counts as a decode, but no captured step ta
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of a profile. Seconds are as predicted by the prior cost model."""
+    """The bounds of a profile. Seconds are as predicted by the prior cost model.
+
+    A chunk has up to `max_chunk_tokens` tokens on each instance that computes it.
+    """
 
     max_chunk_tokens: int = 4096
     max_prompt_tokens: int = 1_000_000
@@ -122,11 +125,12 @@ class ScenarioGenerator:
     def _longest_prompt(self, count: int) -> int:
         """Return tokens such that `count` prompts fit on every instance within the time allowed."""
         room = min(self._free().values()) // count - ROOM_FOR_OUTPUT
-        return min(room, self._timely(self.limits.max_prompt_seconds / count), self.limits.max_prompt_tokens)
+        timely = self._timely(self.limits.max_prompt_seconds / count, self.group.dop)
+        return min(room, timely, self.limits.max_prompt_tokens)
 
-    def _timely(self, seconds: float, num_cached: int = 0) -> int:
-        """Return the tokens one instance computes in this time, or in three times the least step's time."""
-        terms = self.prior.prefill_terms(1)
+    def _timely(self, seconds: float, dop: int, num_cached: int = 0) -> int:
+        """Return the tokens `dop` instances compute in this time, or in three times the least step's time."""
+        terms = self.prior.prefill_terms(dop)
         return terms.max_tokens(max(seconds, 3 * terms.time(1, num_cached, 1)), num_cached)
 
     def _free(self, taken: BatchPlan | None = None) -> dict[InstanceId, int]:
@@ -150,7 +154,7 @@ class ScenarioGenerator:
 
         If `at_once`, a batch has as many prompts as possible, otherwise one or all of those left.
         """
-        form = self.random.choice((self._striped_kv, self._striped_queries, self._whole, self._retained))
+        form = self.random.choice(self._forms(self.cluster.views(request_ids)))
         most = MAX_AT_ONCE if form == self._whole else MAX_AT_ONCE // self.group.dop
         while pending := [v for v in self.cluster.views(request_ids) if not v.is_decoding]:
             other = with_batch() if with_batch is not None else None
@@ -159,13 +163,21 @@ class ScenarioGenerator:
             chunks = batch_of(self.group, self._chunks(chosen, form, self._free(other)))
             yield IterationPlan((chunks if other is None else _both(other, chunks),))
 
+    def _forms(self, views: Sequence[RequestView]) -> Sequence["Form"]:
+        """Return the ways to compute prompts; one instance alone only if it does not take much longer."""
+        timely = self._timely(self.limits.max_prompt_seconds / len(views), 1)
+        is_timely = all(view.num_prompt_tokens <= timely for view in views)
+        forms = (self._striped_kv, self._striped_queries, self._retained)
+        return (*forms, self._whole) if is_timely else forms
+
     def _chunks(
         self, views: Sequence[RequestView], form: "Form", free: Mapping[InstanceId, int]
     ) -> list[RequestPart]:
         """Return a chunk of each prompt, all of one size or the prompt's last."""
         num_cached = max(view.num_computed_tokens for view in views)
-        timely = self._timely(self.limits.max_step_seconds, num_cached)
-        largest = min(timely, self.limits.max_chunk_tokens, min(free.values())) // len(views)
+        dop = 1 if form == self._whole else self.group.dop
+        timely = self._timely(self.limits.max_step_seconds, dop, num_cached)
+        largest = min(timely, dop * self.limits.max_chunk_tokens, min(free.values())) // len(views)
         longest = max(view.num_prompt_tokens for view in views)
         size = max(LEAST_CHUNK, min(largest, max(longest // MAX_CHUNKS, self._size(largest))))
         return [form(view, _chunk_of(view.num_uncomputed_tokens, size)) for view in views]
