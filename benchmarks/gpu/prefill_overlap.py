@@ -4,7 +4,7 @@ A whole prompt of random tokens is striped over the GPUs, with dummy weights, an
 
 - overlap: as it is; the next block of KV travels while the present one is attended
 - in turn: each transfer ends before the block before it is attended
-- compute: without transfers; blocks have arbitrary contents
+- compute: without transfers; each block is a copy of the own one, on the same GPU
 - transfer: the transfers of all layers alone
 
 "Hidden" is the share of the transfers' time that the overlap saves: (compute + transfer - overlap) over
@@ -86,8 +86,10 @@ def in_turn(begin: RingStep, ring: tuple[int, ...], outgoing: Tensor, incoming: 
     return Done()
 
 
-def without(_begin: RingStep, _ring: tuple[int, ...], _outgoing: Tensor, _incoming: Tensor) -> Pending:
-    """Transfer nothing."""
+def without(_begin: RingStep, _ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+    """Transfer nothing, and copy: a GPU needs less power for keys that are all alike, and is faster."""
+    num_rows = min(len(outgoing), len(incoming))
+    incoming[:num_rows].copy_(outgoing[:num_rows])
     return Done()
 
 

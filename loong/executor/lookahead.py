@@ -1,12 +1,17 @@
 """The lookahead margin: how long before a batch's predicted end the next one is planned."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from loong.core.cost.cost_model import HostTimes
 from loong.core.events import BatchEndPredicted
 from loong.core.plan import BatchPlan
+
+SENDING_SHARE = 0.5  # of the margin of a batch: to send and prepare it, after planning
+NUM_PLANS = 32  # the last ones, whose times count
+SLOW_SHARE = 0.9  # of these plans take less than the time that is allowed for
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +30,53 @@ class LookaheadMargin:
         """Return the margin where the engine and the workers take the times of `host`."""
         return cls(host.lookahead_batch, host.lookahead_request)
 
-    def delay(self, plan: BatchPlan) -> float | None:
+    def delay(self, plan: BatchPlan, planning: float = 0.0) -> float | None:
         """Return the seconds after its start at which a batch's end is predicted; None if it is not.
 
-        The end of a lease is not predicted, since its number of steps is open.
+        If plans take `planning` seconds, the margin has room for that. The end of a lease is not predicted,
+        since its number of steps is open.
         """
         if plan.num_steps > 1 or plan.predicted_time is None:
             return None
-        return max(0.0, plan.predicted_time - self.batch - self.request * len(plan.request_ids))
+        usual = self.batch + self.request * len(plan.request_ids)
+        return max(0.0, plan.predicted_time - max(usual, planning + SENDING_SHARE * self.batch))
 
-    def predict_end(self, batch_id: int, plan: BatchPlan, begins_at: float) -> BatchEndPredicted | None:
+    def predict_end(
+        self, batch_id: int, plan: BatchPlan, begins_at: float, planning: float = 0.0
+    ) -> BatchEndPredicted | None:
         """Return the event that predicts the end of a batch that begins at this time; None if none is."""
-        delay = self.delay(plan)
+        delay = self.delay(plan, planning)
         if delay is None:
             return None
         return BatchEndPredicted(begins_at + delay, batch_id, begins_at + (plan.predicted_time or 0.0))
+
+
+class PlanningTimes:
+    """The seconds from predicted ends until batches are sent for them."""
+
+    def __init__(self) -> None:
+        self._last = deque[float](maxlen=NUM_PLANS)
+        self._since: float | None = None  # an end was predicted for which nothing was sent yet
+
+    @property
+    def slow(self) -> float:
+        """Return the seconds within which most of the last plans were sent; 0 if there are none."""
+        return sorted(self._last)[int(SLOW_SHARE * len(self._last))] if self._last else 0.0
+
+    def begin(self, now: float) -> None:
+        """Note that an end is predicted, and a plan begins unless one is due already."""
+        if self._since is None:
+            self._since = now
+
+    def send(self, now: float) -> None:
+        """Note that a batch is sent, the first of its plan or another."""
+        if self._since is not None:
+            self._last.append(now - self._since)
+        self._since = None
+
+    def end(self) -> None:
+        """Note that all events so far are planned for: what is sent later is for others."""
+        self._since = None
 
 
 class EndPredictions:
@@ -52,23 +89,34 @@ class EndPredictions:
         self, lookahead: LookaheadMargin | None, predict: Callable[[BatchEndPredicted], None]
     ) -> None:
         self._lookahead, self._predict = lookahead, predict
+        self._planning = PlanningTimes()
         self._plans: dict[int, BatchPlan] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
-    def open(self, batch_id: int, plan: BatchPlan) -> None:
-        """Note a batch that will begin."""
+    def open(self, batch_id: int, plan: BatchPlan, now: float) -> None:
+        """Note a batch that is sent now, and will begin."""
         self._plans[batch_id] = plan
+        self._planning.send(now)
 
     def begin(self, batch_id: int, now: float) -> None:
         """Set the timer of a batch that begins now."""
         if self._lookahead is None:
             return
-        if (end := self._lookahead.predict_end(batch_id, self._plans[batch_id], now)) is not None:
+        end = self._lookahead.predict_end(batch_id, self._plans[batch_id], now, self._planning.slow)
+        if end is not None:
             loop = asyncio.get_running_loop()
-            self._timers[batch_id] = loop.call_later(end.time - now, self._predict, end)
+            self._timers[batch_id] = loop.call_later(end.time - now, self._take, end)
 
     def close(self, batch_id: int) -> None:
         """Forget a batch that has ended, or that was never sent."""
         self._plans.pop(batch_id, None)
         if (timer := self._timers.pop(batch_id, None)) is not None:
             timer.cancel()
+
+    def plan_is_sent(self) -> None:
+        """Note that all that is to be sent for the ends that were predicted so far was sent."""
+        self._planning.end()
+
+    def _take(self, end: BatchEndPredicted) -> None:
+        self._planning.begin(end.time)
+        self._predict(end)

@@ -244,11 +244,10 @@ class SimulatedExecutor:
         self._computing.update(dict.fromkeys(plan.group.instance_ids, batch_id))
         self._schedule(self._now, BatchStarted(self._now, batch_id))
         self._start_step(batch_id, running, self._hidden(running))
-        if (
-            self._lookahead is not None
-            and (end := self._lookahead.predict_end(batch_id, plan, self._now)) is not None
-        ):
-            self._schedule(end.time, end)
+        if self._lookahead is not None:
+            end = self._lookahead.predict_end(batch_id, plan, self._now, self._plan_time)
+            if end is not None:
+                self._schedule(end.time, end)
 
     def _end_batch(self, batch_id: int, *, is_void: bool = False) -> None:
         """Start the batches that waited for one that has ended, or never will.

@@ -191,6 +191,7 @@ class WorkersExecutor:
         Raises the error of `fail`, and `InvalidEventError` if workers contradict each other.
         """
         events: list[Event] = []
+        self._end_predictions.plan_is_sent()
         if self._ending is None:
             await self._let_others_run()
             self._drain()
@@ -242,7 +243,7 @@ class WorkersExecutor:
                 self._outstanding.begin_batch(
                     instruction.batch_id, self.members.endpoints.members(instruction)
                 )
-                self._end_predictions.open(instruction.batch_id, instruction.plan)
+                self._end_predictions.open(instruction.batch_id, instruction.plan, self.now)
                 if ready.begins:
                     self._end_predictions.begin(instruction.batch_id, self.now)
             case MoveKV():

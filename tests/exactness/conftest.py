@@ -21,7 +21,7 @@ from loong.model.tiny import tiny_model
 class AtOnce(LookaheadMargin):
     """The end of every batch of one step is predicted as soon as it has begun."""
 
-    def delay(self, plan: BatchPlan) -> float | None:
+    def delay(self, plan: BatchPlan, planning: float = 0.0) -> float | None:
         """See LookaheadMargin."""
         return 0.0 if plan.num_steps == 1 else None
 

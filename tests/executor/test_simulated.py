@@ -27,7 +27,7 @@ from loong.core.instructions import StopLease
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseExtension
 from loong.core.request import FinishReason, Request
-from loong.executor.lookahead import LookaheadMargin
+from loong.executor.lookahead import SENDING_SHARE, LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import HIDDEN_SHARE, SimulatedExecutor
 from loong.scheduler.cost.cost_model import ServiceLane, WorkCostModel
@@ -305,6 +305,17 @@ def test_an_end_is_predicted_by_the_margin_before_it_is_predicted() -> None:
     assert time == pytest.approx(ends_at - MARGIN.batch)
     produced, finished = stage.rest()
     assert produced.time == finished.time == pytest.approx(ends_at)
+
+
+@pytest.mark.parametrize("plan_time", [0.0, 0.4e-3, 2e-3])
+def test_a_batch_begins_at_the_end_that_it_was_planned_for_however_long_plans_take(plan_time: float) -> None:
+    stage = Stage([timed_request(0, 100, 9)], plan_time=plan_time, lookahead=MARGIN)
+    time, ends_at = predicted(stage)
+    assert ends_at - time == pytest.approx(max(MARGIN.batch, plan_time + SENDING_SHARE * MARGIN.batch))
+    view = stage.state.snapshot(0).request["r000"]
+    stage.run(decode([view], (0,), {"r000": 0}))
+    stage.rest()
+    assert [start.time for start in stage.starts[1:]] == [pytest.approx(ends_at)]
 
 
 def test_what_is_reported_before_an_end_begins_with_it() -> None:
