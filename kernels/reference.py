@@ -181,9 +181,9 @@ def copy_rows(
         some = slice(int(num_rows))
         source_rows, source = (None, source[some]) if source_rows is None else (source_rows[some], source)
         target_rows, target = (None, target[some]) if target_rows is None else (target_rows[some], target)
-    given = source[: len(target)] if source_rows is None else source[source_rows]
+    given = source if source_rows is None else source[source_rows]
     if target_rows is None:
-        target.copy_(given)
+        target.copy_(given[: len(target)])
     else:
         target[target_rows[target_rows >= 0]] = given[target_rows >= 0]
 
