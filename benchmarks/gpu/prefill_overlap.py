@@ -13,8 +13,7 @@ into the memory of all others at once: such lengths have no ring, and are left o
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
@@ -31,6 +30,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from gpu_group import GpuGroup, GpuInstance
 from prefill import MAX_TOKENS, striped_prompt
 from result import print_result, script_parser
+from ring_overlap import Done
 
 from loong.core.instructions import RunBatch
 from loong.fabric.protocol import Pending
@@ -73,11 +73,9 @@ class Row:
         )
 
 
-class Done:
-    """A transfer that is over."""
-
-    def wait(self) -> None:
-        """Return at once."""
+def as_it_is(begin: RingStep, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+    """Begin a transfer."""
+    return begin(ring, outgoing, incoming)
 
 
 def in_turn(begin: RingStep, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
@@ -93,22 +91,12 @@ def without(_begin: RingStep, _ring: tuple[int, ...], outgoing: Tensor, incoming
     return Done()
 
 
-WAYS = {"overlap": None, "in_turn": in_turn, "compute": without}
-
-
-@contextmanager
-def changed(instance: GpuInstance, way: str) -> Iterator[None]:
-    """Let ring steps of an instance be those of a way."""
-    if (step := WAYS[way]) is None:
-        yield
-    else:
-        with patch.object(instance.fabric, "ring_step", partial(step, instance.fabric.ring_step)):
-            yield
+WAYS = {"overlap": as_it_is, "in_turn": in_turn, "compute": without}
 
 
 def run_prompt(instance: GpuInstance, commands: list[RunBatch], way: str) -> tuple[float, list[float]]:
     """Return when the prompt began and when its token was reported."""
-    with changed(instance, way):
+    with patch.object(instance.fabric, "ring_step", partial(WAYS[way], instance.fabric.ring_step)):
         ran = instance.run_chunks(commands)
     return ran.begun_at, ran.reported_at
 

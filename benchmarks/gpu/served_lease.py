@@ -7,11 +7,11 @@ workers, and sampling is greedy. The same requests decode in three ways:
 - idle: the holders only attend for the member
 - busy: meanwhile, each holder computes one chunk after another
 
-The time of a step is a mean, as the engine sees it. That of a chunk is a median by the workers' clocks.
-"Slower" is a chunk during a lease over one alone, less 1. "Reads" is the share of a busy step in which a
-holder reads its KV, by the cost model. "Equal" is the share of tokens before the first that differs from
-those of the local lease. Numbers of requests for which there is no room are lowered. Floors: a local step,
-and a chunk that is slower by what its holder reads.
+The time of a step is a mean, as the engine sees it. That of a chunk is a median, from the end of one
+to the end of the next. "Slower" is a chunk during a lease over one alone, less 1. "Reads" is the share of a
+busy step in which a holder reads its KV, by the cost model. "Equal" is the share of tokens before the first
+that differs from those of the local lease. Numbers of requests for which there is no room are lowered.
+Floors: a local step, and a chunk that is slower by what its holder reads.
 
     python benchmarks/gpu/served_lease.py --chunk 4096 --cases 4x64 16x256       # two CPU processes, a minute
     python benchmarks/gpu/served_lease.py llama-3.1-8b --load-format dummy --device cuda

@@ -98,12 +98,7 @@ class Chunks:
         return max(events[0].time for events in ended), min(events[-1].time for events in ended)
 
     def seconds(self, end: float = inf) -> list[float]:
-        """Return the seconds of those that count and ended before `end`, by the workers' clocks."""
-        counted = (event for events in self._ended.values() for event in events[1:] if event.time <= end)
-        return [event.seconds for event in counted if event.seconds is not None]
-
-    def intervals(self, end: float = inf) -> list[float]:
-        """Return the seconds between the ends of a holder's chunks that ended before `end`."""
+        """Return the seconds of those that count and ended before `end`: from the end of the one before."""
         ended = ([event.time for event in events if event.time <= end] for events in self._ended.values())
         return [later - earlier for times in ended for earlier, later in pairwise(times)]
 
@@ -289,12 +284,12 @@ async def measured_lane(
     for most_requests, context in LANE_CASES:
         if num_requests := runs.num_fitting(most_requests, context):
             alone, run = await runs.chunks_alone(), await runs.run_remote(num_requests, context)
-            steps, chunks = run.busy_steps, run.served.intervals(run.busy.times[-1])
+            steps, chunks = run.busy_steps, run.served.seconds(run.busy.times[-1])
             if steps and chunks:
                 work, step = run.busy.work(len(run.busy.times)), fmean(steps)
                 delays.append(step - fmean(run.idle.steps()))
                 reads = max(map(cost_model.served_time, work.holders.values()))
-                losses.append((1 - median(alone.intervals()) / median(chunks)) * step - reads)
+                losses.append((1 - median(alone.seconds()) / median(chunks)) * step - reads)
     return ServiceLane(max(0.0, median(delays)), max(0.0, median(losses))) if delays else None
 
 

@@ -91,8 +91,7 @@ async def _measure(
                 bar.update(min(round(elapsed), round(duration)) - bar.n)
 
             measured = await Profiler(cluster, limits, prior).measure(duration, show)
-        num_tokens = min(limits.max_chunk_tokens, timely)
-        return measured, await measured_lane(cluster, num_tokens, replace(prior, lane=ServiceLane()))
+        return measured, await measured_lane(cluster, min(limits.max_chunk_tokens, timely), prior)
 
 
 def _print(file: CostModelFile, lane: ServiceLane | None, output: Path) -> None:

@@ -52,15 +52,15 @@ class LookaheadMargin:
 
 
 class PlanningTimes:
-    """The seconds from predicted ends until batches are sent for them."""
+    """The seconds from predicted ends until batches are planned for them."""
 
     def __init__(self) -> None:
         self._last = deque[float](maxlen=NUM_PLANS)
-        self._since: float | None = None  # an end was predicted for which nothing was sent yet
+        self._since: float | None = None  # an end was predicted for which nothing was planned yet
 
     @property
     def slow(self) -> float:
-        """Return the seconds within which most of the last plans were sent; 0 if there are none."""
+        """Return the seconds within which most of the last plans were made; 0 if there are none."""
         return sorted(self._last)[int(SLOW_SHARE * len(self._last))] if self._last else 0.0
 
     def begin(self, now: float) -> None:
@@ -68,14 +68,14 @@ class PlanningTimes:
         if self._since is None:
             self._since = now
 
-    def send(self, now: float) -> None:
-        """Note that a batch is sent, the first of its plan or another."""
+    def take(self, now: float) -> None:
+        """Note that a batch is planned, the first of its plan or another."""
         if self._since is not None:
             self._last.append(now - self._since)
         self._since = None
 
     def end(self) -> None:
-        """Note that all events so far are planned for: what is sent later is for others."""
+        """Note that all events so far are planned for: later batches are planned for others."""
         self._since = None
 
 
@@ -93,10 +93,9 @@ class EndPredictions:
         self._plans: dict[int, BatchPlan] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
-    def open(self, batch_id: int, plan: BatchPlan, now: float) -> None:
-        """Note a batch that is sent now, and will begin."""
+    def open(self, batch_id: int, plan: BatchPlan) -> None:
+        """Note a batch that will begin."""
         self._plans[batch_id] = plan
-        self._planning.send(now)
 
     def begin(self, batch_id: int, now: float) -> None:
         """Set the timer of a batch that begins now."""
@@ -113,8 +112,12 @@ class EndPredictions:
         if (timer := self._timers.pop(batch_id, None)) is not None:
             timer.cancel()
 
-    def plan_is_sent(self) -> None:
-        """Note that all that is to be sent for the ends that were predicted so far was sent."""
+    def take_plan(self, now: float) -> None:
+        """Note that a batch is planned now. It may be sent later."""
+        self._planning.take(now)
+
+    def end_planning(self) -> None:
+        """Note that all is planned for the ends that were predicted so far."""
         self._planning.end()
 
     def _take(self, end: BatchEndPredicted) -> None:

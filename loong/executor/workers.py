@@ -191,7 +191,7 @@ class WorkersExecutor:
         Raises the error of `fail`, and `InvalidEventError` if workers contradict each other.
         """
         events: list[Event] = []
-        self._end_predictions.plan_is_sent()
+        self._end_predictions.end_planning()
         if self._ending is None:
             await self._let_others_run()
             self._drain()
@@ -230,6 +230,8 @@ class WorkersExecutor:
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Send each instruction to the workers that have a part in it, once they can."""
         for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self._end_predictions.take_plan(self.now)
             if not self._recovery.accepts(instruction):
                 continue
             if (ready := self._queue.take(instruction)) is not None:
@@ -243,7 +245,7 @@ class WorkersExecutor:
                 self._outstanding.begin_batch(
                     instruction.batch_id, self.members.endpoints.members(instruction)
                 )
-                self._end_predictions.open(instruction.batch_id, instruction.plan, self.now)
+                self._end_predictions.open(instruction.batch_id, instruction.plan)
                 if ready.begins:
                     self._end_predictions.begin(instruction.batch_id, self.now)
             case MoveKV():

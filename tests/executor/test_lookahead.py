@@ -43,7 +43,7 @@ def times_of(seconds: Iterable[float]) -> PlanningTimes:
     times = PlanningTimes()
     for number, taken in enumerate(seconds):
         times.begin(float(number))
-        times.send(number + taken)
+        times.take(number + taken)
     return times
 
 
@@ -55,15 +55,15 @@ def test_plans_are_as_slow_as_nearly_all_of_the_last_ones() -> None:
     assert times_of([*[0.5] * 100, *[0.125] * NUM_PLANS]).slow == 0.125
 
 
-def test_only_what_is_sent_for_a_predicted_end_counts() -> None:
+def test_only_what_is_planned_for_a_predicted_end_counts() -> None:
     times = PlanningTimes()
-    times.send(1.0)
+    times.take(1.0)
     times.begin(2.0)
     times.end()
-    times.send(9.0)
+    times.take(9.0)
     assert times.slow == 0.0
     times.begin(10.0)
     times.begin(10.25)
-    times.send(10.5)
-    times.send(19.0)
+    times.take(10.5)
+    times.take(19.0)
     assert times.slow == 0.5

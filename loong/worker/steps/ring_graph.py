@@ -42,8 +42,8 @@ def ring_sizes(sizes: Sequence[int]) -> list[RingSize]:
     return [
         RingSize(rows, room)
         for rows in sizes
-        for room in sorted({rows, *(room for room in (_SOME_ROOM, sizes[-1]) if room > rows)})
-        if room <= sizes[-1]
+        for room in sorted({rows, min(_SOME_ROOM, sizes[-1]), sizes[-1]})
+        if room >= rows
     ]
 
 
@@ -71,7 +71,7 @@ class RingGraph:
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
         self._exchange.begin({})
-        for size in sorted(self._sizes, key=lambda size: size[::-1], reverse=True):
+        for size in sorted(self._sizes, key=lambda size: (size.room, size.rows), reverse=True):
             self._captured.capture(size, size.rows, partial(self._attention, size))
 
     def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:

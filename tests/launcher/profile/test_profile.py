@@ -15,7 +15,7 @@ from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured
-from loong.launcher.profile.scenarios import LEAST_ROOM
+from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.cost.fit import BatchSample, MigrationSample
@@ -85,6 +85,19 @@ def test_every_kind_of_work_is_measured_at_every_dop(measured: Sequence[Measured
             assert {(dop, Transfer.KV), (dop, Transfer.QUERY), (dop, "kept")} <= seen
     moves = {(s.source_id, s.destination_id) for m in measured if isinstance(s := m.sample, MigrationSample)}
     assert len(moves) > NUM_INSTANCES
+
+
+def test_groups_compute_more_at_once_than_an_instance_and_no_instance_more_than_a_chunk() -> None:
+    slow = replace(PRIOR, coefficients=replace(PRIOR.coefficients, token=1e-4))  # time bounds its chunks
+    limits, largest = Limits(), dict.fromkeys(range(1, NUM_INSTANCES + 1), 0)
+    for seed in range(5):
+        for measured in measured_scenarios(slow, seed, slow, kv_capacity=65536):
+            if isinstance(sample := measured.sample, BatchSample):
+                step = sample.steps[0][0]
+                num_tokens = [work.num_tokens for work in step.instances.values()]
+                assert max(num_tokens) <= limits.max_chunk_tokens + limits.max_decode_requests
+                largest[step.group.dop] = max(largest[step.group.dop], sum(num_tokens))
+    assert all(largest[dop] > largest[1] for dop in largest if dop > 1)
 
 
 def test_leases_of_one_request_and_of_many_are_measured_at_every_dop(measured: Sequence[Measured]) -> None:

@@ -32,7 +32,7 @@ def lane_of(
     executor = SimulatedExecutor(clock, [])
     instances = instances_with([kv_capacity] * num_instances, serves)
     cluster = ProfiledCluster(instances, executor, clock.host.idle)
-    return asyncio.run(measured_lane(cluster, CHUNK, replace(CLOCK, lane=ServiceLane())))
+    return asyncio.run(measured_lane(cluster, CHUNK, CLOCK))
 
 
 @pytest.mark.parametrize("serves", [Service.ALL, Service.ONE_LEASE])
