@@ -2,7 +2,8 @@
 
 Apart, the instances for decodes compute no prompts, and chunks are long. Together, no instance is spared, but
 a step ends in time for its decodes' next tokens, and its overhead leaves less of it to prompts. Where KV is
-short they run together, since any free slot then serves either.
+short they run together, since any free slot then serves either. They come together when no prompt is being
+computed, so that idle instances go on with decodes meanwhile.
 """
 
 from collections.abc import Sequence
@@ -34,8 +35,15 @@ def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[Ins
     first = draft.prefills[0]
     if sum(draft.view.free[i] for i in prompt_ids) < first.num_tokens:
         return everywhere  # only all instances have room for it
+    if _is_prompt_in_flight(draft, decodes):
+        return prompt_ids  # idle instances would wait for the others
     apart_speed = _speed(draft, len(prompt_ids), first, longest_step(draft))
     return prompt_ids if apart_speed >= together_speed(draft, first, decodes.all_views) else everywhere
+
+
+def _is_prompt_in_flight(draft: PlanDraft, decodes: ServedDecodes) -> bool:
+    """Return whether some instances compute prompts, and can run nothing with others before that ends."""
+    return len(decodes.leases) < len(draft.snapshot.batches)
 
 
 def step_seconds(draft: PlanDraft) -> float:

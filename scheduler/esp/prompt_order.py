@@ -22,6 +22,7 @@ from loong.scheduler.tuning import (
     MAX_CONSIDERED,
     MAX_CONSIDERED_PER_INSTANCE,
     MISSED_DEADLINE_WEIGHT,
+    PLANNED_TTFT_SHARE,
     STARVATION_FACTOR,
     USABLE_SPEED_SHARE,
 )
@@ -31,8 +32,9 @@ from loong.scheduler.tuning import (
 class PrefillCandidate:
     """A prompt to be computed: `num_tokens` new tokens on `num_cached` cached ones.
 
-    `work` is seconds of one instance and `ttft` the target. `deadline` is when its first token is due, or
-    (`missed_deadline`) its second chance. `is_deferred` if it was deferred. `rank` is its place in the order.
+    `work` is seconds of one instance and `ttft` the target. `deadline` is when its first token is planned to
+    be due, before the target, or (`missed_deadline`) its second chance. `is_deferred` if it was deferred.
+    `rank` is its place in the order.
     """
 
     view: RequestView
@@ -107,7 +109,8 @@ def ordered(
         num_new = view.num_known_tokens - num_cached
         work = prefill_work(num_new, num_cached, terms)
         ttft = targets.of(view)
-        deadline, missed_deadline = _deadline(view.arrival_time, ttft, now + work / num_instances)
+        planned, earliest = PLANNED_TTFT_SHARE * ttft, now + work / num_instances
+        deadline, missed_deadline = _deadline(view.arrival_time, planned, earliest)
         prefills.append(PrefillCandidate(view, num_new, num_cached, work, ttft, deadline, missed_deadline))
     if config.fairness is Fairness.USER:
         running = planning_view.snapshot.running
@@ -119,15 +122,15 @@ def ordered(
     return ranked
 
 
-def _deadline(arrival_time: float, ttft: float, earliest: float) -> tuple[float, bool]:
-    """Return when a first token is due, and whether that is a second chance.
+def _deadline(arrival_time: float, planned: float, earliest: float) -> tuple[float, bool]:
+    """Return when a first token is due that has `planned` seconds, and whether that is a second chance.
 
-    If the deadline can no longer be met, the target doubles until it can.
+    If the deadline can no longer be met, these seconds double until it can.
     """
-    budget = ttft
+    budget = planned
     while arrival_time + budget < earliest:
         budget *= 2
-    return arrival_time + budget, budget > ttft
+    return arrival_time + budget, budget > planned
 
 
 def starved_first(prefills: Sequence[PrefillCandidate], now: float) -> Iterable[PrefillCandidate]:

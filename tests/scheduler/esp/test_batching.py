@@ -247,7 +247,7 @@ def late_prompts(num_others: int, num_tokens: int) -> list[RequestView]:
 
 
 def test_one_that_was_deferred_has_its_share_of_a_full_step() -> None:
-    views = late_prompts(8, 4000)
+    views = late_prompts(7, 4000)
     shares = []
     for deferred_share in (0.0, 0.1, 0.5):
         config = PolicyConfig(deferred_share=deferred_share)
@@ -267,7 +267,7 @@ def test_one_that_was_deferred_has_all_that_the_others_leave() -> None:
 
 
 def test_one_that_has_missed_its_target_has_its_share_whatever_is_due_before_it() -> None:
-    soon = [waiting(f"p{n}", 4000, arrival_time=5.0, slo=SLO(1.0, 1.0)) for n in range(8)]
+    soon = [waiting(f"p{n}", 4000, arrival_time=5.0, slo=SLO(1.0, 1.0)) for n in range(7)]
     for ttft, expected in ((3.0, True), (30.0, False)):  # at 5 s, the first is missed
         late = waiting("late", 50_000, slo=SLO(ttft, 1.0))
         batch = batch_of(snapshot_of([10**6], [*soon, late], now=5.0))

@@ -160,6 +160,18 @@ def test_to_go_on_together_leases_end_and_idle_instances_wait() -> None:
     assert not plan.batches
 
 
+def test_while_others_compute_a_prompt_idle_instances_go_on_with_decodes() -> None:
+    views = [decoding("d", 10, (1,)), begun("long", 30_000, 9_000, (0,)), waiting("late", 30_000)]
+    step = prefill([views[1]], (0,), num_tokens=9_000)
+    in_flight = snapshot_of([90_000] * 2, views, [running(7, step)], now=0.001)
+    (lease,) = planned(in_flight, H200, PolicyConfig()).batches
+    assert is_decode(lease)
+    assert lease.group.instance_ids == (1,)
+    (batch,) = planned(snapshot_of([90_000] * 2, views), H200, PolicyConfig()).batches
+    assert set(batch.group.instance_ids) == {0, 1}
+    assert not is_decode(batch)
+
+
 def test_a_lease_ends_for_a_decode_that_comes_but_not_before_it_was_worth_its_start() -> None:
     old, new = decoding("old", 100, (0,), max_tokens=100), decoding("new", 100, (1,))
     lease = running(1, decode([old], (2,), {"old": 2}, num_steps=50), num_steps_taken=20)

@@ -14,7 +14,12 @@ from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import DEFAULT_HOST
 from loong.scheduler.esp.policy import plan_esp
-from loong.scheduler.tuning import LEASE_START_SHARE, MAX_BATCHING_WAIT, MAX_PLANNING_SHARE
+from loong.scheduler.tuning import (
+    LEASE_START_SHARE,
+    MAX_BATCHING_WAIT,
+    MAX_PLANNING_SHARE,
+    PLANNED_TTFT_SHARE,
+)
 
 NOW = 100.0
 SLOW = waiting("p", 100, arrival_time=NOW - 0.01)
@@ -95,7 +100,8 @@ def test_who_waited_before_a_lease_waits_as_long_from_its_start(num_taken: int) 
 
 
 def test_no_prompt_is_held_beyond_the_latest_time_to_begin() -> None:
-    assert end_of_lease(1, prompt(100, waited=0.97 * CONFIG.target_ttft)) <= 2 * STEP
+    latest = PLANNED_TTFT_SHARE * CONFIG.target_ttft - 2 * STEP
+    assert end_of_lease(1, prompt(100, waited=latest)) <= 2 * STEP
     assert end_of_lease(1, prompt(100, waited=2 * CONFIG.target_ttft)) > 0
 
 
