@@ -10,7 +10,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import Parts, place_of
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.prompt_order import Order, considered, ordered
+from loong.scheduler.esp.prompt_order import Order, considered, ordered, starved_first
 
 
 @dataclass(slots=True)
@@ -100,7 +100,8 @@ def assigned_places(
 ) -> tuple[dict[RequestId, int], Sequence[RequestView]]:
     """Return the place of the part of each request, and the prompts without a part for now.
 
-    `homes` are those of running requests. Prompts choose in the order of their deadlines, deferred ones last.
+    `homes` are those of running requests. Prompts choose in the order of their deadlines, deferred ones last
+    and starved ones first: the group that one waits for then drains, and stays the one with most room.
     If many wait, only those that admission considers get a place. Where no group has room, a prompt waits for
     the group with most room.
     """
@@ -112,7 +113,8 @@ def assigned_places(
     chosen, others = considered(found, config)
     computing = (v for v in live if not v.is_decoding and (v.is_plannable or v.request_id in homes))
     queue, places = LeastWorkQueue(loads), {**homes}
-    for prefill in ordered((*chosen, *computing), found, cost_model, config, order):
+    prefills = ordered((*chosen, *computing), found, cost_model, config, order)
+    for prefill in starved_first(prefills, snapshot.now):
         request_id = prefill.view.request_id
         if request_id in homes:
             loads[homes[request_id]].take(prefill.work, 0)

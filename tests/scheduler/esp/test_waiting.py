@@ -129,6 +129,7 @@ def test_a_long_prompt_goes_on_beside_short_ones_and_decodes_that_take_all_of_ev
         ([83] * 3, (200, 1), (1, 40)),
         ([500] * 2, (900, 1), (16, 60)),
         ([40] * 6, (200, 1), (3, 20)),
+        ([250] * 2, (245, 5), (1, 99)),  # one of them has to drain
     ],
 )
 def test_a_prompt_that_needs_nearly_all_slots_gets_them_while_small_ones_come(
