@@ -32,9 +32,9 @@ from loong.scheduler.tuning import (
 class PrefillCandidate:
     """A prompt to be computed: `num_tokens` new tokens on `num_cached` cached ones.
 
-    `work` is seconds of one instance and `ttft` the target. `deadline` is when its first token is planned to
-    be due, before the target, or (`missed_deadline`) its second chance. `is_deferred` if it was deferred.
-    `rank` is its place in the order.
+    `work` is seconds of one instance and `ttft` the target. `deadline` is when its first token is planned,
+    before the target, or (`missed_deadline`) its second chance. `is_deferred` if it was deferred. `rank` is
+    its place in the order.
     """
 
     view: RequestView
