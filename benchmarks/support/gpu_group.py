@@ -26,6 +26,7 @@ from loong.fabric.messages.peer_directory import PeerDirectory
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
+from loong.launcher.hardware.devices import DEVICES
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice
@@ -108,7 +109,8 @@ class GpuInstance:
     ) -> None:
         config = find_config(model, "dummy")
         self.instance_id, self.world, self.config = rank, world, config
-        self.backend = KeepingBackend(rank, config.torch_dtype)
+        limits = DEVICES["h200"].graph_limits
+        self.backend = KeepingBackend(rank, config.torch_dtype, graph_limits=limits)
         self.backend.warm_up_lengths = ()  # prompts are not timed
         self.backend.device.use()
         decoder = load_model(model, "dummy", None, 0, SingleDevice(), self.backend.device)
