@@ -5,6 +5,7 @@ the whole that their line names.
 """
 
 # Admission and deferral
+PLANNED_TTFT_SHARE = 0.9  # of a TTFT target: the planned time to the first token
 MISSED_DEADLINE_WEIGHT = 4  # a prompt past its deadline counts as this many times as long in a choice
 USABLE_SPEED_SHARE = 0.8  # of the cluster's prefill speed; decodes and the ends of steps take the rest
 MAX_CONSIDERED = 512  # waiting prompts in a plan: the oldest and the newest half
@@ -16,7 +17,6 @@ MIN_ON_TIME_SHARE = 0.25  # of a step of all instances: with less on-time work, 
 # Steps and chunks
 MAX_STEP_SECONDS = 2.0  # of a step of prompts, beyond which longer ones are hardly more efficient
 MAX_STEP_SHARE = 0.35  # of the least TTFT target: the longest step of prompts, after which another may follow
-PLANNED_TTFT_SHARE = 0.9  # of a TTFT target: the planned time to the first token
 PLANNED_TPOT_SHARE = 0.85  # of a TPOT target: the planned time of a step with decodes
 MIN_TPOT_SHARE = 0.5  # of a TPOT target: the least time of such a step, however late its decodes are
 MIN_CHUNK_TOKENS = 16  # of some prompt in every step, in any case
