@@ -45,7 +45,7 @@ from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
 from loong.worker.steps.group_exchange import GroupExchange, KVExchange, NoExchange
-from loong.worker.steps.ring_inputs import MAX_KV_ROWS
+from loong.worker.steps.ring_inputs import MAX_KV_ROOM
 
 NUM_STEPS, NUM_FIRST = 60, 10  # of which the first do not count
 MAX_TOKENS = 2 * NUM_STEPS
@@ -55,7 +55,7 @@ VOCAB = 16
 class NothingExchanged(NoExchange):
     """An exchange of steps that are not run. See KVExchange."""
 
-    max_kv_rows = MAX_KV_ROWS
+    max_kv_rows = MAX_KV_ROOM
 
     def __init__(self, num_instances: int) -> None:
         self.num_instances = num_instances

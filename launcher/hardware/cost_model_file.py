@@ -15,8 +15,8 @@ from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostM
 from loong.scheduler.cost.network import LinkRates, Links, Network
 from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 
-FORMAT = 10
-FORMER = 9  # which has no `lane.loss`
+FORMAT = 11
+FORMER = 10  # whose graph limits have no room for more KV than rows
 
 T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
@@ -143,8 +143,8 @@ def read_cost_model(path: Path) -> CostModelFile:
             )
         file = msgspec.json.decode(content, type=CostModelFile)
         if found == FORMER:
-            lane = {"loss": ServiceLane().loss, **file.lane}
-            file = msgspec.structs.replace(file, format=FORMAT, lane=lane)
+            room = {"most_kv_room": file.graph_limits.get("most_kv_rows", 0)}
+            file = msgspec.structs.replace(file, format=FORMAT, graph_limits={**room, **file.graph_limits})
     except OSError as error:
         raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

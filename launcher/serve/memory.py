@@ -16,7 +16,7 @@ MEMORY_SHARE = 0.5  # of available memory; the rest is for activations and other
 LEAST_KV_TOKENS = 1024  # of an instance, for which a smaller --num-instances is proposed
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
-ARENA_BYTES_A_PEER = 288 * 2**20  # of a GPU, for tensors from peers
+ARENA_BYTES_A_PEER = 400 * 2**20  # of a GPU, for tensors from peers
 GRAPH_BYTES = 4 * GIB  # for captured steps, and to draw from the logits of 512 requests
 
 

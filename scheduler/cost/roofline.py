@@ -1,10 +1,9 @@
 """Coefficients from a model's shape and a device's rates, where nothing was measured."""
 
 from dataclasses import dataclass, replace
-from math import ceil
 
 from loong.core.cost.cost_model import HostTimes
-from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
+from loong.core.cost.cuda_graph_limits import NO_GRAPHS, RING_ROOM, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.network import LinkRates, Links, Network
@@ -139,13 +138,13 @@ def roofline(
 def cuda_graph_limits(shape: ModelShape, limits: CudaGraphLimits) -> CudaGraphLimits:
     """Return the limits of workers of `shape` on a device with these `limits`.
 
-    KV that travels has as much room as queries have, or twice as much where each head has keys of its own.
+    The KV that an instance brings has the room of some times as many queries as a step has.
     """
     graph_limits = limits.of_heads(shape.num_heads, shape.num_kv_heads)
-    num_kv_heads = 2 * shape.num_kv_heads
-    num_heads = shape.num_heads * max(1, ceil(num_kv_heads / shape.num_heads))
-    most_rows = graph_limits.most_rows * num_heads // num_kv_heads
-    return replace(graph_limits, most_kv_rows=min(graph_limits.most_kv_rows, most_rows))
+    room = RING_ROOM * graph_limits.most_rows * shape.num_heads // (2 * shape.num_kv_heads)
+    most_room = min(graph_limits.most_kv_room, room)
+    most_rows = min(graph_limits.most_kv_rows, most_room)
+    return replace(graph_limits, most_kv_rows=most_rows, most_kv_room=most_room)
 
 
 def kv_capacity(

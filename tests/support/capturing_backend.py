@@ -15,7 +15,7 @@ from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.backend import CpuBackend
 from loong.worker.steps.group_exchange import GroupExchange, KVExchange
-from loong.worker.steps.ring_inputs import MAX_KV_ROWS
+from loong.worker.steps.ring_inputs import MAX_KV_ROOM
 
 
 class CapturingBackend(CpuBackend):
@@ -33,7 +33,7 @@ class CapturingBackend(CpuBackend):
 class FabricExchange:
     """Exchanges inside the open batch, by the messages of steps that the host launches. See KVExchange."""
 
-    max_kv_rows = MAX_KV_ROWS
+    max_kv_rows = MAX_KV_ROOM
 
     def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
         self.num_instances = fabric.world.num_instances

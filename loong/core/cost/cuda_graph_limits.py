@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from loong.core.cost.work import InstanceWork
 
+RING_ROOM = 4  # times the queries of a step: the memory for KV that an instance brings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaGraphLimits:
@@ -24,7 +26,8 @@ class CudaGraphLimits:
       the rest of its computation.
 
     From `least_copied` tokens on, up to `most_copied` keys that meet more queries are copied out of the pool
-    first. In a step in which only KV travels, up to `most_kv_rows` come from each instance.
+    first. In a step in which only KV travels, an instance has up to `most_kv_rows` tokens, and brings the KV of
+    up to `most_kv_room`.
 
     All keys that a step attends on an instance are listed. The lists have room for `lists_a_slot` times the
     KV of the whole group, since prompts may be shared.
@@ -35,6 +38,7 @@ class CudaGraphLimits:
     most_pairs: int
     most_lone_pairs: int
     most_kv_rows: int
+    most_kv_room: int
     least_copied: int
     most_copied: int
     keys_a_row: int
@@ -82,8 +86,8 @@ class CudaGraphLimits:
         """
         if work.num_decode_keys or work.num_sent_queries or work.num_ring_blocks < work.num_blocks:
             return False
-        num_own = max(work.num_tokens, work.num_keys - work.num_ring_keys)
-        return max(num_own, work.num_ring_keys / work.num_hops) <= self.most_kv_rows
+        num_brought = max(work.num_keys - work.num_ring_keys, work.num_ring_keys / work.num_hops)
+        return work.num_tokens <= self.most_kv_rows and num_brought <= self.most_kv_room
 
 
 NO_GRAPHS = CudaGraphLimits(**dict.fromkeys(CudaGraphLimits.__slots__, 0))

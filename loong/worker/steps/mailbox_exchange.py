@@ -6,6 +6,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from loong.core.cost.cuda_graph_limits import RING_ROOM
 from loong.core.placement import InstanceId
 from loong.fabric.memory.arena import Arena, Clock, Lane
 from loong.kernels import Partial
@@ -14,8 +15,9 @@ from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.steps.decode_state import GROUP_SIZES
 from loong.worker.steps.mixed_inputs import GROUP_STEP_SIZES, MAX_ROWS
-from loong.worker.steps.ring_inputs import KV_SIZES, MAX_KV_ROWS
+from loong.worker.steps.ring_inputs import MAX_KV_ROOM
 
+QUERY_ROOM = RING_ROOM * MAX_ROWS  # queries of the largest mailbox, whose halves also hold KV
 _NUM_CHUNKS, _MORE_CHUNKS = 32, 64  # programs that put to a member, more of them for many rows
 
 
@@ -33,13 +35,11 @@ class MailboxExchange:
         self._instance, self._tp_rank = arena.world.place(arena.rank)
         self._num_layers = shard.config.num_layers
         self._mailboxes = {size: self._mailbox(size, shard, _NUM_CHUNKS) for size in GROUP_SIZES}
-        largest = self._mailbox(query_room(shard.num_heads, shard.num_kv_heads), shard, _MORE_CHUNKS)
+        largest = self._mailbox(QUERY_ROOM, shard, _MORE_CHUNKS)
         for size in GROUP_STEP_SIZES:
             self._mailboxes.setdefault(size, largest.for_fewer(size))
-        self.max_kv_rows = min(MAX_KV_ROWS, largest.max_kv_rows(shard.num_kv_heads))
-        self._halves = {
-            size: largest.halves(size, shard.num_kv_heads) for size in KV_SIZES if size <= self.max_kv_rows
-        }
+        self.max_kv_rows = min(MAX_KV_ROOM, largest.max_kv_rows(shard.num_kv_heads))
+        self._largest = largest
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
         self._set_part(Clock.DECODE, Lane.BATCH)
         self.begin({})  # loads its kernel before there are steps that wait for others
@@ -105,7 +105,7 @@ class MailboxExchange:
 
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:
         """See KVExchange."""
-        mailbox = self._halves[len(block)][layer % 2]
+        mailbox = self._largest.halves(len(block), block.shape[2])[layer % 2]
         return self._gathered(layer, block.flatten(1, 2), mailbox).view(-1, *block.shape[1:])
 
     def _gathered(self, layer: int, rows: Tensor, mailbox: Mailbox) -> Tensor:
@@ -118,10 +118,4 @@ class MailboxExchange:
 def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
     """Return the bytes that the mailboxes of `num_instances` instances take in an arena, at most."""
     row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
-    room = query_room(shard.num_heads, shard.num_kv_heads)
-    return num_instances * (sum(GROUP_SIZES) + room) * row + (1 << 20)
-
-
-def query_room(num_heads: int, num_kv_heads: int) -> int:
-    """Return the queries of the largest mailbox, whose halves also hold the KV of as many tokens."""
-    return MAX_ROWS * max(1, -(-2 * num_kv_heads // num_heads))
+    return num_instances * (sum(GROUP_SIZES) + QUERY_ROOM) * row + (1 << 20)

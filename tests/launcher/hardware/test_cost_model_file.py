@@ -79,10 +79,13 @@ def test_links_between_hosts_are_slower_by_their_ratio_of_bandwidth(path: Path) 
     assert network.delay == pytest.approx(CONFIG.num_layers * 2e-4)
 
 
-def test_a_file_of_the_former_format_has_no_loss_of_its_lane(path: Path) -> None:
-    former = {**json.loads(path.read_text()), "format": FORMER, "lane": {"delay": 0.001}}
+def test_a_file_of_the_former_format_has_room_for_as_much_kv_as_rows(path: Path) -> None:
+    former = {**json.loads(path.read_text()), "format": FORMER}
+    limits = former["graph_limits"]
+    del limits["most_kv_room"]
     path.write_text(json.dumps(former))
-    assert read_cost_model(path) == msgspec.structs.replace(FILE, lane={"delay": 0.001, "loss": 0.0})
+    room = {"most_kv_room": limits["most_kv_rows"]}
+    assert read_cost_model(path) == msgspec.structs.replace(FILE, graph_limits={**limits, **room})
 
 
 SIZES = (4096, 65536, 256, 128, 512, 4096, 1024, 16384, 65536, 1 << 24)  # of tiles

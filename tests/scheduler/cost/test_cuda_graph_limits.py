@@ -18,17 +18,21 @@ def test_its_limits_fill_the_room_of_workers() -> None:
     assert GRAPH_LIMITS.most_rows == mixed_graph._SIZES[-1] == mixed_inputs.GROUP_STEP_SIZES[-1]
     assert GRAPH_LIMITS.most_prompts == mixed_inputs.MAX_PROMPT_BLOCKS
     assert GRAPH_LIMITS.most_kv_rows == ring_inputs.KV_SIZES[-1]
+    assert GRAPH_LIMITS.most_kv_room == ring_inputs.MAX_KV_ROOM
 
 
-@pytest.mark.parametrize(("num_kv_heads", "most_kv_rows"), [(32, 2048), (16, 2048), (8, 4096), (4, 4096)])
+@pytest.mark.parametrize(("num_kv_heads", "most_kv_room"), [(32, 4096), (16, 8192), (8, 16_384), (4, 16_384)])
 def test_what_travels_is_captured_as_far_as_the_room_of_queries_holds_keys_and_values(
-    num_kv_heads: int, most_kv_rows: int
+    num_kv_heads: int, most_kv_room: int
 ) -> None:
     shape = ModelShape(32, 4096, 32, num_kv_heads, 128, 0, 0)
-    assert cuda_graph_limits(shape, DEVICES["h200"].graph_limits).most_kv_rows == most_kv_rows
-    room = mailbox_exchange.query_room(32, num_kv_heads) * 32 // (2 * num_kv_heads)
-    assert most_kv_rows == min(ring_inputs.MAX_KV_ROWS, room)
-    assert cuda_graph_limits(shape, DEVICES["cpu"].graph_limits).most_kv_rows == 0
+    limits = cuda_graph_limits(shape, DEVICES["h200"].graph_limits)
+    assert (limits.most_kv_rows, limits.most_kv_room) == (4096, most_kv_room)
+    assert most_kv_room == min(
+        ring_inputs.MAX_KV_ROOM, mailbox_exchange.QUERY_ROOM * 32 // (2 * num_kv_heads)
+    )
+    limits = cuda_graph_limits(shape, DEVICES["cpu"].graph_limits)
+    assert limits.most_kv_rows == limits.most_kv_room == 0
 
 
 @pytest.mark.parametrize(
@@ -76,10 +80,12 @@ RINGED = InstanceWork(
     ("beside", "is_captured"),
     [
         ({}, True),
-        ({"num_keys": 6096}, True),  # 4,096 of its own
-        ({"num_keys": 6097}, False),
-        ({"num_ring_keys": 4097}, False),
-        ({"num_ring_keys": 2 * 4096, "num_keys": 10_000, "num_hops": 2}, True),
+        ({"num_tokens": 4096}, True),
+        ({"num_tokens": 4097}, False),
+        ({"num_keys": 18_384}, True),  # 16,384 of its own
+        ({"num_keys": 18_385}, False),
+        ({"num_ring_keys": 16_385, "num_keys": 18_000}, False),
+        ({"num_ring_keys": 2 * 16_384, "num_keys": 40_000, "num_hops": 2}, True),
         ({"num_decode_keys": 1}, False),
         ({"num_sent_queries": 1}, False),
         ({"num_blocks": 2}, False),  # of a prompt whose KV stays
@@ -92,6 +98,7 @@ def test_a_step_is_captured_if_nothing_but_kv_travels_up_to_some_rows_of_each_me
     assert GRAPH_LIMITS.has(work) is is_captured
     assert not NO_GRAPHS.has(work)
     assert not replace(GRAPH_LIMITS, most_kv_rows=999).has(work)
+    assert not replace(GRAPH_LIMITS, most_kv_room=999).has(work)
 
 
 def test_a_captured_step_takes_no_launches() -> None:
