@@ -26,8 +26,8 @@ class CudaGraphLimits:
       the rest of its computation.
 
     From `least_copied` tokens on, up to `most_copied` keys that meet more queries are copied out of the pool
-    first. In a step in which only KV travels, an instance has up to `most_kv_rows` tokens, and brings the KV of
-    up to `most_kv_room`.
+    first. In a step in which only KV travels, an instance has up to `most_kv_rows` tokens, and brings the KV
+    of up to `most_kv_room`.
 
     All keys that a step attends on an instance are listed. The lists have room for `lists_a_slot` times the
     KV of the whole group, since prompts may be shared.

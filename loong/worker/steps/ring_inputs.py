@@ -29,7 +29,7 @@ Words: TypeAlias = Callable[[int], Tensor]  # allocates int64 zeros of this numb
 
 
 class RowList:
-    """Rows to copy, of which a step has some: `sources` and, if it has them, `targets` [S], and `count` [1]."""
+    """Rows to copy: `sources` [S] and, if it has them, `targets` [S], of which a step has `count` [1]."""
 
     def __init__(self, words: Words, most: int, *, has_targets: bool = True) -> None:
         self.count, self.sources = words(1), words(most)
