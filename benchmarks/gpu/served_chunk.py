@@ -1,18 +1,18 @@
-"""Measures what a chunk of a prompt costs whose history, or whose new KV, is on another instance.
+"""Measures what a chunk of a prompt costs whose history, or whose new KV, is on other instances.
 
-The first instance, the member, computes chunks of a prompt. The second, the holder, has the prompt's history.
-Instances are real workers. The same chunks run in these ways:
+The first instance, the member, computes chunks of a prompt. The others, the holders, have the prompt's
+history in equal parts. Instances are real workers. The same chunks run in these ways:
 
 - local: all KV is at the member
-- idle: the history is at the holder, which only attends for the member
-- busy: meanwhile, the holder computes one chunk of its own after another
-- push: the history is at the member, and the new KV goes to the holder
+- idle: the history is at the holders, which only attend for the member
+- busy: meanwhile, each holder computes one chunk of its own after another
+- push: the history is at the member, and the new KV goes to the first holder
 
-Times are medians by the workers' clocks. "Slower" is a chunk of the holder during the member's over one
-alone, less 1. Floors: a local chunk, and a chunk of the holder that loses its attention for the member.
+Times are medians by the workers' clocks. "Slower" is a chunk of a holder during the member's over one
+alone, less 1. Floors: a local chunk, and a chunk of a holder that loses its attention for the member.
 
     python benchmarks/gpu/served_chunk.py --own 512 --cases 128x1024 512x1024    # two CPU processes, a minute
-    python benchmarks/gpu/served_chunk.py llama-3.1-8b --load-format dummy --device cuda
+    python benchmarks/gpu/served_chunk.py llama-3.1-8b --load-format dummy --device cuda --num-instances 4
 """
 
 import argparse
@@ -49,7 +49,7 @@ from loong.workloads.report.report import table
 
 CASES = ("2048x32768", "8192x32768", "2048x131072", "8192x131072")
 NUM_CHUNKS = 3  # that count, after one that does not
-MEMBER, HOLDER = 0, 1
+MEMBER, HOLDER = 0, 1  # the first holder; all instances but the member are holders
 HEADER = (
     *("chunk x history", "local, ms", "predicted", "idle", "predicted", "busy", "predicted"),
     *("push", "predicted", "holder's", "predicted", "slower", "predicted"),
@@ -79,16 +79,18 @@ class Row:
 
 
 class ServedChunks:
-    """Chunks of the member, and of `num_own` tokens of the holder.
+    """Chunks of the member, and of `num_own` tokens of each holder.
 
     A chunk's KV is evicted after it, so the next is the same.
     """
 
     def __init__(self, cluster: ProfiledCluster, model: WorkCostModel, num_own: int) -> None:
         self._cluster, self._model, self._num_own = cluster, model, num_own
+        instances = cluster.snapshot().instances
+        self._holder_ids = [i.instance_id for i in instances if i.instance_id != MEMBER]
 
     def has_room(self, num_tokens: int, history: int) -> bool:
-        """Return whether both instances have room for a case."""
+        """Return whether all instances have room for a case."""
         num_needed = history + num_tokens + 2 * self._num_own
         return all(free >= num_needed for free in self._cluster.free().values())
 
@@ -106,21 +108,28 @@ class ServedChunks:
         self._cluster.end_all()
 
     async def _begun(self, num_tokens: int, history: int) -> tuple[RequestId, RequestId]:
-        """Return a prompt whose history is at the member, and the same with it at the holder."""
-        ids = [self._cluster.arrive(history + num_tokens + 1, Random(0)) for _ in (MEMBER, HOLDER)]
-        left = history
-        while left:
-            size = min(left, 16384)
-            pairs = zip(ids, (MEMBER, HOLDER), strict=True)
-            await self._cluster.carry_out(IterationPlan(tuple(self._chunk(r, size, i, i) for r, i in pairs)))
-            left -= size
-        return ids[0], ids[1]
+        """Return a prompt whose history is at the member, and the same with it at the holders."""
+        near, far = (self._cluster.arrive(history + num_tokens + 1, Random(0)) for _ in range(2))
+        await self._prefill(near, [MEMBER], history)
+        await self._prefill(far, self._holder_ids, history)
+        return near, far
+
+    async def _prefill(self, request_id: RequestId, owners: Sequence[InstanceId], history: int) -> None:
+        """Compute the first tokens of a prompt, equal parts on each owner."""
+        done = 0
+        for number, owner_id in enumerate(owners, 1):
+            while left := history * number // len(owners) - done:
+                size = min(left, 16384)
+                await self._cluster.carry_out(
+                    IterationPlan((self._chunk(request_id, size, owner_id, owner_id),))
+                )
+                done += size
 
     async def _own(self) -> Timed:
-        """Run chunks of the holder alone, each a prompt."""
+        """Run chunks of a holder alone, each a prompt."""
         times, predicted = [], 0.0
         for _ in range(1 + NUM_CHUNKS):
-            batch = self._own_chunk()
+            batch = self._own_chunk(HOLDER)
             predicted = self._model.step_time(step_work(batch, self._cluster.placements()))
             await self._cluster.carry_out(IterationPlan((batch,)))
             assert self._cluster.batch_seconds is not None
@@ -141,12 +150,12 @@ class ServedChunks:
         return Timed(median(times[1:]), predicted)
 
     async def _both(self, request_id: RequestId, num_tokens: int) -> tuple[Timed, float, float]:
-        """Return the chunk during those of the holder, the seconds of one, and its predicted loss."""
+        """Return the chunk during those of holders, the seconds of one, and its largest predicted loss."""
         batch = self._chunk(request_id, num_tokens, MEMBER, MEMBER)
         work, times, during = step_work(batch, self._cluster.placements()), list[float](), list[float]()
-        own_id = self._submit(self._own_chunk())
+        own = {self._submit(chunk): chunk for chunk in map(self._own_chunk, self._holder_ids)}
         batch_id: int | None = self._submit(batch)
-        while own_id is not None or batch_id is not None:
+        while own or batch_id is not None:
             for event in await self._cluster.next_events():
                 if not isinstance(event, BatchFinished):
                     continue
@@ -155,24 +164,27 @@ class ServedChunks:
                     times.append(event.seconds)
                     self._evict(batch)
                     batch_id = self._submit(batch) if len(times) <= NUM_CHUNKS else None
-                elif event.batch_id == own_id:
+                elif (done := own.pop(event.batch_id, None)) is not None:
                     during.append(event.seconds)
-                    self._cluster.end(self._own_id)
-                    own_id = self._submit(self._own_chunk()) if batch_id is not None else None
-        lost = sum(map(self._model.served_time, work.holders.values()))
-        counted = during[1:-1] or during
+                    self._cluster.end(done.request_ids[0])
+                    if batch_id is not None:
+                        chunk = self._own_chunk(done.group.instance_ids[0])
+                        own[self._submit(chunk)] = chunk
+        lost = max(map(self._model.served_time, work.holders.values()))
+        num_holders = len(self._holder_ids)
+        counted = during[num_holders:-num_holders] or during
         return Timed(median(times[1:]), self._model.step_time(work)), median(counted), lost
 
-    def _submit(self, batch: BatchPlan) -> int | None:
+    def _submit(self, batch: BatchPlan) -> int:
         self._cluster.submit(IterationPlan((batch,)))
         return self._cluster.last_id
 
     def _evict(self, batch: BatchPlan) -> None:
         self._cluster.submit(IterationPlan(evictions=tuple(map(Eviction, batch.writes))))
 
-    def _own_chunk(self) -> BatchPlan:
-        self._own_id = self._cluster.arrive(self._num_own, Random(0))
-        return self._chunk(self._own_id, self._num_own, HOLDER, HOLDER)
+    def _own_chunk(self, holder_id: InstanceId) -> BatchPlan:
+        request_id = self._cluster.arrive(self._num_own, Random(0))
+        return self._chunk(request_id, self._num_own, holder_id, holder_id)
 
     def _chunk(
         self, request_id: RequestId, num_tokens: int, member_id: InstanceId, stored_on: InstanceId
