@@ -14,6 +14,7 @@ from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
 from loong.fabric.traffic import Channel
 from loong.state.live_request import LiveRequest
+from loong.worker.steps.ring_inputs import MAX_KV_ROWS
 
 Group = tuple[InstanceId, ...]
 
@@ -61,6 +62,14 @@ def a_script(folder: Path) -> Script:
     return script
 
 
+def a_long_script(folder: Path, num_history: int) -> Script:
+    """A last chunk of few rows, behind much history on each of two instances."""
+    script = Script(folder, num_history + 11)
+    script.chunk((0,), (0, 1), (0, 1), (0, 1), num_history)
+    script.chunk((0,), (1, 0), (1, 0), (0, 1), 11)
+    return script
+
+
 def test_groups_that_change_give_the_tokens_of_transformers(folder: Path) -> None:
     script = a_script(folder)
     launched, captured = (run_commands(folder, 3, script.commands, takes_leases=way) for way in (False, True))
@@ -90,9 +99,25 @@ def test_so_do_those_whose_kv_is_put_into_mailboxes_and_is_in_no_message(folder:
     assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)
 
 
+def test_few_rows_behind_much_history_are_replayed_from_the_graph_of_few_rows(folder: Path) -> None:
+    script = a_long_script(folder, 300)
+    by_rank = run_by_mailboxes(folder, 2, script.commands)
+    script.check(by_rank)
+    assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)
+
+
 @pytest.mark.multigpu
 def test_so_do_those_on_gpus(folder: Path) -> None:
     script = a_script(folder)
     by_rank = run_on_gpus(folder, 3, script.commands)
     script.check(by_rank)
     assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)
+
+
+@pytest.mark.multigpu
+def test_so_are_those_behind_more_history_than_any_graph_has_rows_on_gpus(folder: Path) -> None:
+    num_history = 2 * (MAX_KV_ROWS + 100)
+    script = a_long_script(folder, num_history)
+    by_rank = run_on_gpus(folder, 2, script.commands, num_slots=num_history)
+    script.check(by_rank)
+    assert [outcomes[1].traffic[Channel.RING].messages for outcomes in by_rank] == [0, 0]
