@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # it imports this module
 class WorkerSettings:
     """The settings of workers, by what their hosts are when they start.
 
-    Workers on the head use Unix sockets to the engine, others TCP.
+    Workers on the head use Unix sockets to the engine, others TCP. Each has `start_timeout` seconds to be
+    ready.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class WorkerSettings:
     ) -> None:
         self._config, self._starter, self._network = config, starter, network
         self._reports = f"ipc://{starter.host(0).directory}/reports"
+        self.start_timeout = config.start_timeout
 
     def endpoints(self) -> Endpoints:
         """Return the endpoints of the first workers."""

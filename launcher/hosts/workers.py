@@ -47,7 +47,7 @@ async def workers_of(
         ]
         try:
             workers.start(executor)
-            await executor.members.wait_until_ready(config.start_timeout)
+            await executor.members.ready
             is_ready = True
             yield executor
         finally:

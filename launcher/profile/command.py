@@ -97,5 +97,5 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         type=seconds,
         default=600.0,
         metavar="S",
-        help="time limit for starting the workers and loading weights (%(default)g)",
+        help="time limit for each start of a worker, which loads weights (%(default)g)",
     )

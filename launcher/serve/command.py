@@ -278,7 +278,7 @@ def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
         type=seconds,
         default=600.0,
         metavar="S",
-        help="time limit for starting the workers and loading weights (%(default)s)",
+        help="time limit for each start of a worker, which loads weights (%(default)s)",
     )
     group.add_argument(
         "--drain-timeout",

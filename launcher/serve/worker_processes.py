@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import signal
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from itertools import chain
 
 from loong.core.instance import ElasticInstance
@@ -18,6 +19,7 @@ from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_e
 logger = logging.getLogger(__name__)
 
 _LAST_WORDS_SECONDS = 0.3
+_STACKS_SECONDS = 1.0  # for a worker to log the stacks of its threads
 
 
 class WorkerProcesses:
@@ -45,8 +47,7 @@ class WorkerProcesses:
     def start(self, executor: WorkersExecutor) -> None:
         """Start all workers of an executor."""
         self._executor = executor
-        for worker_id, where in executor.members.endpoints.commands.items():
-            self._start(worker_id, where, executor)
+        self._start_all(executor.members.endpoints.commands, executor)
 
     @property
     def _all(self) -> tuple[ChildProcess, ...]:
@@ -65,14 +66,16 @@ class WorkerProcesses:
         """Wait until all have ended; each was asked to end."""
         await asyncio.gather(*map(stop, self._all))
 
-    def _start(
-        self, worker_id: WorkerId, commands: str, executor: WorkersExecutor, *, is_restarted: bool = False
+    def _start_all(
+        self, commands: Mapping[WorkerId, str], executor: WorkersExecutor, *, is_restarted: bool = False
     ) -> None:
+        """Start workers, by the endpoints of their commands."""
         remote_reports = executor.members.sockets.remote_reports
-        config = self._settings.worker(worker_id, commands, remote_reports, is_restarted=is_restarted)
-        process = self._starter.start(config)
-        self._processes[worker_id] = process
-        self._run(self._watch(process, worker_id, executor), executor)
+        for worker_id, where in commands.items():
+            config = self._settings.worker(worker_id, where, remote_reports, is_restarted=is_restarted)
+            process = self._processes[worker_id] = self._starter.start(config)
+            self._run(self._watch(process, worker_id, executor), executor)
+            self._run(self._limit_start(process, worker_id, executor), executor)
 
     async def _watch(self, process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor) -> None:
         code = await process.wait()
@@ -81,6 +84,23 @@ class WorkerProcesses:
         if self._processes.get(worker_id) is process:
             number = "" if process.pid is None else f" {process.pid}"
             executor.lose(worker_id, f"its process{number} {how_it_ended(code)}")
+
+    async def _limit_start(
+        self, process: ChildProcess, worker_id: WorkerId, executor: WorkersExecutor
+    ) -> None:
+        """Count a worker that is not ready in time as lost, once it has logged where it hangs."""
+        timeout = self._settings.start_timeout
+        await asyncio.sleep(timeout)
+
+        def is_late() -> bool:
+            is_present = self._processes.get(worker_id) is process
+            return is_present and worker_id in executor.members.not_ready(worker_id[0])
+
+        if is_late():
+            process.send_signal(signal.SIGUSR1)
+            await asyncio.sleep(_STACKS_SECONDS)
+        if is_late():
+            executor.lose(worker_id, f"it was not ready within {timeout:g} s")
 
     def _end(self, instance_id: InstanceId) -> None:
         """End all processes of an instance: one that is stopped or hangs must not wake up later."""
@@ -119,8 +139,7 @@ class WorkerProcesses:
         num_starts, workers = self._num_starts[instance_id], self._settings.workers_of(instance_id)
         endpoints = {w: self._settings.commands_endpoint(w, num_starts) for w in workers}
         executor.members.expect(endpoints)
-        for worker_id, where in endpoints.items():
-            self._start(worker_id, where, executor, is_restarted=True)
+        self._start_all(endpoints, executor, is_restarted=True)
 
     def _run(self, work: Coroutine[None, None, None], executor: WorkersExecutor) -> asyncio.Task[None]:
         task = guarded(work, executor.fail)

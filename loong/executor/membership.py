@@ -51,20 +51,13 @@ class Membership:
         self.quarantined: set[InstanceId] = set()
         self.services: dict[InstanceId, Service] = {}
 
-    async def wait_until_ready(self, timeout: float) -> None:
-        """Wait for every worker's weights and pools.
-
-        Raises `ClusterError` if one is lost before, or not ready within `timeout` seconds.
-        """
-        try:
-            async with asyncio.timeout(timeout):
-                await self.ready
-        except TimeoutError:
-            late = sorted({instance_id for instance_id, _ in self._not_ready})
-            raise ClusterError(f"instances {late} were not ready within {timeout:g} s") from None
+    def not_ready(self, instance_id: InstanceId) -> list[WorkerId]:
+        """Return the workers of an instance that were started and are not ready."""
+        waiting = self._not_ready | self._starting.get(instance_id, set())
+        return sorted(worker_id for worker_id in waiting if worker_id[0] == instance_id)
 
     def fail_to_start(self, instance_id: InstanceId, reason: str) -> None:
-        """Let `wait_until_ready` raise, if it has not returned."""
+        """Let `ready` raise `ClusterError`, unless all workers were ready before."""
         if not self.ready.done():
             self.ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
 

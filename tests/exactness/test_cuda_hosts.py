@@ -32,6 +32,7 @@ def spread(folder: Path) -> Iterator[Cluster]:
         num_instances=2,
         num_hosts=2,
         kv_capacity=400,
+        start_timeout=100.0,
         device="cuda",
         graph_limits=H200_GRAPH_LIMITS,
     )
