@@ -21,7 +21,7 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -58,7 +58,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The seconds of a chunk in each way, and of one of the holder alone; the last two are shares."""
+    """The seconds of a chunk in each way, and of one of a holder alone; the last two are shares."""
 
     num_tokens: int
     history: int
@@ -154,6 +154,7 @@ class ServedChunks:
         batch = self._chunk(request_id, num_tokens, MEMBER, MEMBER)
         work, times, during = step_work(batch, self._cluster.placements()), list[float](), list[float]()
         own = {self._submit(chunk): chunk for chunk in map(self._own_chunk, self._holder_ids)}
+        uncounted = set(own)  # that do not begin and end while the member computes
         batch_id: int | None = self._submit(batch)
         while own or batch_id is not None:
             for event in await self._cluster.next_events():
@@ -165,15 +166,14 @@ class ServedChunks:
                     self._evict(batch)
                     batch_id = self._submit(batch) if len(times) <= NUM_CHUNKS else None
                 elif (done := own.pop(event.batch_id, None)) is not None:
-                    during.append(event.seconds)
+                    if event.batch_id not in uncounted and batch_id is not None:
+                        during.append(event.seconds)
                     self._cluster.end(done.request_ids[0])
                     if batch_id is not None:
                         chunk = self._own_chunk(done.group.instance_ids[0])
                         own[self._submit(chunk)] = chunk
         lost = max(map(self._model.served_time, work.holders.values()))
-        num_holders = len(self._holder_ids)
-        counted = during[num_holders:-num_holders] or during
-        return Timed(median(times[1:]), self._model.step_time(work)), median(counted), lost
+        return Timed(median(times[1:]), self._model.step_time(work)), median(during or [nan]), lost
 
     def _submit(self, batch: BatchPlan) -> int:
         self._cluster.submit(IterationPlan((batch,)))
@@ -224,11 +224,13 @@ def main() -> None:
     parser.add_argument(
         "--cases", nargs="+", default=CASES, help="cases to measure, each CHUNKxHISTORY (%(default)s)"
     )
-    parser.add_argument("--own", type=int, default=8192, help="tokens of a chunk of the holder (%(default)s)")
+    parser.add_argument("--own", type=int, default=8192, help="tokens of a chunk of a holder (%(default)s)")
     parser.add_argument(
         "--time-limit", type=float, default=inf, help="seconds after which no history begins (%(default)s)"
     )
     args = parser.parse_args()
+    if args.num_instances < 2:
+        parser.error(f"--num-instances is {args.num_instances}, but a member needs a holder")
     rows = asyncio.run(measure(args))
     print(table(HEADER, [row.cells() for row in rows]))
     numbers = {"model": args.model, "device": args.device, "own": args.own, "rows": list(map(asdict, rows))}

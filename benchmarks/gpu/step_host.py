@@ -55,7 +55,7 @@ VOCAB = 16
 class NothingExchanged(NoExchange):
     """An exchange of steps that are not run. See KVExchange."""
 
-    max_kv_rows = MAX_KV_ROOM
+    max_kv_room = MAX_KV_ROOM
 
     def __init__(self, num_instances: int) -> None:
         self.num_instances = num_instances

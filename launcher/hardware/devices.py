@@ -43,6 +43,7 @@ _H200 = DeviceRates(
         most_lone_pairs=28 << 20,
         most_kv_rows=4096,
         most_kv_room=16_384,
+        most_gathered=40_960,
         least_copied=256,
         most_copied=1 << 17,
         keys_a_row=2,

@@ -16,7 +16,8 @@ MEMORY_SHARE = 0.5  # of available memory; the rest is for activations and other
 LEAST_KV_TOKENS = 1024  # of an instance, for which a smaller --num-instances is proposed
 MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
-ARENA_BYTES_A_PEER = 400 * 2**20  # of a GPU, for tensors from peers
+CHANNEL_BYTES_A_PEER = 2**28  # of a GPU, for tensors that a peer sends when the host launches a step
+MAILBOX_ROWS = 8704  # that an instance sends in captured steps, of all sizes
 GRAPH_BYTES = 4 * GIB  # for captured steps, and to draw from the logits of 512 requests
 
 
@@ -96,7 +97,7 @@ def fit_gpu_kv_capacity(
         )
     weights = weight_bytes(config) // tp_size
     kv_bytes_per_token = config.kv_bytes_per_token // tp_size
-    reserved = GRAPH_BYTES + ARENA_BYTES_A_PEER * size.num_gpus
+    reserved = GRAPH_BYTES + arena_bytes(config, size)
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[: size.most_of_a_host]))
 
     def needed(tokens: int) -> int:
@@ -114,6 +115,13 @@ def fit_gpu_kv_capacity(
             has += f"; --kv-cache-tokens {fitting} would fit" if fitting >= 1 else ""
         raise ConfigError(f"a GPU needs {needs}. It has {has}")
     return tokens
+
+
+def arena_bytes(config: ModelConfig, size: ClusterSize) -> int:
+    """Return the bytes of a GPU for what all others send: its channels and mailboxes, at most."""
+    num_heads = -(-config.num_heads // size.tp_size)
+    row_bytes = num_heads * (2 * config.head_dim * DTYPE_BYTES[config.dtype] + 4) + 64
+    return CHANNEL_BYTES_A_PEER * size.num_gpus + MAILBOX_ROWS * row_bytes * size.num_instances
 
 
 def weight_bytes(config: ModelConfig) -> int:

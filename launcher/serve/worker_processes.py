@@ -94,13 +94,15 @@ class WorkerProcesses:
 
         def is_late() -> bool:
             is_present = self._processes.get(worker_id) is process
-            return is_present and worker_id in executor.members.not_ready(worker_id[0])
+            return is_present and worker_id in executor.members.not_ready
 
         if is_late():
             process.send_signal(signal.SIGUSR1)
             await asyncio.sleep(_STACKS_SECONDS)
         if is_late():
-            executor.lose(worker_id, f"it was not ready within {timeout:g} s")
+            others = sorted({instance_id for instance_id, _ in executor.members.not_ready} - {worker_id[0]})
+            nor = f", nor were instances {others}" if others else ""
+            executor.lose(worker_id, f"it was not ready within {timeout:g} s{nor}")
 
     def _end(self, instance_id: InstanceId) -> None:
         """End all processes of an instance: one that is stopped or hangs must not wake up later."""

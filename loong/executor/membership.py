@@ -51,10 +51,10 @@ class Membership:
         self.quarantined: set[InstanceId] = set()
         self.services: dict[InstanceId, Service] = {}
 
-    def not_ready(self, instance_id: InstanceId) -> list[WorkerId]:
-        """Return the workers of an instance that were started and are not ready."""
-        waiting = self._not_ready | self._starting.get(instance_id, set())
-        return sorted(worker_id for worker_id in waiting if worker_id[0] == instance_id)
+    @property
+    def not_ready(self) -> frozenset[WorkerId]:
+        """Return the workers that were started and are not ready."""
+        return frozenset(self._not_ready).union(*self._starting.values())
 
     def fail_to_start(self, instance_id: InstanceId, reason: str) -> None:
         """Let `ready` raise `ClusterError`, unless all workers were ready before."""

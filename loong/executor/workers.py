@@ -120,7 +120,12 @@ class WorkersExecutor:
         self.post(event_at(self.now))
 
     def lose(self, worker_id: WorkerId, reason: str) -> None:
-        """Record that a worker is gone. The instance that is then lost is the one that failed first."""
+        """Record that a worker is gone, unless its instance was dropped before.
+
+        The instance that is then lost is the one that failed first.
+        """
+        if worker_id not in self.members.endpoints.commands:
+            return
         if self._restarts is not None and self.members.is_starting(worker_id[0]):
             logger.warning("instance %d did not start: %s", worker_id[0], reason)
             self.members.drop(worker_id[0])

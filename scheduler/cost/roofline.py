@@ -138,7 +138,7 @@ def roofline(
 def cuda_graph_limits(shape: ModelShape, limits: CudaGraphLimits) -> CudaGraphLimits:
     """Return the limits of workers of `shape` on a device with these `limits`.
 
-    The KV that an instance brings has the room of some times as many queries as a step has.
+    The KV that an instance brings fits the memory of RING_ROOM times the queries of a step.
     """
     graph_limits = limits.of_heads(shape.num_heads, shape.num_kv_heads)
     room = RING_ROOM * graph_limits.most_rows * shape.num_heads // (2 * shape.num_kv_heads)

@@ -1,6 +1,7 @@
 """A worker that hangs in its start says where. It is ended after a time limit, and may start again."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from time import sleep
 
 import pytest
 from child_processes import own_forked
-from cluster import running_cluster
+from cluster import Cluster, running_cluster
 from families import write_tiny_model
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
@@ -21,6 +22,9 @@ from loong.scheduler.policy import make_policy
 
 WORKER = "loong.worker.process"
 TIMEOUT = 15.0  # seconds, in which workers start on a busy machine
+LATE = f"instance 1 did not start: it was not ready within {TIMEOUT:g} s"
+REQUESTS = [greedy_request(random_prompt(30 + i, seed=i), 6) for i in range(3)]
+EVERYWHERE = make_policy("static-sp", PolicyConfig())
 
 
 @contextmanager
@@ -28,33 +32,66 @@ def readers_hang(file: Path) -> Iterator[None]:
     """Whoever opens a file meanwhile waits for ever."""
     aside = file.rename(file.with_suffix(".aside"))
     os.mkfifo(file)
-    yield
-    aside.replace(file)
+    try:
+        yield
+    finally:
+        aside.replace(file)
 
 
-def test_the_first_start_ends_by_the_name_of_the_instance(
+@contextmanager
+def with_model(folder: Path, num_instances: int, most: int) -> Iterator[tuple[Cluster, Path]]:
+    """A cluster that starts lost instances again, and its model."""
+    model = write_tiny_model("llama", folder / "model")
+    config = ClusterConfig(
+        str(model),
+        num_instances=num_instances,
+        max_instances=most,
+        kv_capacity=128,
+        start_timeout=TIMEOUT,
+    )
+    with running_cluster(config, backoff=Backoff(first=2.0)) as cluster:
+        yield cluster, model
+
+
+def wait_for(text: str, caplog: pytest.LogCaptureFixture, count: int) -> None:
+    """Return once a text was logged so often."""
+    for _ in range(round(count * 60 / 0.05)):
+        if caplog.text.count(text) == count:
+            return
+        sleep(0.05)
+    raise TimeoutError(text)
+
+
+def test_the_first_start_ends_by_the_names_of_the_instances(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_tiny_model("llama", tmp_path / "model")
-    config = ClusterConfig(str(folder), num_instances=1, kv_capacity=128, start_timeout=1.0)
-    late = pytest.raises(ClusterError, match="instance 0 did not start: it was not ready within 1 s")
-    with readers_hang(folder / "config.json"), late, running_cluster(config):
+    config = ClusterConfig(str(folder), num_instances=2, kv_capacity=128, start_timeout=1.0)
+    message = r"instance (\d) did not start: it was not ready within 1 s, nor were instances \[(\d)\]"
+    with pytest.raises(ClusterError) as caught, readers_hang(folder / "config.json"), running_cluster(config):
         pass
+    found = re.fullmatch(message, str(caught.value))
+    assert found is not None
+    assert {*found.groups()} == {"0", "1"}
     assert "the threads of the worker of instance 0" in capfd.readouterr().err
 
 
 def test_an_instance_that_starts_again_does_so_until_it_is_ready(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = write_tiny_model("llama", tmp_path / "model")
     foreign = set(own_forked(WORKER))
-    config = ClusterConfig(str(folder), num_instances=2, kv_capacity=128, start_timeout=TIMEOUT)
-    requests = [greedy_request(random_prompt(30 + i, seed=i), 6) for i in range(3)]
-    late = f"instance 1 did not start: it was not ready within {TIMEOUT:g} s"
-    with running_cluster(config, backoff=Backoff(first=2.0)) as cluster:
-        with readers_hang(folder / "config.json"):
+    with with_model(tmp_path, 2, 2) as (cluster, model):
+        with readers_hang(model / "config.json"):
             os.kill(own_forked(WORKER, foreign)[-1], signal.SIGKILL)
-            while late not in caplog.text:
-                sleep(0.05)
+            wait_for(LATE, caplog, 1)
         cluster.wait_until(lambda snapshot: snapshot.stats.num_joins == 1)
-        assert_exact(folder, requests, cluster.run(requests, make_policy("static-sp", PolicyConfig())))
+        assert_exact(model, REQUESTS, cluster.run(REQUESTS, EVERYWHERE))
+
+
+def test_so_does_one_that_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with with_model(tmp_path, 1, 2) as (cluster, model):
+        with readers_hang(model / "config.json"):
+            cluster.scale(2)
+            wait_for(LATE, caplog, 2)  # the second time, it starts after a pause
+        cluster.wait_until(lambda snapshot: snapshot.stats.num_joins == 1)
+        assert_exact(model, REQUESTS, cluster.run(REQUESTS, EVERYWHERE))

@@ -1,6 +1,7 @@
 """Commands on instances whose captured steps exchange by the kernels of GPUs, interpreted or on GPUs."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -10,6 +11,7 @@ from machines import H200_GRAPH_LIMITS
 from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
 
+from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
@@ -22,10 +24,11 @@ def run_by_mailboxes(
     num_instances: int,
     commands: Sequence[RunBatch | ReleaseKV],
     carrier: Carrier = Carrier.ARENAS,
+    graph_limits: CudaGraphLimits = H200_GRAPH_LIMITS,
 ) -> list[list[Outcome]]:
     """Return the outcomes of all commands on each instance, on processors."""
-    world = World(num_instances, 1)
-    ran = run_in_world(_run, world, folder, commands, _interpreted, 256, carrier=carrier)
+    world, backend_of = World(num_instances, 1), partial(_interpreted, graph_limits)
+    ran = run_in_world(_run, world, folder, commands, backend_of, 256, carrier=carrier)
     return cast("list[list[Outcome]]", ran)
 
 
@@ -38,8 +41,8 @@ def run_on_gpus(
     return cast("list[list[Outcome]]", ran)
 
 
-def _interpreted(instance_id: InstanceId) -> Backend:
-    return MailboxBackend()
+def _interpreted(graph_limits: CudaGraphLimits, instance_id: InstanceId) -> Backend:
+    return MailboxBackend(graph_limits)
 
 
 def _on_gpu(instance_id: InstanceId) -> Backend:

@@ -33,7 +33,7 @@ class CapturingBackend(CpuBackend):
 class FabricExchange:
     """Exchanges inside the open batch, by the messages of steps that the host launches. See KVExchange."""
 
-    max_kv_rows = MAX_KV_ROOM
+    max_kv_room = MAX_KV_ROOM
 
     def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
         self.num_instances = fabric.world.num_instances

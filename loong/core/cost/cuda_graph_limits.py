@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from loong.core.cost.work import InstanceWork
 
-RING_ROOM = 4  # times the queries of a step: the memory for KV that an instance brings
+RING_ROOM = 4  # memory for the KV that an instance brings, over that for the queries of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,8 @@ class CudaGraphLimits:
 
     From `least_copied` tokens on, up to `most_copied` keys that meet more queries are copied out of the pool
     first. In a step in which only KV travels, an instance has up to `most_kv_rows` tokens, and brings the KV
-    of up to `most_kv_room`.
+    of up to `most_kv_room`. All bring up to `most_gathered`: this KV arrives before it is attended, while
+    steps that the host launches hide most of the transfer.
 
     All keys that a step attends on an instance are listed. The lists have room for `lists_a_slot` times the
     KV of the whole group, since prompts may be shared.
@@ -39,6 +40,7 @@ class CudaGraphLimits:
     most_lone_pairs: int
     most_kv_rows: int
     most_kv_room: int
+    most_gathered: int
     least_copied: int
     most_copied: int
     keys_a_row: int
@@ -87,7 +89,8 @@ class CudaGraphLimits:
         if work.num_decode_keys or work.num_sent_queries or work.num_ring_blocks < work.num_blocks:
             return False
         num_brought = max(work.num_keys - work.num_ring_keys, work.num_ring_keys / work.num_hops)
-        return work.num_tokens <= self.most_kv_rows and num_brought <= self.most_kv_room
+        has_room = num_brought <= self.most_kv_room and work.num_keys <= self.most_gathered
+        return has_room and work.num_tokens <= self.most_kv_rows
 
 
 NO_GRAPHS = CudaGraphLimits(**dict.fromkeys(CudaGraphLimits.__slots__, 0))

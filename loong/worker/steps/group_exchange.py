@@ -45,7 +45,7 @@ class KVExchange(GroupExchange, Protocol):
         """
 
     @property
-    def max_kv_rows(self) -> int:
+    def max_kv_room(self) -> int:
         """Return the largest T of `gather_kv`."""
 
     def service(self) -> GroupExchange | None:

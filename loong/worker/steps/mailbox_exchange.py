@@ -38,7 +38,7 @@ class MailboxExchange:
         largest = self._mailbox(QUERY_ROOM, shard, _MORE_CHUNKS)
         for size in GROUP_STEP_SIZES:
             self._mailboxes.setdefault(size, largest.for_fewer(size))
-        self.max_kv_rows = min(MAX_KV_ROOM, largest.max_kv_rows(shard.num_kv_heads))
+        self.max_kv_room = min(MAX_KV_ROOM, largest.max_kv_rows(shard.num_kv_heads))
         self._largest = largest
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
         self._set_part(Clock.DECODE, Lane.BATCH)

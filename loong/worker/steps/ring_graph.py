@@ -3,7 +3,7 @@
 A ring's hops overlap with attention, but the host launches each of them. For thousands of tokens an instance
 that costs nothing. For fewer, launching takes most of the time. Here each member puts its KV into the memory
 of all others at once, and one call attends the whole of a prompt. Members compute as many rows as the one
-with most tokens. However much history they bring, up to a limit, takes copies of its KV alone.
+with most tokens. The history that they bring is copied, sent and attended, but has no rows to compute.
 """
 
 from collections import Counter
@@ -32,7 +32,8 @@ class RingGraph:
     def __init__(self, model: Decoder, pool: KVPool, backend: Backend, exchange: KVExchange) -> None:
         self._pool, self._exchange = pool, exchange
         limits, self._device = backend.graph_limits, backend.device
-        room, device = min(exchange.max_kv_rows, limits.most_kv_room), backend.device.torch_device
+        room, device = min(exchange.max_kv_room, limits.most_kv_room), backend.device.torch_device
+        self._most_gathered = limits.most_gathered
         self._sizes = [size for size in KV_SIZES if size <= min(limits.most_kv_rows, room)]
 
         def words(number: int) -> Tensor:
@@ -58,8 +59,8 @@ class RingGraph:
             num_blocks[block.master_id] += 1
             num_tokens[block.master_id] += len(block.positions)
         size = next((size for size in self._sizes if size >= max(num_tokens.values())), None)
-        has_room = max(num_rows.values()) <= self._host.room and max(num_blocks.values()) <= MAX_BLOCKS
-        if size is None or not has_room:
+        has_room = max(num_rows.values()) <= self._host.room and sum(num_rows.values()) <= self._most_gathered
+        if size is None or not has_room or max(num_blocks.values()) > MAX_BLOCKS:
             return None
         self._host.fill(step, inputs)
         self._inputs.copy_from(self._host)

@@ -20,7 +20,7 @@ from loong.worker.steps.step_inputs import StepInputs
 
 MAX_KV_ROWS = 4096  # that a member computes
 MAX_KV_ROOM = 16_384  # for the KV that a member brings
-KV_SIZES = (*GROUP_STEP_SIZES, 2560, 3072, 3584, MAX_KV_ROWS)  # rows that a member computes
+KV_SIZES = (*GROUP_STEP_SIZES, 2560, 3072, 3584, MAX_KV_ROWS)  # of graphs
 MAX_BLOCKS = 64  # of prompts, of one master
 _TASK_SIZE = len(AttendTask._fields)
 
@@ -37,7 +37,7 @@ class RowList:
 
     @property
     def columns(self) -> list[Tensor]:
-        """Return the rows that it has."""
+        """Return `sources`, and `targets` if it has them."""
         return [self.sources] if self.targets is None else [self.sources, self.targets]
 
     def fill(self, *columns: Tensor) -> None:

@@ -82,9 +82,9 @@ def test_links_between_hosts_are_slower_by_their_ratio_of_bandwidth(path: Path) 
 def test_a_file_of_the_former_format_has_room_for_as_much_kv_as_rows(path: Path) -> None:
     former = {**json.loads(path.read_text()), "format": FORMER}
     limits = former["graph_limits"]
-    del limits["most_kv_room"]
+    del limits["most_kv_room"], limits["most_gathered"]
     path.write_text(json.dumps(former))
-    room = {"most_kv_room": limits["most_kv_rows"]}
+    room = {"most_kv_room": limits["most_kv_rows"], "most_gathered": 10 * limits["most_kv_rows"]}
     assert read_cost_model(path) == msgspec.structs.replace(FILE, graph_limits={**limits, **room})
 
 

@@ -8,9 +8,14 @@ from machines import H200_GRAPH_LIMITS
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.errors import ClusterError, ConfigError
+from loong.fabric.memory.chunked_channel import ChunkedChannel
+from loong.fabric.memory.symmetric import SIZES
 from loong.launcher.serve.gpus import Gpu, check_alike, check_torch, cost_device, host_gpus
-from loong.launcher.serve.memory import ARENA_BYTES_A_PEER, GRAPH_BYTES, ClusterSize, fit_gpu_kv_capacity
+from loong.launcher.serve.memory import GRAPH_BYTES, ClusterSize, arena_bytes, fit_gpu_kv_capacity
+from loong.model.shapes import SHAPES
+from loong.model.tensor_parallel import Shard
 from loong.model.tiny import CONFIG
+from loong.worker.steps.mailbox_exchange import num_mailbox_bytes
 
 WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
 ROOM = 1000 * CONFIG.kv_bytes_per_token
@@ -61,10 +66,19 @@ def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_s
 
 
 def test_kv_takes_what_weights_and_graphs_leave_of_the_fullest_gpu_that_is_used() -> None:
-    least = gpu(2 * (WEIGHTS + GRAPHS + 2 * ARENA_BYTES_A_PEER + ROOM))
+    least = gpu(2 * (WEIGHTS + GRAPHS + arena_bytes(CONFIG, ClusterSize(2, 1)) + ROOM))
     gpus = [gpu(1 << 40), least, gpu(1)]
     assert fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(2, 1), None, 0.5, H200_GRAPH_LIMITS) == 1000
     assert fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(2, 1), 900, 0.5, H200_GRAPH_LIMITS) == 900
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-2-7b", "llama-3.1-70b"])
+@pytest.mark.parametrize("size", [ClusterSize(2, 1), ClusterSize(8, 1), ClusterSize(4, 2), ClusterSize(1, 8)])
+def test_workers_lay_no_more_into_an_arena_than_is_kept_for_it(name: str, size: ClusterSize) -> None:
+    config, num_ranks = SHAPES[name], size.num_gpus
+    laid = sum(ChunkedChannel.num_bytes(channel, num_ranks) for channel in SIZES.values())
+    laid += num_mailbox_bytes(size.num_instances, Shard(config, 0, size.tp_size))
+    assert laid <= arena_bytes(config, size) <= 1.15 * laid
 
 
 def test_each_host_needs_gpus_for_its_own_instances_alone() -> None:
@@ -85,7 +99,7 @@ def test_hosts_with_other_or_fuller_gpus_than_the_first_are_named() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
-    gpus = [gpu(WEIGHTS + GRAPHS + ARENA_BYTES_A_PEER + ROOM)]
+    gpus = [gpu(WEIGHTS + GRAPHS + arena_bytes(CONFIG, ClusterSize(1, 1)) + ROOM)]
     with pytest.raises(
         ConfigError, match=r"for 1,001 tokens\. .* --gpu-memory-utilization 1 .*tokens 1000 would"
     ):

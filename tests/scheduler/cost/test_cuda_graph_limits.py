@@ -85,7 +85,8 @@ RINGED = InstanceWork(
         ({"num_keys": 18_384}, True),  # 16,384 of its own
         ({"num_keys": 18_385}, False),
         ({"num_ring_keys": 16_385, "num_keys": 18_000}, False),
-        ({"num_ring_keys": 2 * 16_384, "num_keys": 40_000, "num_hops": 2}, True),
+        ({"num_ring_keys": 2 * 16_384, "num_keys": 40_960, "num_hops": 2}, True),
+        ({"num_ring_keys": 2 * 16_384, "num_keys": 40_961, "num_hops": 2}, False),  # of all members
         ({"num_decode_keys": 1}, False),
         ({"num_sent_queries": 1}, False),
         ({"num_blocks": 2}, False),  # of a prompt whose KV stays
@@ -99,6 +100,7 @@ def test_a_step_is_captured_if_nothing_but_kv_travels_up_to_some_rows_of_each_me
     assert not NO_GRAPHS.has(work)
     assert not replace(GRAPH_LIMITS, most_kv_rows=999).has(work)
     assert not replace(GRAPH_LIMITS, most_kv_room=999).has(work)
+    assert not replace(GRAPH_LIMITS, most_gathered=work.num_keys - 1).has(work)
 
 
 def test_a_captured_step_takes_no_launches() -> None:

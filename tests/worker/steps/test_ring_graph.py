@@ -1,12 +1,14 @@
 """Captured steps of groups in which KV travels give the tokens of transformers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bare_instance import Outcome
 from bare_worlds import run_commands
 from captured_runs import run_by_mailboxes, run_on_gpus
+from machines import H200_GRAPH_LIMITS
 from plans import prefill
 from requests_for_tests import expected, greedy_request, random_prompt
 
@@ -101,9 +103,20 @@ def test_so_do_those_whose_kv_is_put_into_mailboxes_and_is_in_no_message(folder:
 
 def test_few_rows_behind_much_history_are_replayed_from_the_graph_of_few_rows(folder: Path) -> None:
     script = a_long_script(folder, 300)
-    by_rank = run_by_mailboxes(folder, 2, script.commands)
+    limits = replace(H200_GRAPH_LIMITS, most_kv_rows=64)
+    by_rank = run_by_mailboxes(folder, 2, script.commands, graph_limits=limits)
     script.check(by_rank)
-    assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)
+    messages = [[o.traffic[Channel.RING].messages for o in outcomes] for outcomes in by_rank]
+    assert all(first > 0 and last == 0 for first, last in messages)
+
+
+def test_what_all_bring_together_has_a_limit(folder: Path) -> None:
+    script = a_long_script(folder, 300)
+    limits = replace(H200_GRAPH_LIMITS, most_gathered=310)
+    by_rank = run_by_mailboxes(folder, 2, script.commands, graph_limits=limits)
+    script.check(by_rank)
+    messages = [[o.traffic[Channel.RING].messages for o in outcomes] for outcomes in by_rank]
+    assert all(first == 0 and last > 0 for first, last in messages)
 
 
 @pytest.mark.multigpu
