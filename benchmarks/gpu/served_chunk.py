@@ -21,7 +21,7 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
-from math import inf, nan
+from math import inf
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -164,7 +164,8 @@ class ServedChunks:
                 if event.batch_id == batch_id:
                     times.append(event.seconds)
                     self._evict(batch)
-                    batch_id = self._submit(batch) if len(times) <= NUM_CHUNKS else None
+                    is_over = len(times) > NUM_CHUNKS and len(during) >= NUM_CHUNKS
+                    batch_id = None if is_over else self._submit(batch)
                 elif (done := own.pop(event.batch_id, None)) is not None:
                     if event.batch_id not in uncounted and batch_id is not None:
                         during.append(event.seconds)
@@ -173,7 +174,7 @@ class ServedChunks:
                         chunk = self._own_chunk(done.group.instance_ids[0])
                         own[self._submit(chunk)] = chunk
         lost = max(map(self._model.served_time, work.holders.values()))
-        return Timed(median(times[1:]), self._model.step_time(work)), median(during or [nan]), lost
+        return Timed(median(times[1:]), self._model.step_time(work)), median(during), lost
 
     def _submit(self, batch: BatchPlan) -> int:
         self._cluster.submit(IterationPlan((batch,)))

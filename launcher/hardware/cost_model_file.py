@@ -16,7 +16,7 @@ from loong.scheduler.cost.network import LinkRates, Links, Network
 from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 
 FORMAT = 11
-FORMER = 10  # whose graph limits have no room for more KV than rows, of up to ten instances
+FORMER = 10  # whose graph limits have no room for more KV than rows
 
 T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
@@ -144,7 +144,7 @@ def read_cost_model(path: Path) -> CostModelFile:
         file = msgspec.json.decode(content, type=CostModelFile)
         if found == FORMER:
             rows = file.graph_limits.get("most_kv_rows", 0)
-            room = {"most_kv_room": rows, "most_gathered": 10 * rows}
+            room = {"most_kv_room": rows, "most_gathered": 10 * rows}  # of more members than were served
             file = msgspec.structs.replace(file, format=FORMAT, graph_limits={**room, **file.graph_limits})
     except OSError as error:
         raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error

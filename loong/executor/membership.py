@@ -56,10 +56,11 @@ class Membership:
         """Return the workers that were started and are not ready."""
         return frozenset(self._not_ready).union(*self._starting.values())
 
-    def fail_to_start(self, instance_id: InstanceId, reason: str) -> None:
-        """Let `ready` raise `ClusterError`, unless all workers were ready before."""
+    def fails_to_start(self, instance_id: InstanceId, reason: str) -> bool:
+        """Let `ready` raise `ClusterError`, unless all workers were ready before. Return if it raises."""
         if not self.ready.done():
             self.ready.set_exception(ClusterError(f"instance {instance_id} did not start: {reason}"))
+        return self.ready.cancelled() or self.ready.exception() is not None
 
     def serving(self, instances: Iterable[ElasticInstance]) -> tuple[ElasticInstance, ...]:
         """Return these instances with what they serve by the word of their workers, which are ready."""

@@ -136,7 +136,8 @@ class WorkersExecutor:
             self._losses.end(worker_id, reason)
 
     def _declare_lost(self, instance_id: InstanceId, reason: str) -> None:
-        self.members.fail_to_start(instance_id, reason)
+        if self.members.fails_to_start(instance_id, reason):
+            return
         if self._restarts is None:
             self.post(InstanceLost(self.now, instance_id, reason))
             return

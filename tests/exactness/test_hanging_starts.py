@@ -29,7 +29,7 @@ EVERYWHERE = make_policy("static-sp", PolicyConfig())
 
 @contextmanager
 def readers_hang(file: Path) -> Iterator[None]:
-    """Whoever opens a file meanwhile waits for ever."""
+    """Opening the file for reading blocks inside this context."""
     aside = file.rename(file.with_suffix(".aside"))
     os.mkfifo(file)
     try:
@@ -63,16 +63,18 @@ def wait_for(text: str, caplog: pytest.LogCaptureFixture, count: int) -> None:
 
 
 def test_the_first_start_ends_by_the_names_of_the_instances(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write_tiny_model("llama", tmp_path / "model")
     config = ClusterConfig(str(folder), num_instances=2, kv_capacity=128, start_timeout=1.0)
     message = r"instance (\d) did not start: it was not ready within 1 s, nor were instances \[(\d)\]"
-    with pytest.raises(ClusterError) as caught, readers_hang(folder / "config.json"), running_cluster(config):
+    error = pytest.raises(ClusterError)
+    with error as caught, readers_hang(folder / "config.json"), running_cluster(config, backoff=Backoff()):
         pass
     found = re.fullmatch(message, str(caught.value))
     assert found is not None
     assert {*found.groups()} == {"0", "1"}
+    assert "was lost" not in caplog.text, "one message is enough"
     assert "the threads of the worker of instance 0" in capfd.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Matrix products leave the multiprocessors that they are told to leave, and their results stay."""
+"""Matrix products use as many multiprocessors as they are given, and give the same results."""
 
 from pathlib import Path
 

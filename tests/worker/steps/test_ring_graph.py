@@ -101,22 +101,19 @@ def test_so_do_those_whose_kv_is_put_into_mailboxes_and_is_in_no_message(folder:
     assert all(o.traffic[Channel.RING].messages == 0 for outcomes in by_rank for o in outcomes)
 
 
-def test_few_rows_behind_much_history_are_replayed_from_the_graph_of_few_rows(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("limits", "are_captured"),
+    [({"most_kv_rows": 64}, (False, True)), ({"most_gathered": 310}, (True, False))],
+    ids=["rows have a limit", "KV of all members has a limit"],
+)
+def test_history_has_room_apart_from_rows(
+    folder: Path, limits: dict[str, int], are_captured: tuple[bool, bool]
+) -> None:
     script = a_long_script(folder, 300)
-    limits = replace(H200_GRAPH_LIMITS, most_kv_rows=64)
-    by_rank = run_by_mailboxes(folder, 2, script.commands, graph_limits=limits)
+    by_rank = run_by_mailboxes(folder, 2, script.commands, graph_limits=replace(H200_GRAPH_LIMITS, **limits))
     script.check(by_rank)
-    messages = [[o.traffic[Channel.RING].messages for o in outcomes] for outcomes in by_rank]
-    assert all(first > 0 and last == 0 for first, last in messages)
-
-
-def test_what_all_bring_together_has_a_limit(folder: Path) -> None:
-    script = a_long_script(folder, 300)
-    limits = replace(H200_GRAPH_LIMITS, most_gathered=310)
-    by_rank = run_by_mailboxes(folder, 2, script.commands, graph_limits=limits)
-    script.check(by_rank)
-    messages = [[o.traffic[Channel.RING].messages for o in outcomes] for outcomes in by_rank]
-    assert all(first == 0 and last > 0 for first, last in messages)
+    for outcomes in by_rank:
+        assert tuple(o.traffic[Channel.RING].messages == 0 for o in outcomes) == are_captured
 
 
 @pytest.mark.multigpu
@@ -128,7 +125,7 @@ def test_so_do_those_on_gpus(folder: Path) -> None:
 
 
 @pytest.mark.multigpu
-def test_so_are_those_behind_more_history_than_any_graph_has_rows_on_gpus(folder: Path) -> None:
+def test_few_rows_behind_more_history_than_any_graph_has_rows_are_captured_on_gpus(folder: Path) -> None:
     num_history = 2 * (MAX_KV_ROWS + 100)
     script = a_long_script(folder, num_history)
     by_rank = run_on_gpus(folder, 2, script.commands, num_slots=num_history)
