@@ -32,7 +32,7 @@ def restarting(folder: Path) -> Iterator[Victims]:
     [
         ("static-sp", has_output(7), 1, 1),
         ("esp", is_prefilling, 0, 1),
-        ("esp", has_output(3), 0, 2),
+        ("esp", has_output(1), 0, 2),
     ],
 )
 def test_no_token_is_lost_or_changed_when_workers_are_killed(

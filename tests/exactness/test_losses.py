@@ -63,5 +63,5 @@ def test_requests_outlive_the_loss_of_several_instances_at_once(
     restarting: Victims, folder: Path, victims: int
 ) -> None:
     run_with_losses(
-        restarting, folder, make_policy("esp", PolicyConfig(lease_steps=2)), has_output(3), 0, victims
+        restarting, folder, make_policy("esp", PolicyConfig(lease_steps=2)), has_output(1), 0, victims
     )
