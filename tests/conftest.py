@@ -15,8 +15,8 @@ settings.register_profile("thorough", deadline=None, max_examples=400)
 settings.load_profile("quick")
 
 # Before anything imports Triton, which looks once: kernels are interpreted, unless `-m` asks for GPU tests.
-if not torch.cuda.is_available() or "-m" not in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"
+# The workers of `-n` do not see the command line, but inherit the choice.
+os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() and "-m" in sys.argv else "1")
 
 # As in workers. Tests run at the same time, and threads that wait for their part of a small tensor spin.
 torch.set_num_threads(1)

@@ -31,7 +31,7 @@ def _product(x: torch.Tensor, weight: torch.Tensor, folder: Path) -> tuple[torch
     """Return x @ weight.T, and the programs of the largest kernel that computes it."""
     x @ weight.T  # loads the kernel
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         product = x @ weight.T
         torch.cuda.synchronize()
     trace = folder / "trace.json"
