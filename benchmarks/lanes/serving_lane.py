@@ -8,8 +8,9 @@ worker, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 - plain: a second stream
 - high: a second stream of high priority; others may be added by "+"
 - rows-N: matrix products of chunks take N rows at a time
-- left-N: they leave N multiprocessors free
-- blocks: chunks attend by a kernel of short programs
+- left-N: they, and attention whose keys are cut into pieces, leave N multiprocessors free
+- blocks: chunks attend by a kernel of short programs, which cuts the keys of few queries into pieces
+- whole, cut: as blocks, but no keys are cut, or all
 - lane-N: green contexts: N multiprocessors for served layers, the others for chunks
 
 Floor of a layer: its KV over the rate of a large copy. First comes the rate at which attention alone reads
@@ -70,8 +71,8 @@ def way_of(name: str, index: int) -> Way:
             chunks = replace(chunks, most_rows=int(number))
         elif kind == "left":
             chunks = replace(chunks, num_left=int(number))
-        elif kind == "blocks":
-            chunks = replace(chunks, by_blocks=True)
+        elif kind in {"blocks", "whole", "cut"}:
+            chunks = replace(chunks, by_blocks=True, is_cut=None if kind == "blocks" else kind == "cut")
         elif kind == "lane":
             served, chunks = split(index, int(number))
         elif kind != "high":

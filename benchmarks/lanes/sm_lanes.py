@@ -3,7 +3,7 @@
 Needs the driver's green contexts (CUDA 12.4 or later).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -17,9 +17,11 @@ from torch import Tensor
 from triton.language.extra.cuda import smid
 
 from loong.kernels import Partial, gpu
+from loong.kernels.attend_task import AttendTask
 from loong.kernels.exchange.signals import now
 from loong.kernels.processors import products_on
 from loong.model.cuda_device import CudaDevice
+from loong.model.device import AttendTable
 
 MAX_STAMPS = 1 << 20
 
@@ -30,8 +32,9 @@ Replay: TypeAlias = Callable[[], None]
 class Lane:
     """A stream, its multiprocessors, and the way its steps are cut for work on other streams.
 
-    Matrix products leave `num_left` multiprocessors idle and take up to `most_rows` rows at a time. Chunks
-    attend `by_blocks`: by a kernel whose programs are short, also where a faster one exists.
+    Matrix products, and attention whose keys are cut into pieces, leave `num_left` multiprocessors idle.
+    Products take up to `most_rows` rows at a time. Chunks attend `by_blocks`: by a kernel whose programs are
+    short, also where a faster one exists. `is_cut` says whether keys are cut (None: as workers do).
     """
 
     stream: torch.cuda.Stream
@@ -39,6 +42,7 @@ class Lane:
     num_left: int = 0
     most_rows: int | None = None
     by_blocks: bool = False
+    is_cut: bool | None = None
 
 
 def whole(index: int, priority: int = 0) -> Lane:
@@ -77,8 +81,13 @@ class LaneDevice(CudaDevice):
         self._lane, self._most_rows = lane, lane.most_rows
         if lane.by_blocks:
             self._sizes = None
-        self._num_processors = lane.num_processors
+        self._num_processors = lane.num_processors - lane.num_left
         self._linear_workspace = gpu.LinearWorkspace.empty(lane.num_processors, self.torch_device)
+
+    def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
+        """See Device."""
+        table, is_cut = super().table(tasks), self._lane.is_cut
+        return table if is_cut is None else table._replace(is_cut=is_cut)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device."""
