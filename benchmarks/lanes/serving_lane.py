@@ -8,6 +8,7 @@ worker, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 - plain: a second stream
 - high: a second stream of high priority; others may be added by "+"
 - rows-N: matrix products of chunks take N rows at a time
+- turns: they take 1,024 rows and 8,192 columns at a time, as in workers that serve
 - left-N: they, and attention whose keys are cut into pieces, leave N multiprocessors free
 - blocks: chunks attend by a kernel of short programs, which cuts the keys of few queries into pieces
 - whole, cut: as blocks, but no keys are cut, or all
@@ -69,6 +70,8 @@ def way_of(name: str, index: int) -> Way:
             served = whole(index)
         elif kind == "rows":
             chunks = replace(chunks, most_rows=int(number))
+        elif kind == "turns":
+            chunks = replace(chunks, in_turns=True)
         elif kind == "left":
             chunks = replace(chunks, num_left=int(number))
         elif kind in {"blocks", "whole", "cut"}:

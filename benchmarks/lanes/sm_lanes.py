@@ -33,14 +33,16 @@ class Lane:
     """A stream, its multiprocessors, and the way its steps are cut for work on other streams.
 
     Matrix products, and attention whose keys are cut into pieces, leave `num_left` multiprocessors idle.
-    Products take up to `most_rows` rows at a time. Chunks attend `by_blocks`: by a kernel whose programs are
-    short, also where a faster one exists. `is_cut` says whether keys are cut (None: as workers do).
+    Products take up to `most_rows` rows at a time, or go `in_turns`, as in workers that serve. Chunks attend
+    `by_blocks`: by a kernel whose programs are short, also where a faster one exists. `is_cut` says whether
+    keys are cut (None: as workers do).
     """
 
     stream: torch.cuda.Stream
     num_processors: int
     num_left: int = 0
     most_rows: int | None = None
+    in_turns: bool = False
     by_blocks: bool = False
     is_cut: bool | None = None
 
@@ -91,6 +93,8 @@ class LaneDevice(CudaDevice):
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device."""
+        if self._lane.in_turns:
+            return self._linear_in_turns(x, weight, bias)
         if self._most_rows is None or len(x) <= self._most_rows:
             return super().linear(x, weight, bias)
         out = x.new_empty(len(x), len(weight))
