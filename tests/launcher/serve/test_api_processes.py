@@ -85,6 +85,8 @@ def is_refused(url: str) -> bool:
         httpx.get(f"{url}/version", timeout=30)
     except httpx.ConnectError:
         return True
+    except httpx.TransportError:
+        return False  # the kernel had connected it when the last process stopped listening
     return False
 
 
