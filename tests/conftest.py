@@ -16,7 +16,8 @@ settings.load_profile("quick")
 
 # Before anything imports Triton, which looks once: kernels are interpreted, unless `-m` asks for GPU tests.
 # The workers of `-n` do not see the command line, but inherit the choice.
-os.environ.setdefault("TRITON_INTERPRET", "0" if torch.cuda.is_available() and "-m" in sys.argv else "1")
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() and "-m" in sys.argv else "1"
 
 # As in workers. Tests run at the same time, and threads that wait for their part of a small tensor spin.
 torch.set_num_threads(1)
