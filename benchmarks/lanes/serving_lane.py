@@ -7,8 +7,7 @@ worker, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 
 - plain: a second stream
 - high: a second stream of high priority; others may be added by "+"
-- rows-N: matrix products of chunks take N rows at a time
-- turns: they take 1,024 rows and 8,192 columns at a time, as in workers that serve
+- turns: matrix products of chunks take 1,024 rows and 8,192 columns at a time, as in workers that serve
 - left-N: they, and attention whose keys are cut into pieces, leave N multiprocessors free
 - blocks: chunks attend by a kernel of short programs, which cuts the keys of few queries into pieces
 - whole, cut: as blocks, but no keys are cut, or all
@@ -41,8 +40,9 @@ from loong.model.shapes import find_config
 LOADS = ("1x1024", "1x65536", "16x1024", "16x8192", "64x1024", "64x8192")
 WAYS = (
     *("plain", "high", "lane-16", "lane-32", "lane-48", "left-16"),
-    *("rows-1024+blocks", "rows-512+blocks", "left-16+rows-1024+blocks"),
+    *("turns+blocks", "turns+whole", "left-16+turns+cut"),
 )
+CUTS = {"blocks": None, "whole": False, "cut": True}
 SIZES = (8, 16, 24, 32, 40, 48, 64, 96, 132)
 READS = ("16x8192", "128x1024")
 HIGH = -1
@@ -68,14 +68,12 @@ def way_of(name: str, index: int) -> Way:
         kind, _, number = part.partition("-")
         if kind == "plain":
             served = whole(index)
-        elif kind == "rows":
-            chunks = replace(chunks, most_rows=int(number))
         elif kind == "turns":
             chunks = replace(chunks, in_turns=True)
         elif kind == "left":
             chunks = replace(chunks, num_left=int(number))
-        elif kind in {"blocks", "whole", "cut"}:
-            chunks = replace(chunks, by_blocks=True, is_cut=None if kind == "blocks" else kind == "cut")
+        elif kind in CUTS:
+            chunks = replace(chunks, by_blocks=True, is_cut=CUTS[kind])
         elif kind == "lane":
             served, chunks = split(index, int(number))
         elif kind != "high":

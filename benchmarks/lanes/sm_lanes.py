@@ -33,15 +33,14 @@ class Lane:
     """A stream, its multiprocessors, and the way its steps are cut for work on other streams.
 
     Matrix products, and attention whose keys are cut into pieces, leave `num_left` multiprocessors idle.
-    Products take up to `most_rows` rows at a time, or go `in_turns`, as in workers that serve. Chunks attend
-    `by_blocks`: by a kernel whose programs are short, also where a faster one exists. `is_cut` says whether
-    keys are cut (None: as workers do).
+    Products go `in_turns`, parts of them at a time, as in workers that serve. Chunks attend `by_blocks`: by a
+    kernel whose programs are short, also where a faster one exists. `is_cut` says whether keys are cut (None:
+    as workers do).
     """
 
     stream: torch.cuda.Stream
     num_processors: int
     num_left: int = 0
-    most_rows: int | None = None
     in_turns: bool = False
     by_blocks: bool = False
     is_cut: bool | None = None
@@ -80,7 +79,7 @@ class LaneDevice(CudaDevice):
 
     def __init__(self, index: int, dtype: torch.dtype, lane: Lane) -> None:
         super().__init__(index, dtype)
-        self._lane, self._most_rows = lane, lane.most_rows
+        self._lane = lane
         if lane.by_blocks:
             self._sizes = None
         self._num_processors = lane.num_processors - lane.num_left
@@ -95,14 +94,7 @@ class LaneDevice(CudaDevice):
         """See Device."""
         if self._lane.in_turns:
             return self._linear_in_turns(x, weight, bias)
-        if self._most_rows is None or len(x) <= self._most_rows:
-            return super().linear(x, weight, bias)
-        out = x.new_empty(len(x), len(weight))
-        for rows, target in zip(
-            torch.split(x, self._most_rows), torch.split(out, self._most_rows), strict=True
-        ):
-            torch.mm(rows, weight.T, out=target)
-        return out
+        return super().linear(x, weight, bias)
 
     def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
         if len(q) not in self._workspaces:
