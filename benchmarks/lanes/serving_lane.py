@@ -7,10 +7,9 @@ worker, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 
 - plain: a second stream
 - high: a second stream of high priority; others may be added by "+"
-- turns: matrix products of chunks take 1,024 rows and 8,192 columns at a time, as in workers that serve
-- left-N: they, and attention whose keys are cut into pieces, leave N multiprocessors free
+- turns: chunks attend 8,192 keys at a time, or more of few queries, as in steps that the host launches
 - blocks: chunks attend by a kernel of short programs, which cuts the keys of few queries into pieces
-- whole, cut: as blocks, but no keys are cut, or all
+- whole, cut: as blocks, but no keys are cut, or all, as in captured steps
 - lane-N: green contexts: N multiprocessors for served layers, the others for chunks
 
 Floor of a layer: its KV over the rate of a large copy. First comes the rate at which attention alone reads
@@ -38,10 +37,7 @@ from sm_lanes import Lane, LaneDevice, Replay, Stamps, processors_seen, seconds_
 from loong.model.shapes import find_config
 
 LOADS = ("1x1024", "1x65536", "16x1024", "16x8192", "64x1024", "64x8192")
-WAYS = (
-    *("plain", "high", "lane-16", "lane-32", "lane-48", "left-16"),
-    *("turns+blocks", "turns+whole", "left-16+turns+cut"),
-)
+WAYS = ("plain", "high", "turns", "lane-16", "lane-32", "lane-48")
 CUTS = {"blocks": None, "whole": False, "cut": True}
 SIZES = (8, 16, 24, 32, 40, 48, 64, 96, 132)
 READS = ("16x8192", "128x1024")
@@ -70,8 +66,6 @@ def way_of(name: str, index: int) -> Way:
             served = whole(index)
         elif kind == "turns":
             chunks = replace(chunks, in_turns=True)
-        elif kind == "left":
-            chunks = replace(chunks, num_left=int(number))
         elif kind in CUTS:
             chunks = replace(chunks, by_blocks=True, is_cut=CUTS[kind])
         elif kind == "lane":

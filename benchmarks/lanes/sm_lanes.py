@@ -19,7 +19,6 @@ from triton.language.extra.cuda import smid
 from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.exchange.signals import now
-from loong.kernels.processors import products_on
 from loong.model.cuda_device import CudaDevice
 from loong.model.device import AttendTable
 
@@ -30,19 +29,17 @@ Replay: TypeAlias = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A stream, its multiprocessors, and the way its steps are cut for work on other streams.
+    """A stream, its multiprocessors, and the way its chunks attend, for the sake of work on other streams.
 
-    Matrix products, and attention whose keys are cut into pieces, leave `num_left` multiprocessors idle.
-    Products go `in_turns`, parts of them at a time, as in workers that serve. Chunks attend `by_blocks`: by a
-    kernel whose programs are short, also where a faster one exists. `is_cut` says whether keys are cut (None:
-    as workers do).
+    They attend `by_blocks`: by a kernel whose programs are short, also where a faster one exists. Or they do
+    so `in_turns`, as in steps that the host launches while an instance serves. `is_cut` says whether keys are
+    cut into pieces (None: as workers do).
     """
 
     stream: torch.cuda.Stream
     num_processors: int
-    num_left: int = 0
-    in_turns: bool = False
     by_blocks: bool = False
+    in_turns: bool = False
     is_cut: bool | None = None
 
 
@@ -82,19 +79,14 @@ class LaneDevice(CudaDevice):
         self._lane = lane
         if lane.by_blocks:
             self._sizes = None
-        self._num_processors = lane.num_processors - lane.num_left
+        self._num_processors = lane.num_processors
         self._linear_workspace = gpu.LinearWorkspace.empty(lane.num_processors, self.torch_device)
+        self._num_sharers = int(lane.in_turns)
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device."""
         table, is_cut = super().table(tasks), self._lane.is_cut
         return table if is_cut is None else table._replace(is_cut=is_cut)
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """See Device."""
-        if self._lane.in_turns:
-            return self._linear_in_turns(x, weight, bias)
-        return super().linear(x, weight, bias)
 
     def _workspace(self, q: Tensor, num_kv_heads: int) -> gpu.SplitWorkspace:
         if len(q) not in self._workspaces:
@@ -114,8 +106,7 @@ def cuts_of(lane: Lane, num_kv_heads: int) -> int:
 def captured(call: Callable[[], None], lane: Lane) -> Replay:
     """Return a replay of `call` in a lane, as one graph; `call` is run once before."""
     torch.cuda.synchronize()  # its inputs have been made on other streams
-    num_used = lane.num_processors - lane.num_left if lane.num_left else 0
-    with torch.cuda.stream(lane.stream), products_on(num_used):
+    with torch.cuda.stream(lane.stream):
         call()
         lane.stream.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -1,7 +1,8 @@
 """Attention of few queries to many keys, cut into pieces to use all multiprocessors.
 
 Tiles of a hundred queries are fewer than multiprocessors, or slightly more, and each tile visits its keys in
-sequence. Here a fixed number of programs share the pieces of all tiles.
+sequence. Here a fixed number of programs share the pieces of all tiles. These are several on each
+multiprocessor, one after another, so that work on other streams need not wait until all have ended.
 
 The length of a piece is computed on the device from the tasks. Of up to 32 ways to cut the longest history,
 the fastest is chosen, which is no cut for a short history. Pieces are kept in a workspace until a second
@@ -22,7 +23,8 @@ from loong.kernels.attention.softmax import join_pair
 from loong.kernels.chain import chain_options, follow, let_next_start
 from loong.kernels.partial import Partial
 
-_PIECES_A_PROGRAM = 8  # in the workspace
+_PIECES_A_PROCESSOR = 8  # in the workspace
+_PROGRAMS_A_PROCESSOR = 4
 _MAX_ROWS = 128  # of a tile of queries
 _MOST_CUTS = tl.constexpr(32)  # of the longest history
 _START, _MERGE = tl.constexpr(256), tl.constexpr(256)  # cost of each piece, and of the merge, in keys
@@ -34,16 +36,16 @@ _WARP_ELEMENTS = 512  # of the merged rows
 class PieceWorkspace:
     """Space for pieces, made once, for use by one stream at a time."""
 
-    num_programs: int
+    num_processors: int  # on which programs run
     pieces: Partial  # out [N, 1, D] and lse [N, 1], of N rows of tiles
     piece_size: Tensor  # [1] int32, in tiles of keys; 0: nothing was cut
 
     @classmethod
-    def empty(cls, num_programs: int, head_dim: int, device: torch.device) -> "PieceWorkspace":
-        """Return space for all tables, attended by `num_programs` programs."""
-        num_rows = _PIECES_A_PROGRAM * num_programs * _MAX_ROWS
+    def empty(cls, num_processors: int, head_dim: int, device: torch.device) -> "PieceWorkspace":
+        """Return space for all tables, attended on `num_processors` multiprocessors."""
+        num_rows = _PIECES_A_PROCESSOR * num_processors * _MAX_ROWS
         size = torch.empty(1, dtype=torch.int32, device=device)
-        return cls(num_programs, Partial.empty(num_rows, 1, head_dim, device), size)
+        return cls(num_processors, Partial.empty(num_rows, 1, head_dim, device), size)
 
 
 def attend_pieces(
@@ -60,7 +62,7 @@ def attend_pieces(
     """Attend as `attend_blocks`, which has checked the arguments. `scale` includes LOG2_E."""
     num_group_rows = triton.next_power_of_2(constants["group_size"])
     num_warps = max(1, min(4, num_group_rows * constants["width"] // _WARP_ELEMENTS))
-    _attend_pieces[(workspace.num_programs,)](
+    _attend_pieces[(_PROGRAMS_A_PROCESSOR * workspace.num_processors,)](
         q,
         kv,
         kv_tiles,
@@ -73,6 +75,7 @@ def attend_pieces(
         q.stride(0),
         len(tasks),
         len(workspace.pieces.lse) // constants["num_rows"],
+        workspace.num_processors,
         **constants,
         **chain_options(),
     )
@@ -89,7 +92,7 @@ def attend_pieces(
     )
 
 
-@triton.jit(do_not_specialize=["num_tasks", "most_pieces"])
+@triton.jit(do_not_specialize=["num_tasks", "most_pieces", "num_processors"])
 def _attend_pieces(
     q: tl.tensor,
     kv: tl.tensor,
@@ -105,6 +108,7 @@ def _attend_pieces(
     q_stride: tl.tensor,
     num_tasks: tl.tensor,
     most_pieces: tl.tensor,
+    num_processors: tl.tensor,
     max_num_tasks: tl.constexpr,
     num_kv_heads: tl.constexpr,
     group_size: tl.constexpr,
@@ -116,7 +120,7 @@ def _attend_pieces(
 ) -> None:
     follow(is_chained)
     row_tiles, key_tiles = _tiles_of_tasks(tasks, num_tasks, max_num_tasks, group_size, num_rows, tile)
-    size = _piece_size(row_tiles, key_tiles, most_pieces, num_kv_heads, tile)
+    size = _piece_size(row_tiles, key_tiles, most_pieces, num_processors, num_kv_heads, tile)
     pieces = _num_pieces(key_tiles, size)
     if tl.program_id(0) == 0:
         tl.store(piece_size, tl.where(tl.max(pieces) > 1, size, 0))
@@ -181,6 +185,7 @@ def _piece_size(
     row_tiles: tl.tensor,
     key_tiles: tl.tensor,
     most_pieces: tl.tensor,
+    num_processors: tl.tensor,
     num_kv_heads: tl.constexpr,
     tile: tl.constexpr,
 ) -> tl.tensor:
@@ -191,7 +196,7 @@ def _piece_size(
     cut = tl.arange(0, _MOST_CUTS)
     size = tl.maximum(tl.cdiv(tl.max(key_tiles), cut + 1), 1)
     num_pieces = tl.sum(row_tiles[:, None] * _num_pieces(key_tiles[:, None], size[None, :]), 0) * num_kv_heads
-    rounds = tl.cdiv(num_pieces, tl.num_programs(0)).to(tl.int64)
+    rounds = tl.cdiv(num_pieces, num_processors).to(tl.int64)
     time = rounds * (size * tile + _START) + tl.where(cut > 0, _MERGE, 0)
     best = tl.argmin(tl.where((cut == 0) | (num_pieces <= most_pieces), time, 1 << 62), 0)
     return _of(best, size)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import groupby, product
+from itertools import chain, groupby, product
 from threading import Lock
 
 import torch
@@ -16,11 +16,12 @@ from loong.kernels.attend_task import AttendTask
 from loong.kernels.launch_queue import LaunchQueue
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
-from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
+from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles, turns_of
 
 _LEAST_CUT = 8192  # keys of a task, from which cutting them into pieces is faster
-_SHARED_ROWS, _SHARED_COLUMNS = 1024, 8192  # of a product, after which other streams get processors
-_MANY_QUERIES = 4096  # of all tasks, whose many tiles leave little idle at the end
+_MANY_QUERIES = 1024  # of the longest tasks, whose many tiles leave little idle at the end
+# Rows and columns of a product, or queries and keys, after which other streams get processors.
+_SHARED_ROWS, _SHARED_COLUMNS = 1024, 8192
 # Launches, about: of a tile of attention, and of what comes between two norms besides products and tiles.
 _TILE_LAUNCHES, _OTHER_LAUNCHES = 4, 12
 
@@ -50,7 +51,10 @@ class CudaDevice:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Return a context for a captured step and its trial run, in which launches cost the host nothing."""
+        """Return a context for a captured step and its trial run, in which launches cost the host nothing.
+
+        Matrix products are computed in parts: that costs nothing, and the step may share the device.
+        """
         self._is_capturing = True
         try:
             yield
@@ -59,7 +63,7 @@ class CudaDevice:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """See Device. Matrix products are computed in parts, and cuDNN's long kernels are not used."""
+        """See Device. Matrix products and attention are computed in parts, without cuDNN's long kernels."""
         with self._sharing:
             self._num_sharers += 1
         try:
@@ -94,14 +98,14 @@ class CudaDevice:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See Device. The kernel for few rows is faster, except when the host must launch it."""
-        if self._num_sharers and not self._is_capturing:
-            return self._linear_in_turns(x, weight, bias)
-        if not (self._is_capturing and gpu.is_faster(x, weight)):
-            self._launched(1)
-            return F.linear(x, weight, bias)
-        out = x.new_empty(len(x), len(weight))
-        gpu.linear(x, weight, bias, workspace=self._linear_workspace, out=out)
-        return out
+        if self._is_capturing and gpu.is_faster(x, weight):
+            out = x.new_empty(len(x), len(weight))
+            gpu.linear(x, weight, bias, workspace=self._linear_workspace, out=out)
+            return out
+        if self._is_capturing or self._num_sharers:
+            return self._linear_in_parts(x, weight, bias)
+        self._launched(1)
+        return F.linear(x, weight, bias)
 
     def load_products(self, weight: Tensor, bias: Tensor | None, most_rows: int) -> None:
         """See Device.
@@ -112,7 +116,7 @@ class CudaDevice:
         """
         rows = torch.zeros(most_rows, weight.shape[1], dtype=weight.dtype, device=self.torch_device)
         for num_rows in range(1, min(most_rows, _SHARED_ROWS) + 1):
-            self._linear_in_turns(rows[:num_rows], weight, bias)
+            self._linear_in_parts(rows[:num_rows], weight, bias)
         for num_rows in _numbers_of_rows(most_rows):
             self.linear(rows[:num_rows], weight, bias)
 
@@ -165,13 +169,17 @@ class CudaDevice:
         gpu.attend_slots(q, kv, lists, scale=scale, workspace=workspace, out=out)
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
-        """See Device."""
-        sizes = None if self._num_sharers else self._sizes
+        """See Device. On a shared device each turn is short."""
+        is_shared = self._num_sharers > 0
+        sizes = None if is_shared else self._sizes
         tiles, rest = cut = cut_tiles(tasks, sizes) if sizes else Cut((), tuple(tasks))
-        lines = torch.tensor(rest, dtype=torch.int64).view(-1, len(AttendTask._fields))
-        num_queries, most_keys = sum(t.num_queries for t in rest), max((t.num_keys for t in rest), default=0)
+        most_keys = max([1, *(task.num_keys for task in rest)])
+        num_queries = sum(task.num_queries for task in rest if 2 * task.num_keys > most_keys)
+        turns = turns_of(rest, _shared_columns(num_queries) if is_shared else most_keys)
+        lines = torch.tensor(list(chain.from_iterable(turns)), dtype=torch.int64)
+        tables = torch.split(self.upload(lines.view(-1, len(AttendTask._fields))), list(map(len, turns)))
         is_cut = most_keys >= _LEAST_CUT and num_queries < _MANY_QUERIES
-        return AttendTable(self.upload(lines), tiles, cut.is_merged, is_cut)
+        return AttendTable(tables, tiles, cut.is_merged or len(turns) > 1, is_cut)
 
     def attend_blocks(
         self,
@@ -184,10 +192,10 @@ class CudaDevice:
         slots: Tensor | None = None,
     ) -> None:
         """See Device."""
-        if len(table.tasks):
-            is_cut = table.is_cut or slots is not None
-            workspace = self._piece_workspace(q.shape[2]) if is_cut else None
-            gpu.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots, workspace=workspace)
+        is_cut = table.is_cut or slots is not None
+        workspace = self._piece_workspace(q.shape[2]) if is_cut else None
+        for tasks in table.turns:
+            gpu.attend_blocks(q, kv, tasks, scale=scale, total=total, slots=slots, workspace=workspace)
         for (row, num_keys), tiles in groupby(table.tiles, key=lambda tile: (tile.key_row, tile.num_keys)):
             keys = slice(row, row + num_keys)
             its_kv = kv[keys] if slots is None else kv[slots[keys]]
@@ -207,7 +215,7 @@ class CudaDevice:
             is_merged, is_cut = kind
             q = torch.zeros(size, num_heads, head_dim, dtype=dtype, device=self.torch_device)
             kv = torch.zeros(size, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
-            total, table = Partial.unseen(q, is_merged=is_merged), AttendTable(nothing, is_cut=is_cut)
+            total, table = Partial.unseen(q, is_merged=is_merged), AttendTable((nothing,), is_cut=is_cut)
             for slots in (None, nothing[0]) if is_cut else (None,):
                 self.attend_blocks(q, kv, table, scale=1.0, total=total, slots=slots)
 
@@ -223,12 +231,13 @@ class CudaDevice:
             else:
                 _attend_rows(q, kv, shape, 1.0, Partial.unseen(q, is_merged=True))
 
-    def _linear_in_turns(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _linear_in_parts(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return a linear layer of x [T, I], by kernels of few rows and columns each."""
         out = x.new_empty(len(x), len(weight))
         for rows, target in zip(torch.split(x, _SHARED_ROWS), torch.split(out, _SHARED_ROWS), strict=True):
-            for first in range(0, len(weight), _SHARED_COLUMNS):
-                columns = slice(first, first + _SHARED_COLUMNS)
+            num_columns = _shared_columns(len(rows))
+            for first in range(0, len(weight), num_columns):
+                columns = slice(first, first + num_columns)
                 if bias is None:
                     torch.mm(rows, weight[columns].T, out=target[:, columns])
                 else:
@@ -257,6 +266,12 @@ class CudaDevice:
                 self._num_processors, head_dim, self.torch_device
             )
         return self._piece_workspaces[head_dim]
+
+
+def _shared_columns(num_rows: int) -> int:
+    """Return the columns of a product of `num_rows` rows, or the keys of so many queries, of one part."""
+    rows = max(1, min(num_rows, _SHARED_ROWS))
+    return _SHARED_ROWS // rows * _SHARED_COLUMNS
 
 
 def _numbers_of_rows(most: int) -> Iterator[int]:

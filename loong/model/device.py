@@ -15,9 +15,9 @@ from loong.model.tiles import Tile
 
 
 class AttendTable(NamedTuple):
-    """The tasks of one `attend_blocks`, in the device's layout. No query is in two of them."""
+    """The tasks of one `attend_blocks`, in the device's layout. No query is in two of them in one turn."""
 
-    tasks: Tensor  # [C, 8] int64
+    turns: tuple[Tensor, ...]  # [C, 8] int64 each, attended one after another
     tiles: tuple[Tile, ...] = ()  # parts of tasks that a faster kernel computes
     is_merged: bool = False  # some query is in several tasks or tiles
     is_cut: bool = False  # consecutive keys may be cut into pieces, as keys in slots always may
@@ -236,7 +236,7 @@ class CpuDevice:
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device."""
-        return AttendTable(torch.tensor(tasks, dtype=torch.int64))
+        return AttendTable((torch.tensor(tasks, dtype=torch.int64),))
 
     def attend_blocks(
         self,
@@ -249,4 +249,5 @@ class CpuDevice:
         slots: Tensor | None = None,
     ) -> None:
         """See Device."""
-        reference.attend_blocks(q, kv, table.tasks, scale=scale, total=total, slots=slots)
+        for tasks in table.turns:
+            reference.attend_blocks(q, kv, tasks, scale=scale, total=total, slots=slots)

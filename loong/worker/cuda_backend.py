@@ -13,7 +13,6 @@ from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.kernels import gpu
 from loong.kernels.late_compilation import warn_of_compilation
-from loong.kernels.processors import products_on
 from loong.kernels.sampling.draw_params import DrawParams
 from loong.model.cuda_device import CudaDevice, ServiceDevice
 from loong.model.tensor_parallel import Shard
@@ -24,7 +23,6 @@ from loong.worker.steps.group_exchange import KVExchange
 from loong.worker.steps.mailbox_exchange import MailboxExchange, num_mailbox_bytes
 
 _WARM_UP_LENGTHS = (16, 1000, 6000, 9000)  # kernels and cuDNN choose an algorithm for each
-_NUM_WAITING = 1  # multiprocessors on which served steps wait for queries
 _LARGEST_STEP = 4  # the memory of the largest step of a group, in that of the largest step of the warm-up
 
 
@@ -100,10 +98,9 @@ class CudaBackend:
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
         """See Backend.
 
-        `call` is run once before, so that its kernels are compiled and its memory is allocated. Where
-        instances serve each other, matrix products leave room for the steps that are served meanwhile.
+        `call` is run once before, so that its kernels are compiled and its memory is allocated.
         """
-        with self.device.capturing(), products_on(self._num_processors()):
+        with self.device.capturing():
             call()
             self.device.wait()
             graph = torch.cuda.CUDAGraph()
@@ -120,12 +117,6 @@ class CudaBackend:
         """See Backend."""
         self._keep_memory()
         warn_of_compilation()
-
-    def _num_processors(self) -> int:
-        """Return the multiprocessors for matrix products of captured steps; 0: all."""
-        if self.serves is Service.NONE:
-            return 0
-        return torch.cuda.get_device_properties(self._index).multi_processor_count - _NUM_WAITING
 
     def _keep_memory(self) -> None:
         """Take memory for larger steps from the driver."""

@@ -42,7 +42,9 @@ def test_the_tasks_of_a_block_meet_every_key_up_to_each_query_once(
 @given(st.lists(st.tuples(blocks, st.lists(stripes, max_size=4)), max_size=4))
 def test_tables_hold_all_tasks_and_no_query_twice(cases: list[tuple[QueryBlock, list[range]]]) -> None:
     tasks = [tasks_of(block, 100 * i, 0, kv) for i, (block, kv) in enumerate(cases)]
-    tables = [[AttendTask(*line) for line in table.tasks.tolist()] for table in tables_of(tasks, CpuDevice())]
+    tables = [
+        [AttendTask(*line) for line in table.turns[0].tolist()] for table in tables_of(tasks, CpuDevice())
+    ]
     assert sorted(task for table in tables for task in table) == sorted(t for each in tasks for t in each)
     for table in tables:
         assert len({task.query_row for task in table}) == len(table)

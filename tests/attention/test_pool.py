@@ -92,4 +92,4 @@ def test_what_all_queries_of_several_masters_see_is_listed_and_attended_once() -
     assert isinstance(attention.keys, KeysInPool)
     assert len(attention.keys.slots) == len(HELD)
     (table,) = attention.tables
-    assert table.tasks[:, 1].tolist() == [len(CHUNK)]
+    assert table.turns[0][:, 1].tolist() == [len(CHUNK)]

@@ -58,7 +58,7 @@ def test_rectangles_are_merged_with_one_another_and_report_what_others_need_to_m
     for dtype in (torch.bfloat16, torch.float32):
         cuda = CudaDevice(0, dtype)
         table = cuda.table([AttendTask.full(0, num_queries, 0, len(kv))])
-        assert (len(table.tasks) == 0) == table.is_merged == (dtype == torch.bfloat16)
+        assert (table.turns == ()) == table.is_merged == (dtype == torch.bfloat16)
         total = Partial.unseen(q, is_merged=True)
         cuda.attend_blocks(q, kv, table, scale=128**-0.5, total=total)
         found.append(total)
@@ -70,7 +70,7 @@ def test_a_square_that_is_merged_with_nothing_reports_what_others_need_to_merge_
     q = torch.randn(8192, 8, 128, dtype=torch.bfloat16, device="cuda:0")
     kv = torch.randn(8192, 2, 2, 128, dtype=torch.bfloat16, device="cuda:0")
     table = cuda.table(tasks)
-    assert (len(table.tiles), len(table.tasks), table.is_merged) == (1, 0, False)
+    assert (len(table.tiles), table.turns, table.is_merged) == (1, (), False)
     found = []
     for is_merged in (False, True):
         total = Partial.unseen(q, is_merged=is_merged)
@@ -97,6 +97,31 @@ def test_a_shared_device_computes_the_same_product_in_parts(num_rows: int, has_b
     whole = cuda.linear(x, weight, bias)
     with cuda.shared():
         assert_near(cuda.linear(x, weight, bias), whole)
+
+
+@pytest.mark.parametrize("num_queries", [200, 1500])
+def test_a_shared_device_attends_many_keys_in_turns(num_queries: int) -> None:
+    torch.manual_seed(0)
+    cuda, most_keys = CudaDevice(0, torch.float32), 70_000
+    q = torch.randn(num_queries + 300, 4, 64, device="cuda:0")
+    kv = torch.randn(most_keys + 900, 2, 1, 64, device="cuda:0")
+    positions = range(most_keys - num_queries, most_keys)
+    tasks = [
+        AttendTask.causal(0, positions, 0, range(most_keys)),
+        AttendTask.full(num_queries, 300, most_keys, 900),
+    ]
+    found, tables = [], [cuda.table(tasks)]
+    with cuda.shared():
+        tables.append(cuda.table(tasks))
+    for table in tables:
+        total = Partial.unseen(q, is_merged=True)
+        cuda.attend_blocks(q, kv, table, scale=0.1, total=total)
+        found.append(total)
+    assert (
+        [len(table.turns) > 1 for table in tables] == [table.is_merged for table in tables] == [False, True]
+    )
+    assert_near(found[1].lse, found[0].lse)
+    assert_near(found[1].out, found[0].out)
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.kernels.attend_task import AttendTask
-from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
+from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles, turns_of
 
 SIZES = TileSizes(
     square=4,
@@ -160,3 +160,15 @@ def test_keys_are_cut_as_was_measured_to_be_quickest_on_132_multiprocessors(
 @given(st.integers(1, 5000), st.sampled_from([1, 4, 8, 32]), st.integers(1, 70_000), st.integers(1, 200))
 def test_pieces_are_equal(num_queries: int, num_heads: int, num_keys: int, num_processors: int) -> None:
     assert num_keys % best_num_pieces(num_queries, num_heads, num_keys, num_processors) == 0
+
+
+@given(st.lists(full_tasks | causal_tasks), st.integers(1, 30))
+def test_turns_have_every_pair_once_and_few_keys_of_each_task(
+    tasks: list[AttendTask], most_keys: int
+) -> None:
+    turns = turns_of(tasks, most_keys)
+    assert pairs_of_tasks(tuple(chain.from_iterable(turns))) == pairs_of_tasks(tuple(tasks))
+    for turn in turns:
+        assert all(task.num_keys <= most_keys for task in turn)
+        assert len(turn) <= len(tasks)
+    assert len(turns) == max((-(-task.num_keys // most_keys) for task in tasks), default=0)

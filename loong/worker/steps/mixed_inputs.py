@@ -141,7 +141,7 @@ class MixedInputs:
         return PoolAttention(
             Singles(self._decode_rows[:num_decodes], lists) if has_decodes else None,
             self._keys(size, prompt_keys),
-            tuple(AttendTable(t, is_cut=is_cut) for t in (tables if num_instances > 1 else tables[:1])),
+            tuple(AttendTable((t,), is_cut=is_cut) for t in (tables if num_instances > 1 else tables[:1])),
         )
 
     def _keys(self, size: int, prompt_keys: PromptKeys) -> Keys:

@@ -71,7 +71,8 @@ class RingInputs:
             self.lengths,
             self.new_rows,  # of the own block
         ) = columns.view(4, -1)
-        self.table = AttendTable(tasks.view(MAX_BLOCKS, _TASK_SIZE))
+        self._tasks = tasks
+        self.table = AttendTable((tasks.view(MAX_BLOCKS, _TASK_SIZE),))
         most = num_instances * room
         self.history = RowList(words, room)  # from the pool into the own block
         self.kept = RowList(words, most)  # from all blocks into the pool
@@ -118,7 +119,7 @@ class RingInputs:
                         tasks.extend(task)
             first += num_keys
         self.keys.count.fill_(first)
-        set_first(self.table.tasks.view(-1), tasks)
+        set_first(self._tasks, tasks)
 
     def _list_keys_of(
         self,

@@ -56,8 +56,8 @@ def num_rows(tasks: list[AttendTask]) -> int:
     return max(task.query_row + task.num_queries for task in tasks)
 
 
-def pieces(num_programs: int, head_dim: int, device: torch.device) -> PieceWorkspace:
-    workspace = PieceWorkspace.empty(num_programs, head_dim, device)
+def pieces(num_processors: int, head_dim: int, device: torch.device) -> PieceWorkspace:
+    workspace = PieceWorkspace.empty(num_processors, head_dim, device)
     for memory in workspace.pieces:
         memory.fill_(torch.nan)
     return workspace
@@ -140,18 +140,18 @@ def behind_history(
 
 
 @pytest.mark.parametrize(
-    ("num_programs", "num_heads", "head_dim", "is_in_row"),
+    ("num_processors", "num_heads", "head_dim", "is_in_row"),
     [(6, 2, 64, True), (29, 4, 80, False), (17, 4, 80, True)],
 )
 def test_keys_of_few_queries_may_be_cut(
-    num_programs: int,
+    num_processors: int,
     num_heads: int,
     head_dim: int,
     is_in_row: bool,
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    workspace = pieces(num_programs, head_dim, device)
+    workspace = pieces(num_processors, head_dim, device)
     q, kv, slots = behind_history(num_heads, head_dim, dtype, device)
     assert_same_partial(*both(BEHIND_HISTORY, q, kv, None if is_in_row else slots, workspace), dtype)
     assert workspace.pieces.lse.isfinite().any()
