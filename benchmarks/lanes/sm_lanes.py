@@ -81,7 +81,7 @@ class LaneDevice(CudaDevice):
             self._sizes = None
         self._num_processors = lane.num_processors
         self._linear_workspace = gpu.LinearWorkspace.empty(lane.num_processors, self.torch_device)
-        self._num_sharers = int(lane.in_turns)
+        self._is_shared = lane.in_turns
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device."""

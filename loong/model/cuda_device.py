@@ -41,7 +41,8 @@ class CudaDevice:
         self._piece_workspaces: dict[int, gpu.PieceWorkspace] = {}  # by head dim; kept as well
         self._num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
         self._linear_workspace = gpu.LinearWorkspace.empty(self._num_processors, self.torch_device)
-        self._is_capturing, self._num_sharers, self._sharing = False, 0, Lock()
+        self._is_capturing = self._is_shared = self._was_shared = False
+        self._num_sharers, self._sharing = 0, Lock()
         self._queue = LaunchQueue(partial(torch.cuda.current_stream, index))
         self.stream: torch.cuda.Stream | None = None  # of all its work; None: any
 
@@ -66,11 +67,20 @@ class CudaDevice:
         """See Device. Matrix products and attention are computed in parts, without cuDNN's long kernels."""
         with self._sharing:
             self._num_sharers += 1
+            self._is_shared = self._was_shared = True
         try:
             yield
         finally:
             with self._sharing:
                 self._num_sharers -= 1
+
+    def next_batch(self) -> None:
+        """See Device.
+
+        Between two leases there is a gap, in which a chunk often begins. The host launches most of it then.
+        """
+        with self._sharing:
+            self._is_shared, self._was_shared = self._was_shared, self._num_sharers > 0
 
     def upload(self, tensor: Tensor) -> Tensor:
         """See Device."""
@@ -102,7 +112,7 @@ class CudaDevice:
             out = x.new_empty(len(x), len(weight))
             gpu.linear(x, weight, bias, workspace=self._linear_workspace, out=out)
             return out
-        if self._is_capturing or self._num_sharers:
+        if self._is_capturing or self._is_shared:
             return self._linear_in_parts(x, weight, bias)
         self._launched(1)
         return F.linear(x, weight, bias)
@@ -170,12 +180,11 @@ class CudaDevice:
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device. On a shared device each turn is short."""
-        is_shared = self._num_sharers > 0
-        sizes = None if is_shared else self._sizes
+        sizes = None if self._is_shared else self._sizes
         tiles, rest = cut = cut_tiles(tasks, sizes) if sizes else Cut((), tuple(tasks))
         most_keys = max([1, *(task.num_keys for task in rest)])
         num_queries = sum(task.num_queries for task in rest if 2 * task.num_keys > most_keys)
-        turns = turns_of(rest, _shared_columns(num_queries) if is_shared else most_keys)
+        turns = turns_of(rest, _shared_columns(num_queries) if self._is_shared else most_keys)
         lines = torch.tensor(list(chain.from_iterable(turns)), dtype=torch.int64)
         tables = torch.split(self.upload(lines.view(-1, len(AttendTask._fields))), list(map(len, turns)))
         is_cut = most_keys >= _LEAST_CUT and num_queries < _MANY_QUERIES

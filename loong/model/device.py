@@ -37,7 +37,16 @@ class Device(Protocol):
         """Make the device usable in the calling thread. A thread calls it first."""
 
     def shared(self) -> AbstractContextManager[None]:
-        """Return a context in which other streams get processors soon, though steps run here."""
+        """Return a context in which other streams get processors soon, though steps run here.
+
+        This goes on for the batch after it, see `next_batch`.
+        """
+
+    def next_batch(self) -> None:
+        """Note that the next batch of the instance itself begins.
+
+        The device is shared for it if it was at any time since the one before began.
+        """
 
     def upload(self, tensor: Tensor) -> Tensor:
         """Return a host tensor's copy on the device. The host may change the original at once."""
@@ -153,6 +162,9 @@ class CpuDevice:
     def shared(self) -> AbstractContextManager[None]:
         """See Device. The system shares processors by itself."""
         return nullcontext()
+
+    def next_batch(self) -> None:
+        """See Device."""
 
     def upload(self, tensor: Tensor) -> Tensor:
         """See Device."""

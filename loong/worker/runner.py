@@ -105,7 +105,9 @@ class BatchRunner:
         Launching a long step takes as long as most of it. `meanwhile` is called during it, and may finish the
         previous batch.
         """
-        with self._backend.device.calling(meanwhile):
+        device = self._backend.device
+        device.next_batch()
+        with device.calling(meanwhile):
             return self._begin(command)
 
     def _begin(self, command: RunBatch) -> StartedBatch:

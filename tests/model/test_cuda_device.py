@@ -124,5 +124,24 @@ def test_a_shared_device_attends_many_keys_in_turns(num_queries: int) -> None:
     assert_near(found[1].out, found[0].out)
 
 
+def test_a_device_stays_shared_for_the_batch_after_it_was() -> None:
+    cuda, tasks = CudaDevice(0, torch.float32), [AttendTask.full(0, 1, 0, 1 << 24)]
+
+    def is_shared() -> bool:
+        return len(cuda.table(tasks).turns) > 1
+
+    assert not is_shared()
+    with cuda.shared():
+        assert is_shared()
+        cuda.next_batch()
+        cuda.next_batch()
+        assert is_shared()
+    assert is_shared()
+    cuda.next_batch()
+    assert is_shared()
+    cuda.next_batch()
+    assert not is_shared()
+
+
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
