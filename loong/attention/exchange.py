@@ -86,14 +86,18 @@ def unpacked(message: Tensor, num_heads: int, head_dim: int) -> Partial:
     return Partial(out.view(1, len(out), num_heads, head_dim), lse.view(torch.float32)[None])
 
 
-def load_kernels(device: Device, num_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-    """Load the kernels of exchanges.
+def load_kernels(device: Device, num_heads: int, kv: Tensor) -> None:
+    """Load the kernels of exchanges, for KV as that of one token, kv [1, 2, K, D].
 
     Later, the driver may wait for the device before it loads one, and the device for an exchange.
     """
+    place = device.upload(torch.zeros(1, dtype=torch.int64))
+    for sources, targets in ((None, place), (place, None)):
+        device.copy_rows(kv, kv.clone(), source_rows=sources, target_rows=targets)
+    head_dim = kv.shape[-1]
     for num_rows in (1, 2):  # strides of one row are others, and kernels differ by their strides
-        q = torch.zeros(num_rows, num_heads, head_dim, dtype=dtype, device=device.torch_device)
+        q = torch.zeros(num_rows, num_heads, head_dim, dtype=kv.dtype, device=kv.device)
         total = Partial.unseen(q, is_merged=True)
-        message = packed(total._replace(lse=torch.zeros_like(total.lse)), dtype)
+        message = packed(total._replace(lse=torch.zeros_like(total.lse)), kv.dtype)
         rows = device.upload(torch.arange(num_rows))
         device.merge_into(total, unpacked(message, num_heads, head_dim), rows)

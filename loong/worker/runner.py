@@ -76,7 +76,7 @@ class BatchRunner:
             shard.num_heads, shard.num_kv_heads, config.head_dim, config.torch_dtype
         )
         device = self._backend.device
-        load_kernels(device, shard.num_heads, config.head_dim, config.torch_dtype)
+        load_kernels(device, shard.num_heads, self._pool.layer(0)[:1])
         if lengths := self._backend.warm_up_lengths:
             self._model.load_products(max(lengths), max(BATCH_SIZES))
             for length in lengths:

@@ -56,7 +56,7 @@ class AttentionService:
         self._no_queries = torch.empty(rows, dtype=dtype, device=torch_device)
 
     def warm_up(self) -> None:
-        """Take memory for large steps, and load kernels, as threads that serve use them."""
+        """Take memory for large steps, as threads that serve use it."""
         thread = Thread(target=self._warm_up, name="serve-warm-up", daemon=True)
         thread.start()
         thread.join()
@@ -157,10 +157,6 @@ class AttentionService:
         row_bytes = heads * (4 * self._no_queries.itemsize + 4)  # queries, partials and messages
         copied_bytes = min(len(kv), MOST_COPIED) * kv[0].numel() * kv.itemsize
         self._device.keep_memory(_LARGE_STEP * row_bytes + copied_bytes)
-        row, place = torch.zeros_like(kv[:1]), self._device.upload(torch.zeros(1, dtype=torch.int64))
-        self._device.copy_rows(row, row.clone(), source_rows=None, target_rows=place)
-        self._device.copy_rows(row, row.clone(), source_rows=place, target_rows=None)
-        self._device.wait()
 
     def _allocate(self, command: RunBatch) -> None:
         """Take slots for the KV that is pushed here."""

@@ -94,7 +94,9 @@ class Instance:
     ) -> None:
         self._fabric, self._instance_id, self._device = fabric, instance_id, device
         self._config = replace(CONFIG, num_layers=1, head_dim=sizes.head_dim, dtype=dtype)
-        load_kernels(device, NUM_HEADS, sizes.head_dim, self._config.torch_dtype)
+        row = 1, 2, NUM_KV_HEADS, sizes.head_dim
+        kv = torch.zeros(row, dtype=self._config.torch_dtype, device=device.torch_device)
+        load_kernels(device, NUM_HEADS, kv)
 
     def warm_up(self, batch_ids: Iterator[int], sizes: Sizes) -> None:
         """Load what computes, by steps of this instance alone: a GPU stands still for that, others wait."""
