@@ -278,7 +278,7 @@ class CudaDevice:
 
 
 def _shared_columns(num_rows: int) -> int:
-    """Return the columns of a product of `num_rows` rows, or the keys of so many queries, of one part."""
+    """Return how many columns, or keys, a short kernel takes of so many rows, or queries."""
     rows = max(1, min(num_rows, _SHARED_ROWS))
     return _SHARED_ROWS // rows * _SHARED_COLUMNS
 
