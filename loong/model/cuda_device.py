@@ -278,7 +278,7 @@ class CudaDevice:
 
 
 def _shared_columns(num_rows: int) -> int:
-    """Return how many columns, or keys, a short kernel takes of so many rows, or queries."""
+    """Return the most columns of a short product of `num_rows` rows, or keys of as many queries."""
     rows = max(1, min(num_rows, _SHARED_ROWS))
     return _SHARED_ROWS // rows * _SHARED_COLUMNS
 
