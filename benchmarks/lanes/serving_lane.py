@@ -7,13 +7,14 @@ worker, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 
 - plain: a second stream
 - high: a second stream of high priority; others may be added by "+"
-- turns: chunks attend 8,192 keys at a time, or more of few queries, as in steps that the host launches
+- turns: chunks attend 8,192 keys at a time, or more of few queries, as steps that the host launches while an
+  instance serves
 - blocks: chunks attend by a kernel of short programs, which cuts the keys of few queries into pieces
 - whole, cut: as blocks, but no keys are cut, or all, as in captured steps
 - lane-N: green contexts: N multiprocessors for served layers, the others for chunks
 
 Floor of a layer: its KV over the rate of a large copy. First comes the rate at which attention alone reads
-KV, by the number of multiprocessors.
+KV, by the number of multiprocessors. In all ways products of chunks are computed in parts, as in captured steps.
 """
 
 import sys

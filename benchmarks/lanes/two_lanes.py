@@ -27,7 +27,7 @@ from serving_lane import Way, copy_rate, way_of
 from sm_lanes import LaneDevice, Stamps, seconds_of, times_beside, whole
 
 CHATS, CONTEXT = (32, 128), 1024
-WAYS = ("high", "turns+blocks", "lane-16", "lane-24", "lane-32", "lane-48", "lane-64")
+WAYS = ("high", "turns", "lane-16", "lane-24", "lane-32", "lane-48", "lane-64")
 SIZES = (
     16,
     64,

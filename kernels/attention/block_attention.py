@@ -62,7 +62,7 @@ def _attend(
     if not num_tasks:
         return
     group_size, width = dims.group_size(), max(MIN_WIDTH, triton.next_power_of_2(dims["D"]))
-    num_keys = (len(kv) if slots is None else len(slots)) // dims["C"]  # equal for all calls of a table
+    num_keys = (len(kv) if slots is None else len(slots)) // dims["C"]  # equal for all calls of a turn
     is_short = workspace is None and (dims["T"] * group_size <= 64 or num_keys <= 4096)
     tiling = _tiling(q.dtype, width, is_short=is_short, has_slots=slots is not None)
     constants = {

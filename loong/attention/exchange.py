@@ -87,9 +87,10 @@ def unpacked(message: Tensor, num_heads: int, head_dim: int) -> Partial:
 
 
 def load_kernels(device: Device, num_heads: int, kv: Tensor) -> None:
-    """Load the kernels of exchanges, for KV as that of one token, kv [1, 2, K, D].
+    """Load the kernels that exchange queries and partials, and those that copy KV to and from slots.
 
-    Later, the driver may wait for the device before it loads one, and the device for an exchange.
+    `kv` [1, 2, K, D] is any token's KV. It is only read. Later, the driver may wait for the device before it
+    loads a kernel, and the device for an exchange.
     """
     place = device.upload(torch.zeros(1, dtype=torch.int64))
     for sources, targets in ((None, place), (place, None)):

@@ -16,14 +16,14 @@ from loong.kernels.attend_task import AttendTask
 from loong.kernels.launch_queue import LaunchQueue
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
-from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles, turns_of
+from loong.model.short_kernels import SHORT_ROWS, keys_of_turn, short_width, turns_of
+from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 
 _LEAST_CUT = 8192  # keys of a task, from which cutting them into pieces is faster
 _MANY_QUERIES = 1024  # of the longest tasks, whose many tiles leave little idle at the end
-# Rows and columns of a product, or queries and keys, after which other streams get processors.
-_SHARED_ROWS, _SHARED_COLUMNS = 1024, 8192
-# Launches, about: of a tile of attention, and of what comes between two norms besides products and tiles.
-_TILE_LAUNCHES, _OTHER_LAUNCHES = 4, 12
+# Launches, about: of a tile of attention, of a turn after the first, and of what else comes between two norms
+# besides products.
+_TILE_LAUNCHES, _TURN_LAUNCHES, _OTHER_LAUNCHES = 4, 2, 12
 
 
 class CudaDevice:
@@ -41,7 +41,9 @@ class CudaDevice:
         self._piece_workspaces: dict[int, gpu.PieceWorkspace] = {}  # by head dim; kept as well
         self._num_processors = torch.cuda.get_device_properties(self.torch_device).multi_processor_count
         self._linear_workspace = gpu.LinearWorkspace.empty(self._num_processors, self.torch_device)
-        self._is_capturing = self._is_shared = self._was_shared = False
+        self._is_capturing = False
+        self._is_shared = False  # for the present batch
+        self._was_shared = False  # at any time since it began, so also for the next
         self._num_sharers, self._sharing = 0, Lock()
         self._queue = LaunchQueue(partial(torch.cuda.current_stream, index))
         self.stream: torch.cuda.Stream | None = None  # of all its work; None: any
@@ -125,7 +127,7 @@ class CudaDevice:
         Whole products have most: they are computed while no step of others is served.
         """
         rows = torch.zeros(most_rows, weight.shape[1], dtype=weight.dtype, device=self.torch_device)
-        for num_rows in range(1, min(most_rows, _SHARED_ROWS) + 1):
+        for num_rows in range(1, min(most_rows, SHORT_ROWS) + 1):
             self._linear_in_parts(rows[:num_rows], weight, bias)
         for num_rows in _numbers_of_rows(most_rows):
             self.linear(rows[:num_rows], weight, bias)
@@ -184,7 +186,7 @@ class CudaDevice:
         tiles, rest = cut = cut_tiles(tasks, sizes) if sizes else Cut((), tuple(tasks))
         most_keys = max([1, *(task.num_keys for task in rest)])
         num_queries = sum(task.num_queries for task in rest if 2 * task.num_keys > most_keys)
-        turns = turns_of(rest, _shared_columns(num_queries) if self._is_shared else most_keys)
+        turns = turns_of(rest, keys_of_turn(rest) if self._is_shared else most_keys)
         lines = torch.tensor(list(chain.from_iterable(turns)), dtype=torch.int64)
         tables = torch.split(self.upload(lines.view(-1, len(AttendTask._fields))), list(map(len, turns)))
         is_cut = most_keys >= _LEAST_CUT and num_queries < _MANY_QUERIES
@@ -203,8 +205,10 @@ class CudaDevice:
         """See Device."""
         is_cut = table.is_cut or slots is not None
         workspace = self._piece_workspace(q.shape[2]) if is_cut else None
-        for tasks in table.turns:
+        for number, tasks in enumerate(table.turns):
             gpu.attend_blocks(q, kv, tasks, scale=scale, total=total, slots=slots, workspace=workspace)
+            if number:  # the first is among the others
+                self._launched(_TURN_LAUNCHES)
         for (row, num_keys), tiles in groupby(table.tiles, key=lambda tile: (tile.key_row, tile.num_keys)):
             keys = slice(row, row + num_keys)
             its_kv = kv[keys] if slots is None else kv[slots[keys]]
@@ -243,8 +247,8 @@ class CudaDevice:
     def _linear_in_parts(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return a linear layer of x [T, I], by kernels of few rows and columns each."""
         out = x.new_empty(len(x), len(weight))
-        for rows, target in zip(torch.split(x, _SHARED_ROWS), torch.split(out, _SHARED_ROWS), strict=True):
-            num_columns = _shared_columns(len(rows))
+        for rows, target in zip(torch.split(x, SHORT_ROWS), torch.split(out, SHORT_ROWS), strict=True):
+            num_columns = short_width(len(rows))
             for first in range(0, len(weight), num_columns):
                 columns = slice(first, first + num_columns)
                 if bias is None:
@@ -277,17 +281,11 @@ class CudaDevice:
         return self._piece_workspaces[head_dim]
 
 
-def _shared_columns(num_rows: int) -> int:
-    """Return the most columns of a short product of `num_rows` rows, or keys of as many queries."""
-    rows = max(1, min(num_rows, _SHARED_ROWS))
-    return _SHARED_ROWS // rows * _SHARED_COLUMNS
-
-
 def _numbers_of_rows(most: int) -> Iterator[int]:
     """Yield numbers up to `most`, so close that a product of another number mostly has the kernel of one."""
     yield from (number for number in (1, 2, 4) if number <= most)
-    yield from range(8, min(most, _SHARED_ROWS) + 1, 8)
-    yield from range(_SHARED_ROWS + 64, most + 1, 64)
+    yield from range(8, min(most, SHORT_ROWS) + 1, 8)
+    yield from range(SHORT_ROWS + 64, most + 1, 64)
 
 
 def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:

@@ -123,23 +123,6 @@ def cut_tiles(tasks: Sequence[AttendTask], sizes: TileSizes) -> Cut:
     return Cut(tuple(tiles), tuple(task for task in rest if task.num_queries))
 
 
-def turns_of(tasks: Sequence[AttendTask], most_keys: int) -> list[list[AttendTask]]:
-    """Return the tasks in turns of up to `most_keys` keys of each, the first keys first."""
-    turns: list[list[AttendTask]] = []
-    for task in tasks:
-        for number, first in enumerate(range(0, task.num_keys, most_keys)):
-            if number == len(turns):
-                turns.append([])
-            turns[number].append(
-                task._replace(
-                    key_row=task.key_row + first,
-                    num_keys=min(most_keys, task.num_keys - first),
-                    first_key=task.first_key + first * task.key_step,
-                )
-            )
-    return turns
-
-
 def _num_keys_of_rectangle(task: AttendTask, sizes: TileSizes) -> int:
     """Return how many of the first keys, which every query sees, make rectangles with all queries."""
     if task.num_queries < sizes.least_queries:

@@ -1,13 +1,13 @@
 from collections.abc import Sequence
-from itertools import chain, groupby
+from itertools import groupby
 
 import pytest
-import torch
+from attend_tasks import causal_tasks, full_tasks, pairs_of_tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.kernels.attend_task import AttendTask
-from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles, turns_of
+from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 
 SIZES = TileSizes(
     square=4,
@@ -21,26 +21,6 @@ SIZES = TileSizes(
     most_keys=16,
     least_pairs=24,
 )
-
-stripes = st.builds(
-    lambda first, step, count: range(first, first + step * count, step),
-    st.integers(0, 40),
-    st.integers(1, 4),
-    st.integers(1, 40),
-)
-full_tasks = st.builds(AttendTask.full, st.just(0), st.integers(1, 30), st.integers(0, 5), st.integers(1, 30))
-causal_tasks = st.builds(AttendTask.causal, st.just(0), stripes, st.integers(0, 5), stripes)
-
-
-def pairs_of_tasks(tasks: tuple[AttendTask, ...]) -> list[tuple[int, int]]:
-    """Return every query row and key row that meet, as often as they do."""
-    met = []
-    for task in tasks:
-        queries = task.first_query + task.query_step * torch.arange(task.num_queries)
-        keys = task.first_key + task.key_step * torch.arange(task.num_keys)
-        rows = (keys <= queries[:, None]).nonzero() + torch.tensor([task.query_row, task.key_row])
-        met += [(int(query), int(key)) for query, key in rows]
-    return sorted(met)
 
 
 def pairs_of_tiles(tiles: tuple[Tile, ...]) -> list[tuple[int, int]]:
@@ -160,15 +140,3 @@ def test_keys_are_cut_as_was_measured_to_be_quickest_on_132_multiprocessors(
 @given(st.integers(1, 5000), st.sampled_from([1, 4, 8, 32]), st.integers(1, 70_000), st.integers(1, 200))
 def test_pieces_are_equal(num_queries: int, num_heads: int, num_keys: int, num_processors: int) -> None:
     assert num_keys % best_num_pieces(num_queries, num_heads, num_keys, num_processors) == 0
-
-
-@given(st.lists(full_tasks | causal_tasks), st.integers(1, 30))
-def test_turns_have_every_pair_once_and_few_keys_of_each_task(
-    tasks: list[AttendTask], most_keys: int
-) -> None:
-    turns = turns_of(tasks, most_keys)
-    assert pairs_of_tasks(tuple(chain.from_iterable(turns))) == pairs_of_tasks(tuple(tasks))
-    for turn in turns:
-        assert all(task.num_keys <= most_keys for task in turn)
-        assert len(turn) <= len(tasks)
-    assert len(turns) == max((-(-task.num_keys // most_keys) for task in tasks), default=0)
