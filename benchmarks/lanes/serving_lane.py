@@ -14,7 +14,8 @@ worker, with dummy weights of Llama-3.1-8B. The ways to share the GPU:
 - lane-N: green contexts: N multiprocessors for served layers, the others for chunks
 
 Floor of a layer: its KV over the rate of a large copy. First comes the rate at which attention alone reads
-KV, by the number of multiprocessors. In all ways products of chunks are computed in parts, as in captured steps.
+KV, by the number of multiprocessors. In all ways products of chunks are computed in parts, as in captured
+steps.
 """
 
 import sys
