@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from functools import cache
 
@@ -22,6 +23,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 # As in workers. Tests run at the same time, and threads that wait for their part of a small tensor spin.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
+
+# A shell's background jobs ignore interrupts, and so would all processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Loading the system's certificates takes tens of milliseconds. Let all HTTP clients share one SSL context.
 for client in (httpx, httpx2):
