@@ -1,8 +1,8 @@
 """Attention of few queries to many keys, cut into pieces to use all multiprocessors.
 
 Tiles of a hundred queries are fewer than multiprocessors, or slightly more, and each tile visits its keys in
-sequence. Here a fixed number of programs share the pieces of all tiles. There are several for
-each multiprocessor, one after another, and work on other streams can begin whenever one ends.
+sequence. Here a fixed number of programs share the pieces of all tiles. Each multiprocessor runs several, one
+after another, and work on other streams can begin whenever one ends.
 
 The length of a piece is computed on the device from the tasks. Of up to 32 ways to cut the longest history,
 the fastest is chosen, which is no cut for a short history. Pieces are kept in a workspace until a second

@@ -56,7 +56,7 @@ class CudaDevice:
     def capturing(self) -> Iterator[None]:
         """Return a context for a captured step and its trial run, in which launches cost the host nothing.
 
-        Matrix products are computed in parts: that costs nothing, and the step may share the device.
+        Matrix products are computed in parts, since the step may share the device.
         """
         self._is_capturing = True
         try:
