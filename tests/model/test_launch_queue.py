@@ -1,5 +1,6 @@
 """A thread that launches far ahead of the device does not keep other threads from launching."""
 
+from collections.abc import Callable
 from threading import Thread
 from time import monotonic, sleep
 
@@ -7,48 +8,80 @@ import pytest
 import torch
 from device_waits import DeviceWait
 
+from loong.kernels import Partial
+from loong.kernels.attend_task import AttendTask
 from loong.model.cuda_device import CudaDevice
 
 pytestmark = pytest.mark.gpu
 
-NUM_PRODUCTS = 3000  # more than the driver queues
+NUM_LAUNCHES = 3000  # more than the driver queues
+NUM_TURNS = 60  # of a table
 LIMIT = 20.0  # seconds, after which the device waits no longer
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_another_thread_launches_what_a_thread_that_is_far_ahead_waits_for(is_shared: bool) -> None:
+def product(device: CudaDevice) -> Callable[[], None]:
+    x = torch.ones(8, 8, device="cuda")
+
+    def compute() -> None:
+        device.linear(x, x, None)
+
+    return compute
+
+
+def product_in_parts(device: CudaDevice) -> Callable[[], None]:
+    compute = product(device)
+
+    def compute_shared() -> None:
+        with device.shared():
+            compute()
+
+    return compute_shared
+
+
+def attention_in_turns(device: CudaDevice) -> Callable[[], None]:
+    q = torch.ones(1024, 1, 64, device="cuda")
+    kv = torch.ones(NUM_TURNS * 8192, 2, 1, 64, device="cuda")
+    total = Partial.unseen(q, is_merged=True)
+    with device.shared():
+        table = device.table([AttendTask.full(0, len(q), 0, len(kv))])
+    assert len(table.turns) == NUM_TURNS
+    return lambda: device.attend_blocks(q, kv, table, scale=1.0, total=total)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_launches"), [(product, 1), (product_in_parts, 1), (attention_in_turns, NUM_TURNS)]
+)
+def test_another_thread_launches_what_a_thread_that_is_far_ahead_waits_for(
+    kind: Callable[[CudaDevice], Callable[[], None]], num_launches: int
+) -> None:
     torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's own
     device = CudaDevice(0, torch.float32)
     other: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-    x = torch.ones(8, 8, device="cuda")
     wait = DeviceWait(LIMIT)
-    device.linear(x, x, None)
+    compute = kind(device)
+    compute()
     torch.cuda.synchronize()
-    num_launched = 0
+    num_computed = 0
 
     def launch() -> None:
-        nonlocal num_launched
+        nonlocal num_computed
         device.use()
         wait.launch()
-        for _ in range(NUM_PRODUCTS):
-            if is_shared:
-                with device.shared():
-                    device.linear(x, x, None)
-            else:
-                device.linear(x, x, None)
-            num_launched += 1
+        for _ in range(NUM_LAUNCHES // num_launches):
+            compute()
+            num_computed += 1
 
     thread = Thread(target=launch)
     thread.start()
     seen, since = 0, monotonic()
     while monotonic() - since < 0.5:  # until it waits for room
-        if num_launched > seen:
-            seen, since = num_launched, monotonic()
+        if num_computed > seen:
+            seen, since = num_computed, monotonic()
         sleep(0.01)
-    assert 0 < seen < NUM_PRODUCTS
+    assert 0 < seen < NUM_LAUNCHES // num_launches
     with torch.cuda.stream(other):
         wait.end()
     thread.join()
     torch.cuda.synchronize()
     assert not wait.has_timed_out, "the wait ended by its deadline"
-    assert num_launched == NUM_PRODUCTS
+    assert num_computed == NUM_LAUNCHES // num_launches
