@@ -1,5 +1,6 @@
 """The workers of a cluster on one host or several: started together, watched, and ended with this process."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -53,6 +54,7 @@ async def workers_of(
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.wait(tasks)  # they watch sockets, which are closed next
             workers.forget()
             executor.shut_down()
             executor.close()

@@ -17,6 +17,7 @@ from loong.launcher.cluster_flags import (
     add_model_flags,
     chosen_cluster,
 )
+from loong.launcher.entry import importing
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
@@ -88,7 +89,8 @@ def _serve(args: argparse.Namespace) -> int:
         from loong.server.api.listen import bound_socket
 
         with bound_socket(args.host, args.port) as listener:  # before what takes seconds
-            from loong.launcher.serve.serving import serve_until_stopped
+            with importing():
+                from loong.launcher.serve.serving import serve_until_stopped
 
             config = serve_config(args)
             logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)

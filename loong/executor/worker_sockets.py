@@ -1,7 +1,7 @@
 """The engine's ends of the sockets between it and its workers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 import zmq
@@ -84,8 +84,11 @@ class WorkerSockets:
             while reports.poll(0):  # an error at the end would take three times as long
                 yield reports.recv(zmq.NOBLOCK)
 
-    async def arrivals(self) -> AsyncIterator[None]:
-        """Yield once, and again whenever frames may have come since all were read."""
+    async def arrivals(self) -> AsyncGenerator[None]:
+        """Yield once, and again whenever frames may have come since all were read.
+
+        It is to be closed before the sockets are.
+        """
         readable, loop = asyncio.Event(), asyncio.get_running_loop()
         descriptors = [reports.fileno() for reports in self._reports]
         for descriptor in descriptors:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import aclosing
 from dataclasses import replace
 from time import monotonic
 from typing import assert_never
@@ -270,8 +271,9 @@ class WorkersExecutor:
 
         Raises `InvalidEventError` if workers contradict each other.
         """
-        async for _ in self._sockets.arrivals():
-            self._drain()
+        async with aclosing(self._sockets.arrivals()) as arrivals:
+            async for _ in arrivals:
+                self._drain()
 
     def _drain(self) -> None:
         for frame in self._sockets.frames():

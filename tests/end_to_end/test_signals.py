@@ -169,3 +169,19 @@ def test_a_signal_to_all_processes_ends_a_start_cleanly(tmp_path: Path) -> None:
     assert_gone(processes)
     *_, last = (tmp_path / "log").read_text().splitlines()
     assert last.endswith("stopping at once; the server was not up yet")
+
+
+def test_an_interrupt_just_before_workers_start_leaves_nothing(tmp_path: Path) -> None:
+    words = ("serve", "--port", str(free_port()), "--num-instances", "2")
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", ENTRY, *words], stderr=log, env={**os.environ, "TMPDIR": str(folder)}
+        )
+    wait_until(lambda: "tool calls are read" in (tmp_path / "log").read_text(), 60, "a part of the start")
+    processes = [*fork_servers_of(process.pid), process.pid]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert_gone(processes)
+    assert not [*folder.iterdir()]

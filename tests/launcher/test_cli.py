@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from served import free_port
 
 from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import COMMANDS, build_parser, main
@@ -134,24 +135,45 @@ def test_a_model_is_named_by_a_flag_too() -> None:
 
 INTERRUPTED_IMPORT = """
 import os, signal, sys
-left = int(sys.argv.pop(1))
-def count(event, arguments):
-    global left
-    left -= event == "import"
-    if left == 0:
-        left = -1
+interrupted, num_imports = sys.argv.pop(1), 0
+class Descriptor:
+    def __set_name__(self, owner, name):
         os.kill(os.getpid(), signal.SIGINT)
+def interrupt(event, arguments):
+    global num_imports
+    if event == "import":
+        num_imports += 1
+        if interrupted == str(num_imports):
+            os.kill(os.getpid(), signal.SIGINT)
+        elif interrupted == arguments[0]:
+            type("Owner", (), {"descriptor": Descriptor()})
 from loong.launcher.entry import main
-sys.addaudithook(count)
+sys.addaudithook(interrupt)
 raise SystemExit(main())
 """
 
 
+def interrupted_at(imported: str, *words: str) -> tuple[int, str]:
+    """Return the exit code and errors of a command that is interrupted at an import, by its number or name.
+
+    By name, the interrupt comes while a class is created, whose exceptions Python 3.11 wraps.
+    """
+    command = [sys.executable, "-c", INTERRUPTED_IMPORT, imported, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stderr
+
+
 @pytest.mark.parametrize("number", [1, 5, 20, 60, 150, 300])
 def test_an_interrupt_is_one_line_in_imports_too(number: int) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_IMPORT, str(number), "workload", "describe", "mixed"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (130, "loong: interrupted\n")
+    ended = interrupted_at(str(number), "workload", "describe", "mixed")
+    assert ended == (130, "loong: interrupted\n")
+
+
+def test_an_interrupt_of_what_a_server_imports_late_is_one_line() -> None:
+    code, errors = interrupted_at("loong.server.app", "serve", "--port", str(free_port()))
+    *_, last = errors.splitlines()
+    assert (code, last) == (130, "loong: interrupted")
+    assert "Traceback" not in errors
 
 
 def test_the_environment_is_reported_without_secrets(
