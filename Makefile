@@ -49,7 +49,7 @@ setup: $(READY)  ## make the virtual environment in .venv
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "loong needs Python 3.11 or 3.12; set PYTHON=/path/to/python"; exit 1; }
-	@echo "Setting up $(VENV), which takes some minutes and 2.3 GB of disk; nothing is said meanwhile"
+	@echo "Setting up $(VENV), which takes some minutes and 2.5 GB of disk; nothing is said meanwhile"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,gguf,structured]'

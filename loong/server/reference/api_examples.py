@@ -179,7 +179,7 @@ EXAMPLES: Mapping[tuple[str, str], Sequence[Example]] = {
         Example(
             body='{"inputs": "hello", "parameters": {"do_sample": true, "max_new_tokens": 1, "seed": 7}}',
             answer="""\
-data: {"token": {"id": 99, "text": "c", "logprob": null, "special": false, "count_output_tokens": 1,
+data: {"token": {"id": 91, "text": "[", "logprob": null, "special": false, "count_output_tokens": 1,
                  "prompt_tokens": 6},
        "generated_text": null, "finished": true, "finish_reason": "length", "details": null}""",
         ),
