@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
+from loong.core.similar_words import meant
 from loong.workloads.client.scanner import NUMBER, Scanner
 from loong.workloads.data_file import PLAIN_PATH, QUOTED_PATH, DataFile
 from loong.workloads.distributions.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
@@ -102,7 +103,8 @@ def _source(scanner: Scanner) -> Single:
     if name in NAMES:
         return Named(name)
     if name not in FAMILIES:
-        scanner.fail(f"{name!r} is no workload; choose from {usage()}", start)
+        guess = meant(name, (*NAMES, *FAMILIES, FILE))
+        scanner.fail(f"{name!r} is no workload; choose from {usage()}{guess}", start)
     numbers = scanner.numbers() or []
     with scanner.blaming(start):
         return built(FAMILIES[name], numbers)
@@ -126,7 +128,7 @@ def _arrivals(scanner: Scanner) -> Arrivals | None:
     name = scanner.take(_NAME) or ""
     if name not in ARRIVALS:
         allowed = ", ".join(f"{each}({','.join(words)})" for each, (words, _) in ARRIVALS.items())
-        scanner.fail(f"{name!r} is no way to arrive; choose from {allowed}", start)
+        scanner.fail(f"{name!r} is no way to arrive; choose from {allowed}{meant(name, ARRIVALS)}", start)
     words, build = ARRIVALS[name]
     numbers = scanner.numbers() or []
     if len(numbers) != len(words) and (name, numbers) != ("replay", []):

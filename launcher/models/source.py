@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Final
 
 from loong.core.errors import ConfigError
+from loong.core.similar_words import meant
 from loong.launcher.models.cache import cache_folder
 from loong.launcher.models.hub import fetch_from_hub, is_hub_name
 from loong.launcher.models.packaged import PACKAGED, fetch_model
-from loong.launcher.parser import meant
 from loong.model.shapes import SHAPES, find_config
 from loong.model.tiny import tiny_model
 

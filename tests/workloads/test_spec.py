@@ -94,6 +94,9 @@ def test_specs_mean_what_they_say(text: str, workload: Workload) -> None:
     [
         ("", "workload '', character 1 (the end): '' is no workload; choose from sharegpt, "),
         ("zipff(1)", "character 1 ('z'): 'zipff' is no workload; choose from sharegpt, "),
+        ("zipff(1)", ", trace:FILE; did you mean zipf?"),
+        ("0.3*leva", ", trace:FILE; did you mean leval?"),
+        ("tracer:a.csv", ", trace:FILE; did you mean trace:?"),
         ("mixed(3)", "character 6 ('('): +, @ or the end is expected"),
         ("zipf(1.2,10", "character 12 (the end): a comma or a closing parenthesis is expected"),
         ("zipf(1.2,,10)", "character 10 (','): a number is expected"),
@@ -115,6 +118,7 @@ def test_specs_mean_what_they_say(text: str, workload: Workload) -> None:
         ("2sharegpt", "character 2 ('s'): * is expected after the weight 2"),
         ("sharegpt@", "character 10 (the end): '' is no way to arrive; choose from poisson(RATE), "),
         ("sharegpt@poison(2)", "character 10 ('p'): 'poison' is no way to arrive"),
+        ("sharegpt@poison(2)", ", replay(SPEEDUP); did you mean poisson?"),
         ("sharegpt@poisson", "character 10 ('p'): poisson(RATE) does not take 0 numbers"),
         ("sharegpt@poisson(0)", "character 10 ('p'): a rate of 0 is not above 0"),
         ("sharegpt@gamma(1,-1)", "a burstiness of -1 is not above 0"),

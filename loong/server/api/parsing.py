@@ -5,13 +5,13 @@ answer.
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from loong.core.request import number_text
+from loong.core.similar_words import meant
 from loong.server.api.errors import ApiError, bad_request
 from loong.server.api.schema_base import Schema
 
@@ -79,7 +79,7 @@ def _name_field(error: ErrorDetails, schema: type[Schema]) -> ApiError:
     field = names[0] if names else None
     path = ".".join(names)
     if error["type"] == "extra_forbidden":
-        but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else _meant(names, schema)
+        but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else _meant(error["loc"], schema)
         return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
     if error["type"] == "value_error":  # in our own words
         return bad_request(f"{path}: {error['msg'].removeprefix(_OURS)}", field)
@@ -90,7 +90,17 @@ def _name_field(error: ErrorDetails, schema: type[Schema]) -> ApiError:
     )
 
 
-def _meant(names: Sequence[str], schema: type[Schema]) -> str:
-    """Return a hint for a name that is similar to a known field, or an empty string."""
-    likely = get_close_matches(names[0], schema.model_fields, n=1, cutoff=_LIKENESS)
-    return f"; did you mean {likely[0]}?" if likely and len(names) == 1 else ""
+def _meant(place: Sequence[int | str], schema: type[Schema]) -> str:
+    """Return a hint for a name that is similar to a field of the same object, or an empty string."""
+    schemas = [schema]
+    for part in place[:-1]:
+        inner = [field.annotation for each in schemas if (field := each.model_fields.get(str(part)))]
+        schemas = [found for annotation in inner for found in _schemas_in(annotation)] or schemas
+    return meant(str(place[-1]), [name for each in schemas for name in each.model_fields], _LIKENESS)
+
+
+def _schemas_in(annotation: object) -> list[type[Schema]]:
+    """Return the schemas that a field's type names."""
+    if isinstance(annotation, type) and issubclass(annotation, Schema):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _schemas_in(part)]

@@ -162,6 +162,33 @@ async def test_a_refusal_says_in_plain_words_what_is_wrong(
     assert not any(words in error["message"] for words in ("Value error", "did you mean", "Input should"))
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (PATH, {"prompt": "a", "slo": {"ttf": 1, "tpot": 1}}, "slo.ttf is not supported; did you mean ttft?"),
+        (PATH, {"prompt": "a", "slo": {"max_token": 1}}, "slo.max_token is not supported"),
+        (
+            CHAT,
+            {
+                "messages": MESSAGES,
+                "tools": [{"type": "function", "function": {"name": "a", "paramters": {}}}],
+            },
+            "tools.0.function.paramters is not supported; did you mean parameters?",
+        ),
+        (
+            "/generate",
+            {"inputs": "a", "parameters": {"max_tokens": 1}},
+            "parameters.max_tokens is not supported; did you mean max_new_tokens?",
+        ),
+    ],
+)
+async def test_a_field_of_a_field_that_is_nearly_another_is_reported_which(
+    serving: Serving, path: str, body: dict[str, object], message: str
+) -> None:
+    async with serving(ScriptedEngine()) as url:
+        assert (await error_of(url, path, 400, **body))["message"] == message
+
+
 async def test_a_long_name_is_cut_where_it_is_refused(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, PATH, 400, prompt="a", **{"n" * 10_000: 1})
