@@ -19,7 +19,7 @@ from loong.launcher.cluster_flags import (
 )
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
-from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
 from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
@@ -142,6 +142,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
+        type=policy_name,
         choices=POLICY_NAMES,
         default="esp",
         help="scheduling policy; esp: elastic; static-sp: one group; replicas: each alone (%(default)s)",
