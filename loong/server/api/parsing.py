@@ -4,7 +4,8 @@ An unknown field is refused by name, never ignored, except a few well-known fiel
 answer.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence, Sized
 from typing import TypeVar, get_args
 
 from pydantic import ValidationError
@@ -30,7 +31,16 @@ NEUTRAL: Mapping[str, object] = {  # unsupported fields, and the value that asks
     "bad_words": [],
 }
 _MAX_NAME = 64  # characters
-_OURS, _NEEDED = "Value error, ", "Input should be "  # how pydantic's messages begin
+_OURS = "Value error, "  # how pydantic's messages of errors in our own words begin
+_SUBJECT = re.compile(r"^\w+ should ")  # how its other ones begin
+_OBJECT = re.compile(r"a valid dictionary(?: or instance of \w+)?")
+_COUNT = re.compile(r" after validation, not \w+$")
+_ENDPOINTS: Mapping[str, str] = {  # by the field that each cannot do without
+    "prompt": "/v1/completions",
+    "messages": "/v1/chat/completions",
+    "input": "/v1/responses",
+    "inputs": "/generate",
+}
 _LIKENESS = 0.75  # of two names, from which one may be a misspelling of the other
 
 Fields = TypeVar("Fields", bound=Schema)
@@ -83,11 +93,31 @@ def _name_field(error: ErrorDetails, schema: type[Schema]) -> ApiError:
         return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
     if error["type"] == "value_error":  # in our own words
         return bad_request(f"{path}: {error['msg'].removeprefix(_OURS)}", field)
-    given, needed = error["input"], error["msg"].removeprefix(_NEEDED)
-    what = f"{path} must be {needed}" if needed != error["msg"] else f"{path}: {needed}"
-    return bad_request(
-        what + (f", but is {number_text(given)}" if isinstance(given, int | float) else ""), field
-    )
+    if error["type"] == "missing":
+        return bad_request(f"{path} is missing{_other_endpoint(names, error['input'])}", field)
+    needed = _COUNT.sub("", _OBJECT.sub("an object", _SUBJECT.sub("", error["msg"])))
+    return bad_request(f"{path} must {needed}, but {_given(error['input'], needed)}", field)
+
+
+def _given(value: object, needed: str) -> str:
+    """Return what a value has or is instead of what is needed of it."""
+    if isinstance(value, Sized) and needed.startswith("have"):
+        return f"has {len(value)}"
+    match value:
+        case int() | float():
+            return f"is {number_text(value)}"
+        case str():
+            return f"is {short(value)!r}"
+        case dict():
+            return "is an object"
+        case _:
+            return "is a list"
+
+
+def _other_endpoint(names: Sequence[str], body: object) -> str:
+    """Return a hint at the endpoint that takes a body in which a field is missing, or an empty string."""
+    others = [name for name in _ENDPOINTS if len(names) == 1 and isinstance(body, dict) and name in body]
+    return f"; {_ENDPOINTS[others[0]]} takes {others[0]}" if others else ""
 
 
 def _meant(place: Sequence[int | str], schema: type[Schema]) -> str:
