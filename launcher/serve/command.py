@@ -15,6 +15,7 @@ from loong.launcher.cluster_flags import (
     ADMIN_KEY_VARIABLE,
     add_instance_flags,
     add_model_flags,
+    check_choices,
     chosen_cluster,
 )
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
@@ -85,6 +86,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.allow_fault_injection:
         logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
     with _fork_server(args.hosts) as fork_server:  # imports while this process does
+        check_choices(args)
         from loong.server.api.listen import bound_socket
 
         with bound_socket(args.host, args.port) as listener:  # before what takes seconds
