@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import ConfigError
-from loong.launcher.parser import CommandParser, meant
+from loong.core.similar_words import meant
+from loong.launcher.parser import CommandParser
 
 FLAG = "--config"
 

@@ -2,15 +2,15 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
+
+from loong.core.similar_words import meant
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 USAGE_ERROR = 2
-LEAST_SIMILARITY = 0.65  # of words that are mistaken for each other
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -95,9 +95,3 @@ class CommandParser(argparse.ArgumentParser):
             choices = [str(choice) for choice in action.choices]
             listed = f"{value!r} is none of {', '.join(choices)}"
             raise argparse.ArgumentError(action, listed + meant(str(value), choices))
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return a question about the most similar known word, empty if none is similar."""
-    likely = get_close_matches(word, known, n=1, cutoff=LEAST_SIMILARITY)
-    return f"; did you mean {likely[0]}?" if likely else ""

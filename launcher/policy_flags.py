@@ -6,7 +6,7 @@ from collections.abc import Callable
 from loong.core.errors import ConfigError
 from loong.launcher.flags import part, positive, ratio, seconds
 from loong.scheduler.config import USUAL_STEP_TIME, Fairness, PolicyConfig
-from loong.scheduler.policy import NAMES, PolicyKind, policy_kind
+from loong.scheduler.policy import NAMES, policy_kind
 from loong.scheduler.tuning import MAX_STEP_SHARE
 
 _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
@@ -49,15 +49,23 @@ class PolicyNames(tuple[str, ...]):
 POLICY_NAMES = PolicyNames(NAMES)
 
 
-def named_kind(policy: str) -> PolicyKind:
-    """Return the policy that `--policy` names.
+def policy_name(text: str) -> str:
+    """Parse the name of a policy."""
+    try:
+        policy_kind(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
-    Raises:
-        ConfigError: there is none. Lists those that exist.
-    """
-    if policy not in POLICY_NAMES:
-        raise ConfigError(f"--policy {policy!r} is unknown; choose from {', '.join(POLICY_NAMES)}")
-    return policy_kind(policy)
+
+def policy_names(text: str) -> tuple[str, ...]:
+    """Parse names of policies with commas, each given once."""
+    names = text.split(",")
+    if "" in names:
+        raise argparse.ArgumentTypeError("it needs one name or several with commas, such as esp,static-sp")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text} names a policy twice")
+    return tuple(map(policy_name, names))
 
 
 def add_policy_flags(group: argparse._ArgumentGroup) -> None:

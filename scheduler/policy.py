@@ -14,6 +14,7 @@ from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.placement import InstanceId
 from loong.core.plan import Failure, IterationPlan
 from loong.core.request import RequestId, RequestView
+from loong.core.similar_words import meant
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import max_tokens_moved, plan_disaggregated
 from loong.scheduler.baselines.esp_disaggregated import (
@@ -119,8 +120,15 @@ def policy_kind(name: str) -> PolicyKind:
     if name in POLICIES:
         return POLICIES[name]
     if (found := fullmatch(f"{FIXED}([1-9][0-9]{{0,5}})", name)) is None:
-        raise ConfigError(f"policy must be one of {', '.join(NAMES)}, but is {name!r}")
+        raise ConfigError(f"policy {name!r} is none of {', '.join(NAMES)}{_meant(name)}")
     return _fixed_kind(int(found[1]))
+
+
+def _meant(name: str) -> str:
+    """Return a question about the most similar name, and what N is if that has one."""
+    question = meant(name, NAMES)
+    is_fixed = FIXED in question
+    return f"{question} N is a number of instances that divides --num-instances" if is_fixed else question
 
 
 @cache

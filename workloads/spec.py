@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
+from loong.core.similar_words import meant
 from loong.workloads.client.scanner import NUMBER, Scanner
 from loong.workloads.data_file import PLAIN_PATH, QUOTED_PATH, DataFile
 from loong.workloads.distributions.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
-from loong.workloads.distributions.families import FAMILIES, built, family_usage, whole
+from loong.workloads.distributions.families import FAMILIES, built, check_count, family_usage, whole
 from loong.workloads.distributions.mix import Mix, Single
 from loong.workloads.named import NAMES, Named
 
@@ -102,7 +103,9 @@ def _source(scanner: Scanner) -> Single:
     if name in NAMES:
         return Named(name)
     if name not in FAMILIES:
-        scanner.fail(f"{name!r} is no workload; choose from {usage()}", start)
+        wrong = f"{name!r} is no workload" if name else "a workload is missing"
+        guess = meant(name, (*NAMES, *FAMILIES, FILE))
+        scanner.fail(f"{wrong}; choose from {usage()}{guess}", start)
     numbers = scanner.numbers() or []
     with scanner.blaming(start):
         return built(FAMILIES[name], numbers)
@@ -126,10 +129,11 @@ def _arrivals(scanner: Scanner) -> Arrivals | None:
     name = scanner.take(_NAME) or ""
     if name not in ARRIVALS:
         allowed = ", ".join(f"{each}({','.join(words)})" for each, (words, _) in ARRIVALS.items())
-        scanner.fail(f"{name!r} is no way to arrive; choose from {allowed}", start)
+        wrong = f"{name!r} is no way to arrive" if name else "a way to arrive is missing"
+        scanner.fail(f"{wrong}; choose from {allowed}{meant(name, ARRIVALS)}", start)
     words, build = ARRIVALS[name]
     numbers = scanner.numbers() or []
-    if len(numbers) != len(words) and (name, numbers) != ("replay", []):
-        scanner.fail(f"{name}({','.join(words)}) does not take {len(numbers)} numbers", start)
+    num_needed = 0 if name == "replay" else len(words)
     with scanner.blaming(start):
+        check_count(f"{name}({','.join(words)})", len(numbers), range(num_needed, len(words) + 1))
         return build(*numbers)

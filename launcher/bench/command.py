@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from loong.core.errors import ConfigError
 from loong.launcher.bench.config import BenchConfig, BenchLoadConfig, ExternalServer, Server, check_lengths
 from loong.launcher.bench.flags import (
-    DEFAULT_POLICY,
+    DEFAULT_POLICIES,
     add_load_flags,
     add_report_flags,
     add_server_flags,
@@ -124,7 +124,8 @@ def _config(args: argparse.Namespace) -> tuple[BenchConfig, Auto]:
 def _servers(args: argparse.Namespace, rule: SLORule) -> Mapping[str, Server]:
     if args.base_url is not None:
         if args.policy is not None:
-            raise ConfigError(f"--policy {args.policy} is fixed by the server at --base-url; leave one out")
+            asked = ",".join(args.policy)
+            raise ConfigError(f"--policy {asked} is fixed by the server at --base-url; leave one out")
         return _external_servers(args.base_url, args.backend or ["openai"], args.model)
     if args.backend is not None:
         raise ConfigError(f"--backend {args.backend[0]} is of a server at --base-url; give that too")
@@ -135,7 +136,7 @@ def _servers(args: argparse.Namespace, rule: SLORule) -> Mapping[str, Server]:
         extra_arguments=(*_own_arguments(args), *_targets(rule), *args.extra_server_args),
         start_timeout=args.start_timeout,
     )
-    return servers_by_policy((args.policy or DEFAULT_POLICY).split(","), server)
+    return servers_by_policy(args.policy or DEFAULT_POLICIES, server)
 
 
 def _external_servers(texts: list[str], backends: list[str], model: str | None) -> dict[str, ExternalServer]:

@@ -18,6 +18,7 @@ from loong.launcher.flags import (
     ratio,
     seconds,
 )
+from loong.launcher.policy_flags import policy_names
 from loong.launcher.runs.chosen_load import DEFAULT_NUM_REQUESTS, MOST_REQUESTS
 from loong.workloads.client.backends import FIELDS_OF_THE_LOAD, ServerApi
 from loong.workloads.metrics.slo import RULE_NAMES
@@ -25,7 +26,7 @@ from loong.workloads.request import SMALLEST_VOCABULARY
 
 T = TypeVar("T")
 
-DEFAULT_POLICY = "esp"
+DEFAULT_POLICIES = ("esp",)
 DEFAULT_SLO = "tight"
 DEFAULT_PRECISION = 0.1
 
@@ -46,8 +47,9 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--policy",
+        type=policy_names,
         metavar="P,P",
-        help=f"policies to measure, each on a server started here ({DEFAULT_POLICY})",
+        help=f"policies to measure, each on a server started here ({','.join(DEFAULT_POLICIES)})",
     )
     group.add_argument("--model", help="model to serve here, or to ask for at --base-url (the first)")
     group.add_argument(

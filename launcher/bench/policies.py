@@ -8,25 +8,21 @@ from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.bench.spawned_server import ServerConfig
 from loong.launcher.config_file import apply_config_file
-from loong.launcher.policy_flags import named_kind, policy_config
-from loong.scheduler.policy import admissible_tokens
+from loong.launcher.policy_flags import policy_config
+from loong.scheduler.policy import admissible_tokens, policy_kind
 
 
 def servers_by_policy(policies: Sequence[str], server: ServerConfig) -> dict[str, ServerConfig]:
     """Return the server of each policy: `server`, or one instance of all its devices.
 
     Raises:
-        ConfigError: a name is unknown or given twice, or a policy cannot run on such a server.
+        ConfigError: a policy cannot run on such a server.
     """
-    if "" in policies:
-        raise ConfigError("--policy needs one name or several with commas, such as esp,static-sp")
-    if len(set(policies)) < len(policies):
-        raise ConfigError(f"--policy {','.join(policies)} names a policy twice")
     return {policy: _server_of(policy, server) for policy in policies}
 
 
 def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
-    if named_kind(policy).max_instances == 1 < server.num_instances:
+    if policy_kind(policy).max_instances == 1 < server.num_instances:
         server = _as_one_instance(policy, server)
     instances = (
         ElasticInstance(i, server.tensor_parallel_size, InstanceKind.FULL, kv_capacity=1)

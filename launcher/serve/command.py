@@ -15,12 +15,13 @@ from loong.launcher.cluster_flags import (
     ADMIN_KEY_VARIABLE,
     add_instance_flags,
     add_model_flags,
+    check_choices,
     chosen_cluster,
 )
 from loong.launcher.entry import importing
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
-from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
 from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
@@ -86,6 +87,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.allow_fault_injection:
         logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
     with _fork_server(args.hosts) as fork_server:  # imports while this process does
+        check_choices(args)
         from loong.server.api.listen import bound_socket
 
         with bound_socket(args.host, args.port) as listener:  # before what takes seconds
@@ -144,6 +146,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
 def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--policy",
+        type=policy_name,
         choices=POLICY_NAMES,
         default="esp",
         help="scheduling policy; esp: elastic; static-sp: one group; replicas: each alone (%(default)s)",

@@ -9,12 +9,11 @@ from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, Service, spread_over_hosts
 from loong.launcher.hardware.cost_model_file import CostModelFile
 from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.policy_flags import named_kind
 from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline
-from loong.scheduler.policy import DEFAULT_CONFIG, admissible_tokens
+from loong.scheduler.policy import DEFAULT_CONFIG, admissible_tokens, policy_kind
 from loong.workloads.metrics.backlog import WorkOf
 from loong.workloads.metrics.slo import PrefillTime
 from loong.workloads.request import WorkloadRequest
@@ -55,10 +54,10 @@ class Hardware:
     def cluster(self, policy: str, config: PolicyConfig = DEFAULT_CONFIG) -> SimulatedCluster:
         """Return all devices as `policy` runs them: as one instance, if one is all that it runs.
 
-        Raises `ConfigError` if the policy is unknown, or the model cannot be cut or does not fit.
+        Raises `ConfigError` if the model cannot be cut or does not fit, or the policy cannot run.
         """
         num_instances, tp_size, num_tokens = self.num_instances, self.tp_size, self.kv_cache_tokens
-        if named_kind(policy).max_instances == 1 < num_instances:
+        if policy_kind(policy).max_instances == 1 < num_instances:
             num_instances, tp_size = 1, self.num_instances * self.tp_size
             num_tokens = None if num_tokens is None else num_tokens * self.num_instances
             self._check_one(policy, tp_size)
@@ -90,7 +89,7 @@ class Hardware:
     def _served(self, policy: str) -> Service:
         """Return what instances serve: as workers on such devices do, or more if the policy needs it."""
         usual = Service.ALL if self.device == "cpu" else Service.ONE_LEASE
-        return usual if usual in named_kind(policy).services else Service.ALL
+        return usual if usual in policy_kind(policy).services else Service.ALL
 
     def _check_one(self, policy: str, tp_size: int) -> None:
         if self.num_hosts > 1:

@@ -24,7 +24,7 @@ from loong.launcher.simulate.config import (
     SimulatedLoadConfig,
 )
 from loong.launcher.simulate.flags import (
-    DEFAULT_POLICY,
+    DEFAULT_POLICIES,
     DEFAULT_SLO,
     SWEPT_POLICIES,
     SWEPT_SHARES,
@@ -97,7 +97,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
     is_chosen = not rates and args.goodput is None
     config = SimulateConfig(
         model=model,
-        policies=_policies(args.policy or (",".join(SWEPT_POLICIES) if is_chosen else DEFAULT_POLICY)),
+        policies=args.policy or (SWEPT_POLICIES if is_chosen else DEFAULT_POLICIES),
         rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale, args.workload),
         rates=rates,
         hardware=hardware,
@@ -156,13 +156,6 @@ def _refuse_more_than_replay(args: argparse.Namespace) -> None:
         if name != "replay":
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"--replay takes everything from its file, and has no use for {flag}")
-
-
-def _policies(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if len(set(names)) < len(names):
-        raise ConfigError(f"--policy {text} names a policy twice")
-    return names
 
 
 def _rules(texts: Sequence[str], scale: float, workload: str) -> tuple[SLORule, ...]:

@@ -16,6 +16,7 @@ from loong.launcher.flags import (
     token_count,
 )
 from loong.launcher.hardware.devices import DEVICES
+from loong.launcher.policy_flags import policy_names
 from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.launcher.simulate.config import DEFAULT_DURATION, MIN_REQUESTS
@@ -25,7 +26,7 @@ from loong.workloads.metrics.slo import RULE_NAMES
 DEFAULT_SLO = "tight"
 SWEPT_SHARES = (0.25, 0.5, 1.0, 1.5)  # of the predicted capacity
 DEFAULT_PRECISION = 0.05
-DEFAULT_POLICY = "esp"
+DEFAULT_POLICIES = ("esp",)
 SWEPT_POLICIES = ("esp", "replicas", "static-sp")
 
 
@@ -33,8 +34,10 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
     """Add the flags for the simulated cluster and its speed."""
     group.add_argument(
         "--policy",
+        type=policy_names,
         metavar="P,P",
-        help=f"policies to simulate ({DEFAULT_POLICY}; where no rate is given, {','.join(SWEPT_POLICIES)})",
+        help=f"policies to simulate ({','.join(DEFAULT_POLICIES)}; where no rate is given, "
+        f"{','.join(SWEPT_POLICIES)})",
     )
     group.add_argument(
         "--model",

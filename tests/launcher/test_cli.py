@@ -89,6 +89,12 @@ def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("serve", "--prot", "5"), "there is no flag --prot; did you mean --port?"),
         (("serve", "--num_instance=5"), "did you mean --num-instances?"),
         (("serve", "--policy", "replica"), "did you mean replicas?"),
+        (("serve", "--policy", "esp-fixed-x"), "did you mean esp-fixed-N? N is a number of instances that"),
+        (("simulate", "--policy", "replica"), "did you mean replicas?"),
+        (("bench", "--policy", "esp,replica"), "did you mean replicas?"),
+        (("simulate", "--policy", ""), "--policy: it needs one name or several with commas"),
+        (("bench", "--policy", "esp,,tp"), "--policy: it needs one name or several with commas"),
+        (("bench", "--policy", "esp,esp"), "--policy: esp,esp names a policy twice"),
         (("serve", "--num-inst", "5"), "there is no flag --num-inst;"),  # no abbreviations
         (("serve", "a", "b"), "'b' is one argument too many"),
         (("serve", "--xyzzy"), "there is no flag --xyzzy ("),

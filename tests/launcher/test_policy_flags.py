@@ -3,8 +3,7 @@ from dataclasses import fields
 
 import pytest
 
-from loong.core.errors import ConfigError
-from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, named_kind, policy_config
+from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
 from loong.scheduler.config import Fairness, PolicyConfig
 
 
@@ -32,6 +31,3 @@ def test_names_of_policies_have_those_of_fixed_groups_of_any_size() -> None:
     assert [name for name in tried if name in POLICY_NAMES] == [
         *("esp", "esp-fixed-1", "esp-fixed-12", "esp")
     ]
-    assert named_kind("esp-fixed-3").group_size == 3
-    with pytest.raises(ConfigError, match=r"--policy 'swift' is unknown; choose from esp, .*, esp-fixed-N"):
-        named_kind("swift")

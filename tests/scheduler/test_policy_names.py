@@ -47,13 +47,16 @@ def test_the_page_of_policies_reports_each_and_of_each_flag() -> None:
 
 def test_an_unknown_policy_is_named_beside_those_that_exist() -> None:
     known = re.escape(", ".join(NAMES))
-    with pytest.raises(ConfigError, match=rf"one of {known}, but is 'magic'"):
+    with pytest.raises(ConfigError, match=rf"^policy 'magic' is none of {known}$"):
         make_policy("magic", PolicyConfig())
 
 
-@pytest.mark.parametrize("name", ["esp-fixed-", "esp-fixed-0", "esp-fixed-02", "esp-fixed--1"])
+@pytest.mark.parametrize(
+    "name", ["esp-fixed-", "esp-fixed-0", "esp-fixed-02", "esp-fixed--1", "esp-fixed-x", "esp-fixed-N"]
+)
 def test_fixed_groups_have_a_size_above_0(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"esp-fixed-N, but is '{name}'"):
+    asked = r"did you mean esp-fixed-N\? N is a number of instances that divides --num-instances$"
+    with pytest.raises(ConfigError, match=rf"^policy '{name}' is none of .*; {asked}"):
         policy_kind(name)
 
 

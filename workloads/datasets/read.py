@@ -1,7 +1,7 @@
 """Reads a file of requests, whichever of the formats it has."""
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -31,10 +31,11 @@ TABLES: tuple[tuple[frozenset[str], Reader], ...] = (
     (frozenset(azure.COLUMNS), read_azure),
     (frozenset(burstgpt.COLUMNS), read_burstgpt),
 )
-KNOWN = (
-    "an Azure LLM trace or BurstGPT (CSV), a Mooncake trace, L-Eval, LV-Eval or loong's own (JSON lines), or "
-    "ShareGPT (a JSON list)"
+_NOT_KNOWN = (
+    "the file is none of an Azure LLM trace or BurstGPT (CSV), a Mooncake trace, L-Eval, LV-Eval or loong's "
+    "own (JSON lines), or ShareGPT (a JSON list)"
 )
+_MAX_NAMES, _MAX_NAME = 6, 32  # names that an error quotes, and characters of each
 
 
 def read_recording(path: Path) -> RecordedTrace:
@@ -64,18 +65,32 @@ def _reader(path: Path, first_line: bytes) -> Reader:
     if first_line.startswith(b"["):
         return read_sharegpt
     if first_line.startswith(b"{"):
-        keys, readers = _keys(path, first_line), JSON_LINES
+        kind, names, readers = "keys", _keys(path, first_line), JSON_LINES
     else:
-        keys = frozenset(next(csv.reader([first_line.decode("utf-8", "replace")]), []))
-        readers = TABLES
+        kind, names, readers = "columns", _columns(path, first_line), TABLES
     for needed, reader in readers:
-        if needed <= keys:
+        if needed <= set(names):
             return reader
-    raise bad(path, "line 1", f"has {', '.join(sorted(keys)) or 'nothing'}, which is none of {KNOWN}")
+    has = f"has the {kind} {_quoted(names)}" if names else "is empty"
+    raise bad(path, "line 1", f"{has}; {_NOT_KNOWN}")
 
 
-def _keys(path: Path, line: bytes) -> frozenset[str]:
+def _keys(path: Path, line: bytes) -> Sequence[str]:
     try:
-        return frozenset(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+        return list(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad(path, "line 1", f"{error}; the file is none of {KNOWN}") from error
+        raise bad(path, "line 1", f"{error}; {_NOT_KNOWN}") from error
+
+
+def _columns(path: Path, line: bytes) -> Sequence[str]:
+    try:
+        return next(csv.reader([line.decode("utf-8", "replace")]), [])
+    except csv.Error as error:
+        raise bad(path, "line 1", f"{error}; {_NOT_KNOWN}") from error
+
+
+def _quoted(names: Sequence[str]) -> str:
+    """Return the first names in quotes, each cut to a bounded length."""
+    cut = [name.strip() for name in names[:_MAX_NAMES]]
+    shown = [repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}...") for name in cut]
+    return ", ".join(shown) + (f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")

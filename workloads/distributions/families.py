@@ -30,8 +30,8 @@ def built(family: Family, numbers: Sequence[float]) -> Law | SharedPrefix:
         ConfigError: too few numbers, too many, or one out of range.
     """
     parameters = _parameters(family)
-    if not sum(each.is_needed for each in parameters) <= len(numbers) <= len(parameters):
-        raise ConfigError(f"{family_usage(family)} does not take {len(numbers)} numbers")
+    num_needed = sum(each.is_needed for each in parameters)
+    check_count(family_usage(family), len(numbers), range(num_needed, len(parameters) + 1))
     build: Callable[..., Law | SharedPrefix] = family
     return build(
         **{
@@ -39,6 +39,13 @@ def built(family: Family, numbers: Sequence[float]) -> Law | SharedPrefix:
             for each, number in zip(parameters, numbers, strict=False)
         }
     )
+
+
+def check_count(usage: str, count: int, allowed: range) -> None:
+    """Raise `ConfigError` for a source or arrivals written with a count of numbers that is not allowed."""
+    if count not in allowed:
+        counts, noun = " or ".join(map(str, allowed)), "number" if allowed[-1] == 1 else "numbers"
+        raise ConfigError(f"{usage} needs {counts} {noun}, but has {count}")
 
 
 def whole(word: str, number: float) -> int:

@@ -55,6 +55,8 @@ def read_header(path: Path) -> Header:
             return _Cursor(path, data).header()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ConfigError:  # which is a ValueError, too
+        raise
     except ValueError as error:  # an empty file, which cannot be mapped, or text that is not UTF-8
         raise ConfigError(f"{path} is not a GGUF file: {error}") from error
     except (struct.error, IndexError, OverflowError) as error:

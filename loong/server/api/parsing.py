@@ -4,14 +4,15 @@ An unknown field is refused by name, never ignored, except a few well-known fiel
 answer.
 """
 
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from typing import TypeVar
+import re
+from collections.abc import Mapping, Sequence, Sized
+from typing import TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from loong.core.request import number_text
+from loong.core.similar_words import meant
 from loong.server.api.errors import ApiError, bad_request
 from loong.server.api.schema_base import Schema
 
@@ -30,7 +31,16 @@ NEUTRAL: Mapping[str, object] = {  # unsupported fields, and the value that asks
     "bad_words": [],
 }
 _MAX_NAME = 64  # characters
-_OURS, _NEEDED = "Value error, ", "Input should be "  # how pydantic's messages begin
+_OURS = "Value error, "  # how pydantic's messages of errors in our own words begin
+_SUBJECT = re.compile(r"^\w+ should ")  # how its other ones begin
+_OBJECT = re.compile(r"a valid dictionary(?: or instance of \w+)?")
+_COUNT = re.compile(r" after validation, not \w+$")
+_ENDPOINTS: Mapping[str, str] = {  # by the field that each cannot do without
+    "prompt": "/v1/completions",
+    "messages": "/v1/chat/completions",
+    "input": "/v1/responses",
+    "inputs": "/generate",
+}
 _LIKENESS = 0.75  # of two names, from which one may be a misspelling of the other
 
 Fields = TypeVar("Fields", bound=Schema)
@@ -79,18 +89,48 @@ def _name_field(error: ErrorDetails, schema: type[Schema]) -> ApiError:
     field = names[0] if names else None
     path = ".".join(names)
     if error["type"] == "extra_forbidden":
-        but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else _meant(names, schema)
+        but = f" (only {NEUTRAL[path]!r} is)" if path in NEUTRAL else _meant(error["loc"], schema)
         return bad_request(f"{path} is not supported{but}", field, "unsupported_parameter")
     if error["type"] == "value_error":  # in our own words
         return bad_request(f"{path}: {error['msg'].removeprefix(_OURS)}", field)
-    given, needed = error["input"], error["msg"].removeprefix(_NEEDED)
-    what = f"{path} must be {needed}" if needed != error["msg"] else f"{path}: {needed}"
-    return bad_request(
-        what + (f", but is {number_text(given)}" if isinstance(given, int | float) else ""), field
-    )
+    if error["type"] == "missing":
+        return bad_request(f"{path} is missing{_other_endpoint(names, error['input'])}", field)
+    needed = _COUNT.sub("", _OBJECT.sub("an object", _SUBJECT.sub("", error["msg"])))
+    return bad_request(f"{path} must {needed}, but {_given(error['input'], needed)}", field)
 
 
-def _meant(names: Sequence[str], schema: type[Schema]) -> str:
-    """Return a hint for a name that is similar to a known field, or an empty string."""
-    likely = get_close_matches(names[0], schema.model_fields, n=1, cutoff=_LIKENESS)
-    return f"; did you mean {likely[0]}?" if likely and len(names) == 1 else ""
+def _given(value: object, needed: str) -> str:
+    """Return what a value has or is instead of what is needed of it."""
+    if isinstance(value, Sized) and needed.startswith("have"):
+        return f"has {len(value)}"
+    match value:
+        case int() | float():
+            return f"is {number_text(value)}"
+        case str():
+            return f"is {short(value)!r}"
+        case dict():
+            return "is an object"
+        case _:
+            return "is a list"
+
+
+def _other_endpoint(names: Sequence[str], body: object) -> str:
+    """Return a hint at the endpoint that takes a body in which a field is missing, or an empty string."""
+    others = [name for name in _ENDPOINTS if len(names) == 1 and isinstance(body, dict) and name in body]
+    return f"; {_ENDPOINTS[others[0]]} takes {others[0]}" if others else ""
+
+
+def _meant(place: Sequence[int | str], schema: type[Schema]) -> str:
+    """Return a hint for a name that is similar to a field of the same object, or an empty string."""
+    schemas = [schema]
+    for part in place[:-1]:
+        inner = [field.annotation for each in schemas if (field := each.model_fields.get(str(part)))]
+        schemas = [found for annotation in inner for found in _schemas_in(annotation)] or schemas
+    return meant(str(place[-1]), [name for each in schemas for name in each.model_fields], _LIKENESS)
+
+
+def _schemas_in(annotation: object) -> list[type[Schema]]:
+    """Return the schemas that a field's type names."""
+    if isinstance(annotation, type) and issubclass(annotation, Schema):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _schemas_in(part)]

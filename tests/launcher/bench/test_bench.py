@@ -216,8 +216,8 @@ def on_a_terminal(command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes],
 
 def test_nothing_runs_if_a_later_policy_cannot(tmp_path: Path) -> None:
     output_dir = tmp_path / "out"
-    with pytest.raises(ConfigError, match="'swift'"):
-        run_bench(*QUICK, "--policy", "esp,swift", "--output-dir", str(output_dir))
+    with pytest.raises(ConfigError, match="policy esp-fixed-3 "):
+        run_bench(*QUICK, "--policy", "esp,esp-fixed-3", "--output-dir", str(output_dir))
     assert not output_dir.exists()
 
 
@@ -408,8 +408,6 @@ def test_a_model_that_is_not_served_is_named_beside_those_that_are(tmp_path: Pat
         (["--per-class", "--duration", "3", "--request-rate", "2"], "--per-class sends the same requests"),
         (["--request-rate", "2:inf:1"], "--request-rate '2:inf:1'"),
         (["--slo", "loongserve-10", "--workload", "zipf1.0"], "--slo: SLO loongserve-10"),
-        (["--policy", "esp,,tp"], "--policy"),
-        (["--policy", "esp,esp"], "--policy esp,esp"),
         (["--slo", "swift"], "--slo: SLO 'swift'"),
         (["--goodput", "ttft:1", "tpot"], "--goodput: SLO 'tpot'"),
         (["--request-rate", "0"], "--request-rate '0'"),

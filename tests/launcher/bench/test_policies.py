@@ -50,17 +50,6 @@ def test_processes_that_the_kv_heads_cannot_be_split_over_are_refused(shape: tup
         servers_by_policy(["esp", "tp"], server(num_instances, tp_size))
 
 
-def test_an_unknown_policy_is_named_beside_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"--policy 'swift' is unknown; choose from esp.*tp"):
-        servers_by_policy(["esp", "swift"], server(2))
-
-
-@pytest.mark.parametrize("policies", [["esp", ""], [""], ["esp", "esp"]])
-def test_a_name_is_given_once_and_is_not_empty(policies: list[str]) -> None:
-    with pytest.raises(ConfigError, match="--policy"):
-        servers_by_policy(policies, server(2))
-
-
 def test_what_serve_would_not_take_is_refused_before_anything_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -74,7 +74,7 @@ def test_an_unloaded_prefill_is_the_quickest_that_the_cluster_can_do() -> None:
     ("device", "policy", "named"),
     [
         ("abacus", "esp", "--device 'abacus'"),
-        ("h200", "magic", "--policy 'magic'"),
+        ("h200", "magic", "policy 'magic'"),
         ("cpu", "esp", "no room for KV on 1 x cpu"),
     ],
 )

@@ -139,6 +139,14 @@ async def test_a_field_that_is_nearly_another_is_reported_which(
         ({"max_tokens": -1}, "max_tokens must be greater than or equal to 0, but is -1"),
         ({"top_k": 2**64}, "top_k must be less than or equal to 2147483647, but is about 1e19"),
         ({"temperature": True}, "temperature must be a valid number, but is True"),
+        ({"max_tokens": "abc"}, "max_tokens must be a valid integer, but is 'abc'"),
+        ({"max_tokens": "9" * 99}, f"max_tokens must be a valid integer, but is '{'9' * 64}...'"),
+        ({"seed": {}}, "seed must be a valid integer, but is an object"),
+        ({"slo": []}, "slo must be an object, but is a list"),
+        ({"logit_bias": 5}, "logit_bias must be an object, but is 5"),
+        ({"stop": ["a"] * 17}, "stop must have at most 16 items, but has 17"),
+        ({"guided_choice": []}, "guided_choice must have at least 1 item, but has 0"),
+        ({"user": "a" * 257}, "user must have at most 256 characters, but has 257"),
         ({"prompt_logprobs": 21}, "prompt_logprobs must be less than or equal to 20, but is 21"),
         ({"stream_options": {}}, "stream_options: only requests with stream set to true have them"),
         ({"stream": True, "stream_options": {"stream": True}}, "stream_options.stream is not supported"),
@@ -159,7 +167,34 @@ async def test_a_refusal_says_in_plain_words_what_is_wrong(
     async with serving(ScriptedEngine()) as url:
         error = await error_of(url, PATH, 400, **{"prompt": "a"} | wrong)
     assert message in error["message"]
-    assert not any(words in error["message"] for words in ("Value error", "did you mean", "Input should"))
+    assert not any(words in error["message"] for words in ("Value error", "did you mean", " should "))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (PATH, {"prompt": "a", "slo": {"ttf": 1, "tpot": 1}}, "slo.ttf is not supported; did you mean ttft?"),
+        (PATH, {"prompt": "a", "slo": {"max_token": 1}}, "slo.max_token is not supported"),
+        (
+            CHAT,
+            {
+                "messages": MESSAGES,
+                "tools": [{"type": "function", "function": {"name": "a", "paramters": {}}}],
+            },
+            "tools.0.function.paramters is not supported; did you mean parameters?",
+        ),
+        (
+            "/generate",
+            {"inputs": "a", "parameters": {"max_tokens": 1}},
+            "parameters.max_tokens is not supported; did you mean max_new_tokens?",
+        ),
+    ],
+)
+async def test_a_field_of_a_field_that_is_nearly_another_is_reported_which(
+    serving: Serving, path: str, body: dict[str, object], message: str
+) -> None:
+    async with serving(ScriptedEngine()) as url:
+        assert (await error_of(url, path, 400, **body))["message"] == message
 
 
 async def test_a_long_name_is_cut_where_it_is_refused(serving: Serving) -> None:
@@ -183,6 +218,29 @@ async def test_a_missing_prompt_is_named(serving: Serving) -> None:
     async with serving(ScriptedEngine()) as url:
         assert (await error_of(url, PATH, 400))["param"] == "prompt"
         assert (await error_of(url, CHAT, 400))["param"] == "messages"
+        error = await error_of(url, CHAT, 400, messages=[{"role": "user"}])
+    assert error["message"] == "messages.0.content is missing"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "hint"),
+    [
+        (PATH, {}, ""),
+        (PATH, {"messages": MESSAGES}, "; /v1/chat/completions takes messages"),
+        (PATH, {"input": "a"}, "; /v1/responses takes input"),
+        (CHAT, {"prompt": "a"}, "; /v1/completions takes prompt"),
+        ("/v1/responses", {"messages": MESSAGES}, "; /v1/chat/completions takes messages"),
+        ("/generate", {"prompt": "a"}, "; /v1/completions takes prompt"),
+        ("/generate_stream", {"messages": MESSAGES}, "; /v1/chat/completions takes messages"),
+        (PATH, {"inputs": "a"}, "; /generate takes inputs"),
+    ],
+)
+async def test_a_body_of_another_endpoint_is_pointed_there(
+    serving: Serving, path: str, body: dict[str, object], hint: str
+) -> None:
+    async with serving(ScriptedEngine()) as url:
+        error = await error_of(url, path, 400, **body)
+    assert error["message"] == f"{error['param']} is missing{hint}"
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ TAKEN: Sequence[tuple[dict[str, object], Grammar | None]] = (
 )
 REFUSED: Sequence[tuple[str, object, str]] = (
     ("guided_json", "{", "JSON"),
-    ("guided_json", "[]", "dictionary"),
-    ("guided_json", 5, "dictionary"),
+    ("guided_json", "[]", "must be an object, but is"),
+    ("guided_json", 5, "must be an object, but is"),
     ("guided_json", {"not": {}}, "has not"),
     ("guided_regex", "", "1 character"),
     ("guided_regex", "(", "parenthesis"),
