@@ -104,6 +104,10 @@ def _given(value: object, needed: str) -> str:
     if isinstance(value, Sized) and needed.startswith("have"):
         return f"has {len(value)}"
     match value:
+        case None:
+            return "is null"
+        case bool():
+            return f"is {str(value).lower()}"
         case int() | float():
             return f"is {number_text(value)}"
         case str():
