@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import inf
 
+from loong.observability.decision_log.story.phrases import listed
 from loong.workloads.plots.curves import at_rate
 from loong.workloads.report.run_document import RuleRuns, RunRow, as_number, spread_of
 
@@ -45,8 +47,8 @@ class AttainmentDifference:
 class ReportAnswer:
     """Sentences on the best policy, and every loss of it, the worst first.
 
-    `noise` says how far repetitions differ; it is empty where there are none. Where the ranges of two
-    policies overlap, their difference is neither gain nor loss.
+    `noise` says how far repetitions differ, and where ranges overlap; it is empty without repetitions. Where
+    the ranges of two policies overlap, their difference is neither gain nor loss.
     """
 
     winner: str
@@ -69,7 +71,12 @@ def answer(runs: RuleRuns) -> ReportAnswer:
     losses = tuple(sorted(_losses(runs, winner, others), key=lambda loss: -loss.ratio))
     met = _met_by_rate(runs, ranked) if runs.goodput else _met_at_rate(runs, ranked)
     return ReportAnswer(
-        winner, met, _gain(runs, winner, others), _loss(runs, winner, others, losses), _noise(runs), losses
+        winner,
+        met,
+        _gain(runs, winner, others),
+        _loss(runs, winner, others, losses),
+        _noise(runs, ranked),
+        losses,
     )
 
 
@@ -117,21 +124,29 @@ def _share_with_range(runs: RuleRuns, policy: str) -> str:
     return f"{middle} % ({least} to {greatest})"
 
 
-def _noise(runs: RuleRuns) -> str:
-    """Return how far the attainment of one policy differs between repetitions at the rate that is shown."""
+def _noise(runs: RuleRuns, ranked: Sequence[str]) -> str:
+    """Return how far repetitions of one policy differ at the rate that is shown, and where ranges overlap."""
     spreads = [
         spread
-        for policy in runs.policies
+        for policy in ranked
         if _is_repeated(runs, policy)
         and (spread := runs.spread(policy, runs.shown_rate, "slo_attainment")) is not None
     ]
     if not spreads:
         return ""
     points = max(greatest - least for _, least, greatest in spreads) * 100
-    return (
-        f"Repetitions of one policy differ by up to {points:.1f} points of SLO attainment: "
-        "smaller differences are noise here."
-    )
+    differ = f"Repetitions of one policy differ by up to {points:.1f} points of SLO attainment"
+    if len(spreads) == 1:
+        return f"{differ}."
+    overlaps = [
+        f"between {one} and {other}"
+        for one, other in combinations(ranked, 2)
+        if _is_noise(runs, (one, other), "slo_attainment", None)
+    ]
+    if not overlaps:
+        return f"{differ}; no ranges overlap."
+    noise = "this difference is" if len(overlaps) == 1 else "these differences are"
+    return f"{differ}. Ranges overlap {listed(overlaps)}: {noise} noise."
 
 
 def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:

@@ -67,10 +67,32 @@ def test_repetitions_have_a_range_and_differences_within_it_are_noise(tmp_path: 
         reported.met
         == "At 2 req/s, esp met the SLO for 92 % (90 to 94) of 4 requests, tp for 50 % (50 to 50)."
     )
-    assert "up to 4.0 points" in reported.noise
+    assert reported.noise == (
+        "Repetitions of one policy differ by up to 4.0 points of SLO attainment; no ranges overlap."
+    )
     assert reported.sentences == (reported.met, reported.noise, reported.gain, reported.loss)
     assert "P99 TTFT" not in reported.gain
     assert "P99 TTFT" not in reported.loss
+
+
+def test_noise_is_where_ranges_overlap_however_far_the_repetitions_of_one_policy_differ(
+    tmp_path: Path,
+) -> None:
+    attained = {"esp": (1.0, 1.0), "static-sp": (0.68, 0.92), "tp": (0.9, 1.0), "replicas": (0.5, 0.6)}
+    rows = [
+        run_row(policy, repeat=i, slo_attainment=attainment)
+        for policy, attainments in attained.items()
+        for i, attainment in enumerate(attainments)
+    ]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    assert answer(runs).noise == (
+        "Repetitions of one policy differ by up to 24.0 points of SLO attainment. Ranges overlap between esp "
+        "and tp and between tp and static-sp: these differences are noise."
+    )
+    (runs,) = by_rule(write_run(tmp_path, rows[2:6]))
+    assert answer(runs).noise.endswith(" Ranges overlap between tp and static-sp: this difference is noise.")
+    (runs,) = by_rule(write_run(tmp_path, rows[2:4]))
+    assert answer(runs).noise == ("Repetitions of one policy differ by up to 24.0 points of SLO attainment.")
 
 
 def test_a_loss_to_one_policy_is_reported_where_the_best_other_is_within_noise(tmp_path: Path) -> None:
