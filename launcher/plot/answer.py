@@ -1,8 +1,8 @@
 """Summarizes runs in sentences: which policy met the SLO most often, its gains and its losses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import inf
 
 from loong.observability.decision_log.story.phrases import listed
@@ -111,8 +111,22 @@ def _rank(runs: RuleRuns, policy: str) -> tuple[float, float, float]:
 def _met_at_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
     first, *rest = (f"{policy} met the SLO for {_share_with_range(runs, policy)}" for policy in ranked)
     rest = [words.replace(" met the SLO", "") for words in rest]
-    sent = max((run.num_prompts for run in runs.runs), default=0)
-    return f"{_start(at_rate(runs.shown_rate))}, {', '.join((f'{first} of {sent:,} requests', *rest))}."
+    return f"{_start(at_rate(runs.shown_rate))}, {', '.join((f'{first} of {_sent(runs)}', *rest))}."
+
+
+def _sent(runs: RuleRuns) -> str:
+    """Return how many requests each repetition sent at the rate that is shown, in words."""
+    repeats = [shown for policy in runs.policies if (shown := runs.at(policy, runs.shown_rate))]
+    sent = [run.num_prompts for run in list(chain.from_iterable(repeats)) or runs.runs]
+    words = f"{_from_to(sent)} requests"
+    counts = [len(shown) for shown in repeats]
+    return f"{words} in each of {_from_to(counts)} repetitions" if max(counts, default=0) > 1 else words
+
+
+def _from_to(numbers: Collection[int]) -> str:
+    """Return the least and the greatest number, or the only one, in words."""
+    least, greatest = min(numbers), max(numbers)
+    return f"{least:,}" if least == greatest else f"{least:,} to {greatest:,}"
 
 
 def _share_with_range(runs: RuleRuns, policy: str) -> str:

@@ -58,14 +58,17 @@ def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: 
 
 def test_repetitions_have_a_range_and_differences_within_it_are_noise(tmp_path: Path) -> None:
     rows = [
-        *(run_row("esp", repeat=i, slo_attainment=0.9 + i / 50, p99_ttft_ms=40.0 + 9 * i) for i in range(3)),
+        *(
+            run_row("esp", repeat=i, slo_attainment=0.9 + i / 50, p99_ttft_ms=40.0 + 9 * i, num_prompts=4 + i)
+            for i in range(3)
+        ),
         *(run_row("tp", 2.0, repeat=i, slo_attainment=0.5, p99_ttft_ms=44.0) for i in range(3)),
     ]
     (runs,) = by_rule(write_run(tmp_path, rows))
     reported = answer(runs)
-    assert (
-        reported.met
-        == "At 2 req/s, esp met the SLO for 92 % (90 to 94) of 4 requests, tp for 50 % (50 to 50)."
+    assert reported.met == (
+        "At 2 req/s, esp met the SLO for 92 % (90 to 94) of 4 to 6 requests in each of 3 repetitions, tp for "
+        "50 % (50 to 50)."
     )
     assert reported.noise == (
         "Repetitions of one policy differ by up to 4.0 points of SLO attainment; no ranges overlap."
