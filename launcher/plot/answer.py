@@ -48,7 +48,8 @@ class ReportAnswer:
     """Sentences on the best policy, and every loss of it, the worst first.
 
     `noise` says how far repetitions differ, and where ranges overlap; it is empty without repetitions. Where
-    the ranges of two policies overlap, their difference is neither gain nor loss.
+    the ranges of two policies overlap, their difference is neither gain nor loss. `interrupted` says which
+    numbers are of a part of the requests.
     """
 
     winner: str
@@ -56,12 +57,13 @@ class ReportAnswer:
     gain: str
     loss: str
     noise: str
+    interrupted: str
     losses: tuple[AttainmentDifference, ...]
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """Return all that there are, in reading order."""
-        return tuple(filter(None, (self.met, self.noise, self.gain, self.loss)))
+        return tuple(filter(None, (self.met, self.interrupted, self.noise, self.gain, self.loss)))
 
 
 def answer(runs: RuleRuns) -> ReportAnswer:
@@ -76,6 +78,7 @@ def answer(runs: RuleRuns) -> ReportAnswer:
         _gain(runs, winner, others),
         _loss(runs, winner, others, losses),
         _noise(runs, ranked),
+        " ".join(_interrupted(runs)),
         losses,
     )
 
@@ -123,6 +126,17 @@ def _sent(runs: RuleRuns) -> str:
     return f"{words} in each of {_from_to(counts)} repetitions" if max(counts, default=0) > 1 else words
 
 
+def _interrupted(runs: RuleRuns) -> Iterator[str]:
+    """Yield a sentence on each run that was interrupted."""
+    for run in runs.runs:
+        if run.num_unfinished:
+            asked = run.num_prompts + run.num_unfinished
+            yield (
+                f"{run.policy} was interrupted {at_rate(run.request_rate)}: its numbers are of "
+                f"{run.num_prompts:,} of {asked:,} requests."
+            )
+
+
 def _from_to(numbers: Collection[int]) -> str:
     """Return the least and the greatest number, or the only one, in words."""
     least, greatest = min(numbers), max(numbers)
@@ -168,7 +182,9 @@ def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
     words = []
     for policy in ranked:
         row = found.get(policy)
-        if row is None or row.request_rate == 0:
+        if row is None:
+            words.append(f"{policy} at an unknown rate")
+        elif row.request_rate == 0:
             words.append(f"{policy} at no rate that was run")
         elif row.too_high_rate is None:
             words.append(

@@ -46,13 +46,15 @@ def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: 
     ]
     (runs,) = by_rule(
         write_run(
-            tmp_path, [run_row("esp", request_rate=4.0), run_row("tp", 8.0, request_rate=4.0)], goodput=rows
+            tmp_path,
+            [run_row("esp", request_rate=4.0), run_row("static-sp", 8.0, request_rate=4.0)],
+            goodput=rows,
         )
     )
     reported = answer(runs)
-    assert "tp at no rate that was run" in reported.met
+    assert "static-sp at no rate that was run" in reported.met
     assert reported.gain.startswith(
-        "At 4 req/s, where esp still reached the goal, tp met the SLO for 0 %, and the mean"
+        "At 4 req/s, where esp still reached the goal, static-sp met the SLO for 0 %, and the mean"
     )
 
 
@@ -150,6 +152,21 @@ def test_a_policy_alone_is_compared_with_nothing(tmp_path: Path) -> None:
     assert reported.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests."
     assert "nothing to compare" in reported.gain
     assert reported.losses == ()
+
+
+def test_numbers_of_an_interrupted_run_are_called_partial(tmp_path: Path) -> None:
+    rows = [run_row("tp"), run_row("esp", 2.0, num_unfinished=1996)]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    reported = answer(runs)
+    assert reported.interrupted == ("esp was interrupted at 2 req/s: its numbers are of 4 of 2,000 requests.")
+    assert reported.sentences[:2] == (reported.met, reported.interrupted)
+
+
+def test_of_an_interrupted_search_no_rate_is_claimed(tmp_path: Path) -> None:
+    rows = [run_row("esp"), run_row("tp", num_unfinished=9)]
+    goodput = [{"policy": "esp", "slo": RULE, "request_rate": 2.0, "too_high_rate": 4.0}]
+    (runs,) = by_rule(write_run(tmp_path, rows, goodput=goodput))
+    assert answer(runs).met.endswith("the SLO was met by esp up to 2 req/s; tp at an unknown rate.")
 
 
 def test_runs_that_were_all_cut_off_have_an_answer_too(tmp_path: Path) -> None:
