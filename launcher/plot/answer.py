@@ -198,7 +198,7 @@ def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
 
 def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
     if not others:
-        return "Nothing else was run, so there is nothing to compare it with."
+        return ""
     rival = others[0]
     rates = {row.policy: row.request_rate for row in runs.goodput}
     if rates.get(winner) and rates.get(rival):
@@ -228,7 +228,7 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
 
 def _loss(runs: RuleRuns, winner: str, others: Sequence[str], losses: Sequence[AttainmentDifference]) -> str:
     if not others:
-        return "So no losses are known."
+        return "Nothing else was run."
     if not any(runs.at(policy, runs.shown_rate) for policy in others):
         return f"No other policy was run to its end {at_rate(runs.shown_rate)}, so no losses are known."
     if not losses:
