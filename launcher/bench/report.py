@@ -83,7 +83,7 @@ def report(found: BenchFindings, config: BenchConfig, folder: Path, command: str
     if (background_load := background_load_note(shares)) is not None:
         print(background_load, file=sys.stderr)
     if missing := missing_runs(found, config):
-        print(f"Not measured: {', '.join(missing)}", file=sys.stderr)
+        print(f"Not measured to the end: {', '.join(missing)}", file=sys.stderr)
     print_end(folder, _summary(found, config), is_json_printed=config.is_json_printed)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -9,12 +10,15 @@ import msgspec
 from loong.core.errors import ConfigError
 from loong.core.request import RequestId
 from loong.launcher.explain.listing import listing, most_delayed_first
-from loong.launcher.runs.run_folder import newest_decision_log
+from loong.launcher.runs.run_document import FILE_NAME
+from loong.launcher.runs.run_folder import logs_beside, newest_decision_log
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story.index import LogIndex, indexed
+from loong.observability.decision_log.story.phrases import counted
 from loong.observability.decision_log.story.story import story_of
 from loong.observability.decision_log.story.summary import summary_of
 from loong.observability.decision_log.story.words import reported
+from loong.workloads.report.run_document import read_document
 
 MAX_NAMED = 3  # of the ids that begin alike
 _EXAMPLES = """\
@@ -52,12 +56,23 @@ def run(args: argparse.Namespace) -> int:
     """Print the list, or the story, and return 0. Raises `ConfigError` if the log has no request."""
     log = args.log or newest_decision_log()
     if args.log is None:
-        print(f"Of {log}:", file=sys.stderr)
+        print(f"Of {log}{_more_of(log)}:", file=sys.stderr)
     index = indexed(read_log(log))
     if not index.arrivals:
         raise ConfigError(f"{log} has no request: none has arrived")
     print(_list(index, as_json=args.json) if args.request is None else _story(index, log, args))
     return 0
+
+
+def _more_of(log: Path) -> str:
+    """Return what a reader who named no log must know of the one that was found, to follow its name."""
+    num_measured = 0
+    with suppress(ConfigError):  # no document that can be read
+        runs = (run for run in read_document(log.with_name(FILE_NAME)).runs if run.decision_log == log.name)
+        num_measured = sum(run.num_prompts + run.num_unfinished for run in runs)
+    words = f", of which {counted(num_measured, 'request')} were to be measured" if num_measured else ""
+    others = logs_beside(log)
+    return words + (f"; other logs there: {', '.join(others)}" if others else "")
 
 
 def _list(index: LogIndex, *, as_json: bool) -> str:

@@ -36,10 +36,10 @@ def listing(summaries: Sequence[Summary]) -> str:
 def _heading(summaries: Sequence[Summary]) -> str:
     promised = [s for s in summaries if s.ttft.slo is not None or s.tpot.slo is not None]
     num_missed = sum(s.ttft.is_late or s.tpot.is_late for s in promised)
-    heading = f"{counted(len(summaries), 'request')}, most delayed first"
+    heading = f"{counted(len(summaries), 'request')}, most delayed first; waits between batches count."
     if not promised:
-        return f"{heading}."
-    return f"{heading}. {num_missed:,} of {counted(len(promised), 'request')} with an SLO missed it (!)."
+        return heading
+    return f"{heading} {num_missed:,} of {counted(len(promised), 'request')} with an SLO missed it (!)."
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -1,9 +1,11 @@
 """Summarizes runs in sentences: which policy met the SLO most often, its gains and its losses."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 from math import inf
 
+from loong.observability.decision_log.story.phrases import listed
 from loong.workloads.plots.curves import at_rate
 from loong.workloads.report.run_document import RuleRuns, RunRow, as_number, spread_of
 
@@ -45,8 +47,9 @@ class AttainmentDifference:
 class ReportAnswer:
     """Sentences on the best policy, and every loss of it, the worst first.
 
-    `noise` says how far repetitions differ; it is empty where there are none. Where the ranges of two
-    policies overlap, their difference is neither gain nor loss.
+    `noise` says how far repetitions differ, and where ranges overlap; it is empty without repetitions. Where
+    the ranges of two policies overlap, their difference is neither gain nor loss. `interrupted` says which
+    numbers are of a part of the requests.
     """
 
     winner: str
@@ -54,12 +57,13 @@ class ReportAnswer:
     gain: str
     loss: str
     noise: str
+    interrupted: str
     losses: tuple[AttainmentDifference, ...]
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """Return all that there are, in reading order."""
-        return tuple(filter(None, (self.met, self.noise, self.gain, self.loss)))
+        return tuple(filter(None, (self.met, self.interrupted, self.noise, self.gain, self.loss)))
 
 
 def answer(runs: RuleRuns) -> ReportAnswer:
@@ -69,7 +73,13 @@ def answer(runs: RuleRuns) -> ReportAnswer:
     losses = tuple(sorted(_losses(runs, winner, others), key=lambda loss: -loss.ratio))
     met = _met_by_rate(runs, ranked) if runs.goodput else _met_at_rate(runs, ranked)
     return ReportAnswer(
-        winner, met, _gain(runs, winner, others), _loss(runs, winner, others, losses), _noise(runs), losses
+        winner,
+        met,
+        _gain(runs, winner, others),
+        _loss(runs, winner, others, losses),
+        _noise(runs, ranked),
+        " ".join(_interrupted(runs)),
+        losses,
     )
 
 
@@ -104,8 +114,33 @@ def _rank(runs: RuleRuns, policy: str) -> tuple[float, float, float]:
 def _met_at_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
     first, *rest = (f"{policy} met the SLO for {_share_with_range(runs, policy)}" for policy in ranked)
     rest = [words.replace(" met the SLO", "") for words in rest]
-    sent = max((run.num_prompts for run in runs.runs), default=0)
-    return f"{_start(at_rate(runs.shown_rate))}, {', '.join((f'{first} of {sent:,} requests', *rest))}."
+    return f"{_start(at_rate(runs.shown_rate))}, {', '.join((f'{first} of {_sent(runs)}', *rest))}."
+
+
+def _sent(runs: RuleRuns) -> str:
+    """Return how many requests each repetition sent at the rate that is shown, in words."""
+    repeats = [shown for policy in runs.policies if (shown := runs.at(policy, runs.shown_rate))]
+    sent = [run.num_prompts for run in list(chain.from_iterable(repeats)) or runs.runs]
+    words = f"{_from_to(sent)} requests"
+    counts = [len(shown) for shown in repeats]
+    return f"{words} in each of {_from_to(counts)} repetitions" if max(counts, default=0) > 1 else words
+
+
+def _interrupted(runs: RuleRuns) -> Iterator[str]:
+    """Yield a sentence on each run that was interrupted."""
+    for run in runs.runs:
+        if run.num_unfinished:
+            asked = run.num_prompts + run.num_unfinished
+            yield (
+                f"{run.policy} was interrupted {at_rate(run.request_rate)}: its numbers are of "
+                f"{run.num_prompts:,} of {asked:,} requests."
+            )
+
+
+def _from_to(numbers: Collection[int]) -> str:
+    """Return the least and the greatest number, or the only one, in words."""
+    least, greatest = min(numbers), max(numbers)
+    return f"{least:,}" if least == greatest else f"{least:,} to {greatest:,}"
 
 
 def _share_with_range(runs: RuleRuns, policy: str) -> str:
@@ -117,21 +152,29 @@ def _share_with_range(runs: RuleRuns, policy: str) -> str:
     return f"{middle} % ({least} to {greatest})"
 
 
-def _noise(runs: RuleRuns) -> str:
-    """Return how far the attainment of one policy differs between repetitions at the rate that is shown."""
+def _noise(runs: RuleRuns, ranked: Sequence[str]) -> str:
+    """Return how far repetitions of one policy differ at the rate that is shown, and where ranges overlap."""
     spreads = [
         spread
-        for policy in runs.policies
+        for policy in ranked
         if _is_repeated(runs, policy)
         and (spread := runs.spread(policy, runs.shown_rate, "slo_attainment")) is not None
     ]
     if not spreads:
         return ""
     points = max(greatest - least for _, least, greatest in spreads) * 100
-    return (
-        f"Repetitions of one policy differ by up to {points:.1f} points of SLO attainment: "
-        "smaller differences are noise here."
-    )
+    differ = f"Repetitions of one policy differ by up to {points:.1f} points of SLO attainment"
+    if len(spreads) == 1:
+        return f"{differ}."
+    overlaps = [
+        f"between {one} and {other}"
+        for one, other in combinations(ranked, 2)
+        if _is_noise(runs, (one, other), "slo_attainment", None)
+    ]
+    if not overlaps:
+        return f"{differ}; no ranges overlap."
+    noise = "this difference is" if len(overlaps) == 1 else "these differences are"
+    return f"{differ}. Ranges overlap {listed(overlaps)}: {noise} noise."
 
 
 def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
@@ -139,7 +182,9 @@ def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
     words = []
     for policy in ranked:
         row = found.get(policy)
-        if row is None or row.request_rate == 0:
+        if row is None:
+            words.append(f"{policy} at an unknown rate")
+        elif row.request_rate == 0:
             words.append(f"{policy} at no rate that was run")
         elif row.too_high_rate is None:
             words.append(
@@ -153,7 +198,7 @@ def _met_by_rate(runs: RuleRuns, ranked: Sequence[str]) -> str:
 
 def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
     if not others:
-        return "Nothing else was run, so there is nothing to compare it with."
+        return ""
     rival = others[0]
     rates = {row.policy: row.request_rate for row in runs.goodput}
     if rates.get(winner) and rates.get(rival):
@@ -183,7 +228,7 @@ def _gain(runs: RuleRuns, winner: str, others: Sequence[str]) -> str:
 
 def _loss(runs: RuleRuns, winner: str, others: Sequence[str], losses: Sequence[AttainmentDifference]) -> str:
     if not others:
-        return "So no losses are known."
+        return "Nothing else was run."
     if not any(runs.at(policy, runs.shown_rate) for policy in others):
         return f"No other policy was run to its end {at_rate(runs.shown_rate)}, so no losses are known."
     if not losses:

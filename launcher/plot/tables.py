@@ -79,7 +79,10 @@ def _comparison(runs: RuleRuns) -> Table:
 
 
 def _bucket_table(runs: RuleRuns) -> Table:
-    """Return the table by length of prompt, with the policies side by side within each column."""
+    """Return the table by length of prompt, with the policies side by side within each column.
+
+    Requests of all repetitions are counted together.
+    """
     policies = [policy for policy in runs.policies if runs.at(policy, runs.shown_rate)]
     rows = [
         (
@@ -98,7 +101,9 @@ def _bucket_table(runs: RuleRuns) -> Table:
         f"{words}: {policy}" for words in ("met the SLO", *BUCKET_COLUMNS.values()) for policy in policies
     ]
     caption = f"By length of prompt{runs.before_scaling}, {at_rate(runs.shown_rate)}"
-    return Table(caption, ("prompt tokens", "sent", *columns), rows)
+    is_repeated = any(len(runs.at(policy, runs.shown_rate)) > 1 for policy in policies)
+    sent = "sent in all repetitions" if is_repeated else "sent"
+    return Table(caption, ("prompt tokens", sent, *columns), rows)
 
 
 def _sent(runs: RuleRuns, policy: str, bucket: str) -> float:

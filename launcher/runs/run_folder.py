@@ -51,6 +51,12 @@ def newest_decision_log() -> Path:
     return _newest(found)
 
 
+def logs_beside(log: Path) -> list[str]:
+    """Return the names of the other decision logs in the folder of one, sorted."""
+    paths = log.parent.glob(f"*{LOG_SUFFIX}")
+    return sorted(path.name for path in paths if path != log and _is_log(path))
+
+
 def _next_free(flag: str, names: Iterator[Path]) -> Path:
     for folder in names:
         if not folder.exists():

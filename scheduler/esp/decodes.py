@@ -110,14 +110,14 @@ class ServedDecodes:
 
     def decisions(self, lease: BatchPlan) -> Iterator[Decision]:
         """Yield the reasons of a lease, and of waits for slots."""
-        num_instances, chosen = len(self.snapshot.pools), len(self.instance_ids)
-        near = [k for k in self._numbers if abs(k - chosen) <= 1]
-        yield Decision(
-            DecisionKind.DOP,
-            lease.request_ids,
-            f"decodes on {lease.group.dop} of {num_instances} instances, which read KV where it is",
-            tuple(Alternative(f"decodes on {k}", self._step_seconds(k)) for k in near),
+        dop, num_instances, most = lease.group.dop, len(self.snapshot.pools), len(self.instance_ids)
+        chosen = f"decodes on {dop} of {num_instances} instances, which read KV where it is"
+        alternatives = (
+            Alternative(chosen if k == dop else f"decodes on {k}", self._step_seconds(k))
+            for k in self._numbers
+            if k == dop or abs(k - most) <= 1
         )
+        yield Decision(DecisionKind.DOP, lease.request_ids, chosen, tuple(alternatives))
         joined = frozenset(lease.request_ids)
         left_out = (v.request_id for v in self.resting if v.request_id not in joined)
         yield from reason_to_wait(left_out, NO_SLOTS)

@@ -53,25 +53,42 @@ def explain(draft: PlanDraft) -> PlanDraft:
 def _reasons_to_begin(draft: PlanDraft, computed: Sequence[PrefillCandidate]) -> Iterator[Decision]:
     """Yield the DoP of each prompt that begins or gets more instances, and predictions for other DoPs.
 
-    The seconds are those of the prompt alone.
+    The DoP is of the instances that compute it, which may be fewer than those of its batch. The seconds are
+    those of the prompt alone.
     """
     taken = _taken(draft, computed) if computed else set()
     for prefill in computed:
         view = prefill.view
         batch = draft.batch_of[view.request_id]
-        dop = len({block.master_id for block in batch.blocks_of(view.request_id)})
+        blocks = batch.blocks_of(view.request_id)
+        dop = len({block.master_id for block in blocks})
         if prefill.is_begun and dop <= len(view.placement.instance_ids):
             continue
         most = draft.view.cluster_size
-        num_open = most - len(taken.difference(batch.group.instance_ids))
-        alternatives = (
-            Alternative(
-                _instances(d) + (f", {d - num_open} of them taken" if d > num_open else ""),
-                prefill_time(draft.cost_model, prefill.num_tokens, prefill.num_cached, d),
-            )
+        num_taken = len(taken.difference(batch.group.instance_ids))
+        costs = {
+            d: prefill_time(draft.cost_model, prefill.num_tokens, prefill.num_cached, d)
             for d in sorted({1, dop, most} | {d for d in (2, 4) if d < most})
-        )
-        yield Decision(DecisionKind.DOP, (view.request_id,), _instances(dop), tuple(alternatives))
+        }
+        is_whole = sum(len(block.positions) for block in blocks) == prefill.num_tokens
+        chosen = _instances(dop) + (f" of the batch's {batch.group.dop}" if dop < batch.group.dop else "")
+        if dop == 1 and is_whole and costs[dop] > min(costs.values()):
+            chosen += ", as all of it fits into one step there"
+        words = {d: _instances(d) + _obstacle(draft, d, num_taken) for d in costs} | {dop: chosen}
+        alternatives = tuple(Alternative(words[d], cost) for d, cost in costs.items())
+        yield Decision(DecisionKind.DOP, (view.request_id,), chosen, alternatives)
+
+
+def _obstacle(draft: PlanDraft, dop: int, num_taken: int) -> str:
+    """Return what is against a number of instances, to follow it; empty if nothing is."""
+    num_there = len(draft.everywhere)
+    if dop > num_there:
+        return f", {dop - num_there} of them in another part of the cluster"
+    if dop > num_there - num_taken:
+        return f", {dop - num_there + num_taken} of them taken"
+    if dop > len(draft.prompt_ids):
+        return f", {dop - len(draft.prompt_ids)} of them for decodes"
+    return ""
 
 
 def _taken(draft: PlanDraft, computed: Iterable[PrefillCandidate]) -> set[InstanceId]:

@@ -86,7 +86,10 @@ def format_buckets(metrics: Metrics) -> str:
 
 
 def format_comparison(runs: Mapping[str, Sequence[Metrics]]) -> str:
-    """Return a table with one row a metric and one column a policy; of repeated runs the median (range)."""
+    """Return a table with one row a metric and one column a policy.
+
+    Of repeated runs it has the median (range), and the requests of all together.
+    """
 
     def row(name: str, value: Callable[[Metrics], float | None], show: Callable[[float | None], str]) -> Row:
         return (name, *(_spread([value(metrics) for metrics in repeats], show) for repeats in runs.values()))
@@ -102,8 +105,9 @@ def format_comparison(runs: Mapping[str, Sequence[Metrics]]) -> str:
         "/".join(str(sum(counts)) for counts in ([m.num_completed for m in r], [m.num_sent for m in r]))
         for r in runs.values()
     )
+    of_all = " in all repetitions" if any(len(repeats) > 1 for repeats in runs.values()) else ""
     rows: list[Row] = [
-        ("completed / sent", *completed),
+        (f"completed / sent{of_all}", *completed),
         row("duration (s)", lambda m: m.duration, _number),
         row("request throughput (req/s)", lambda m: m.request_throughput, _number),
         row("output throughput (tok/s)", lambda m: m.output_throughput, _number),

@@ -46,7 +46,10 @@ class TraceOfRun(msgspec.Struct, frozen=True):
 
 
 class RunRow(msgspec.Struct, frozen=True):
-    """One run; numbers without a field are in `numbers`."""
+    """One run; numbers without a field are in `numbers`.
+
+    `num_unfinished` requests of an interrupted run are not among its `num_prompts`.
+    """
 
     policy: str
     slo: str
@@ -56,6 +59,7 @@ class RunRow(msgspec.Struct, frozen=True):
     repeat: int = 0
     attains: bool = False
     is_cut_off: bool = False
+    num_unfinished: int = 0
     slo_attainment: float | None = None
     by_prompt_length: tuple[dict[str, Scalar], ...] = ()
     num_batches_by_dop: dict[str, int] | None = None

@@ -105,7 +105,7 @@ def test_what_was_measured_is_kept_when_a_later_policy_fails(
     with pytest.raises(ServerUnusableError, match="--policy replicas"):
         run_bench(*QUICK, *flags, "--output-dir", str(tmp_path))
     captured = capsys.readouterr()
-    assert "Not measured: replicas, static-sp" in captured.err
+    assert "Not measured to the end: replicas, static-sp" in captured.err
     assert list(last_line(captured.out)["runs"]) == ["esp"]
     results = json.loads((tmp_path / "results.json").read_text())
     assert [(run["policy"], run["completed"]) for run in results["runs"]] == [("esp", 9)]
@@ -183,7 +183,9 @@ def test_an_interrupted_run_keeps_what_has_ended_and_names_what_is_missing() -> 
     missing = [f"{policy}, repetition {number}" for policy in ("esp", "static-sp") for number in (1, 2)]
     assert document["missing_runs"] == missing
     text = shown.decode()
-    assert f"Not measured: {', '.join(missing)}" in text
+    assert f"Not measured to the end: {', '.join(missing)}" in text
+    measured = f"its numbers are of {run['completed']} of 1,000 requests."
+    assert f"esp was interrupted at 20 req/s: {measured}" in text
     assert f"Interrupted: {run['num_unfinished']} more requests had not ended" in text
     assert "Report: loong-runs/bench-1/report.html" in text
     assert "Traceback" not in text

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from decision_logs import EventReporter, prefill_two, reported
 from eventful_run import LATE, LONG, SHORT, eventful_run
+from run_documents import run_row, write_run
 from simulation import instances_with
 
 from loong.core.events import InstanceLost, RequestAborted
@@ -35,7 +36,10 @@ def test_the_list_has_a_line_a_request_most_delayed_first(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heading, _, columns, *rows = shown(capsys, path).splitlines()
-    assert heading == "3 requests, most delayed first. 1 of 1 request with an SLO missed it (!)."
+    assert heading == (
+        "3 requests, most delayed first; waits between batches count. "
+        "1 of 1 request with an SLO missed it (!)."
+    )
     assert columns.split() == [
         "request",
         "came",
@@ -60,7 +64,7 @@ def test_the_list_reports_what_went_wrong(tmp_path: Path, capsys: pytest.Capture
 
     reported(tmp_path / "log", instances_with([20] * 3), script)
     heading, _, _, *rows = shown(capsys, tmp_path / "log").splitlines()
-    assert heading == "2 requests, most delayed first."
+    assert heading == "2 requests, most delayed first; waits between batches count."
     assert [row.split(maxsplit=10)[-1] for row in rows] == ["preempted once, not over"] * 2
 
 
@@ -153,6 +157,16 @@ def test_without_a_name_the_newest_log_is_reported(path: Path, capsys: pytest.Ca
     output = capsys.readouterr()
     assert output.out == reported_by_name
     assert output.err == f"Of {path.name}:\n"
-    path.unlink()
+    others = [path.with_name(f"decisions-{policy}.jsonl") for policy in ("esp", "tp")]
+    for other in others:
+        other.write_bytes(path.read_bytes())
+    write_run(path.parent, [run_row("tp", num_prompts=2, decision_log=others[1].name), run_row("esp")])
+    assert main(["explain"]) == 0
+    assert capsys.readouterr().err == (
+        "Of decisions-tp.jsonl, of which 2 requests were to be measured; other logs there: "
+        "decisions-esp.jsonl, log.jsonl:\n"
+    )
+    for log in (path, *others):
+        log.unlink()
     assert main(["explain"]) == 1
     assert "`loong bench` makes one for each policy" in capsys.readouterr().err

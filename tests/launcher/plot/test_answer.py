@@ -46,31 +46,58 @@ def test_where_no_other_reaches_the_goal_the_gain_is_at_the_same_rate(tmp_path: 
     ]
     (runs,) = by_rule(
         write_run(
-            tmp_path, [run_row("esp", request_rate=4.0), run_row("tp", 8.0, request_rate=4.0)], goodput=rows
+            tmp_path,
+            [run_row("esp", request_rate=4.0), run_row("static-sp", 8.0, request_rate=4.0)],
+            goodput=rows,
         )
     )
     reported = answer(runs)
-    assert "tp at no rate that was run" in reported.met
+    assert "static-sp at no rate that was run" in reported.met
     assert reported.gain.startswith(
-        "At 4 req/s, where esp still reached the goal, tp met the SLO for 0 %, and the mean"
+        "At 4 req/s, where esp still reached the goal, static-sp met the SLO for 0 %, and the mean"
     )
 
 
 def test_repetitions_have_a_range_and_differences_within_it_are_noise(tmp_path: Path) -> None:
     rows = [
-        *(run_row("esp", repeat=i, slo_attainment=0.9 + i / 50, p99_ttft_ms=40.0 + 9 * i) for i in range(3)),
+        *(
+            run_row("esp", repeat=i, slo_attainment=0.9 + i / 50, p99_ttft_ms=40.0 + 9 * i, num_prompts=4 + i)
+            for i in range(3)
+        ),
         *(run_row("tp", 2.0, repeat=i, slo_attainment=0.5, p99_ttft_ms=44.0) for i in range(3)),
     ]
     (runs,) = by_rule(write_run(tmp_path, rows))
     reported = answer(runs)
-    assert (
-        reported.met
-        == "At 2 req/s, esp met the SLO for 92 % (90 to 94) of 4 requests, tp for 50 % (50 to 50)."
+    assert reported.met == (
+        "At 2 req/s, esp met the SLO for 92 % (90 to 94) of 4 to 6 requests in each of 3 repetitions, tp for "
+        "50 % (50 to 50)."
     )
-    assert "up to 4.0 points" in reported.noise
+    assert reported.noise == (
+        "Repetitions of one policy differ by up to 4.0 points of SLO attainment; no ranges overlap."
+    )
     assert reported.sentences == (reported.met, reported.noise, reported.gain, reported.loss)
     assert "P99 TTFT" not in reported.gain
     assert "P99 TTFT" not in reported.loss
+
+
+def test_noise_is_where_ranges_overlap_however_far_the_repetitions_of_one_policy_differ(
+    tmp_path: Path,
+) -> None:
+    attained = {"esp": (1.0, 1.0), "static-sp": (0.68, 0.92), "tp": (0.9, 1.0), "replicas": (0.5, 0.6)}
+    rows = [
+        run_row(policy, repeat=i, slo_attainment=attainment)
+        for policy, attainments in attained.items()
+        for i, attainment in enumerate(attainments)
+    ]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    assert answer(runs).noise == (
+        "Repetitions of one policy differ by up to 24.0 points of SLO attainment. Ranges overlap between esp "
+        "and tp and between tp and static-sp: these differences are noise."
+    )
+    (runs,) = by_rule(write_run(tmp_path, rows[2:6]))
+    assert answer(runs).noise.endswith(" Ranges overlap between tp and static-sp: this difference is noise.")
+    (runs,) = by_rule(write_run(tmp_path, rows[2:4]))
+    assert answer(runs).noise == ("Repetitions of one policy differ by up to 24.0 points of SLO attainment.")
 
 
 def test_a_loss_to_one_policy_is_reported_where_the_best_other_is_within_noise(tmp_path: Path) -> None:
@@ -123,8 +150,23 @@ def test_a_policy_alone_is_compared_with_nothing(tmp_path: Path) -> None:
     (runs,) = by_rule(write_run(tmp_path, [run_row("esp")]))
     reported = answer(runs)
     assert reported.met == "At 2 req/s, esp met the SLO for 75 % of 4 requests."
-    assert "nothing to compare" in reported.gain
+    assert reported.sentences == (reported.met, "Nothing else was run.")
     assert reported.losses == ()
+
+
+def test_numbers_of_an_interrupted_run_are_called_partial(tmp_path: Path) -> None:
+    rows = [run_row("tp"), run_row("esp", 2.0, num_unfinished=1996)]
+    (runs,) = by_rule(write_run(tmp_path, rows))
+    reported = answer(runs)
+    assert reported.interrupted == ("esp was interrupted at 2 req/s: its numbers are of 4 of 2,000 requests.")
+    assert reported.sentences[:2] == (reported.met, reported.interrupted)
+
+
+def test_of_an_interrupted_search_no_rate_is_claimed(tmp_path: Path) -> None:
+    rows = [run_row("esp"), run_row("tp", num_unfinished=9)]
+    goodput = [{"policy": "esp", "slo": RULE, "request_rate": 2.0, "too_high_rate": 4.0}]
+    (runs,) = by_rule(write_run(tmp_path, rows, goodput=goodput))
+    assert answer(runs).met.endswith("the SLO was met by esp up to 2 req/s; tp at an unknown rate.")
 
 
 def test_runs_that_were_all_cut_off_have_an_answer_too(tmp_path: Path) -> None:

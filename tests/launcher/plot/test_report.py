@@ -128,6 +128,11 @@ def test_a_page_begins_with_the_answer_and_reports_how_it_was_found(single: Path
     assert "1 of 4 requests of esp failed at 2 req/s" in text
 
 
+def test_a_count_over_all_repetitions_is_called_so(single: Path, swept: Path) -> None:
+    assert "prompt tokens sent met the SLO" in page_of(single).text
+    assert "prompt tokens sent in all repetitions met the SLO" in page_of(swept).text
+
+
 def test_pictures_are_in_the_page_and_beside_it(single: Path, swept: Path) -> None:
     text = page_of(single).text
     for words in (

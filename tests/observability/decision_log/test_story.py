@@ -145,6 +145,23 @@ def test_a_queue_is_reported_with_who_is_in_it_and_what_they_need(tmp_path: Path
     assert "r003, which came later, has started before it." in text
 
 
+def test_one_that_starts_with_the_plan_for_its_arrival_does_not_wait_for_itself(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        for number in range(2):
+            reporter.report(RequestArrived(0.0, timed_request(number, 6, 9)))
+        views = reporter.state.snapshot(0.5).waiting
+        reporter.plan(0.5, IterationPlan((prefill([views[0]], (0,)), prefill([views[1]], (1,)))))
+
+    arrivals = (Cause("request_arrived", "r000"), Cause("request_arrived", "r001"))
+    log = [
+        structs.replace(line, causes=arrivals) if isinstance(line, PlannedLine) else line
+        for line in reported(tmp_path / "log", THREE, script)
+    ]
+    for request_id in ("r000", "r001"):
+        text = story(log, request_id)
+        assert "Having waited 500 ms, it starts with the first plan after its arrival." in text
+
+
 def _whole(view: RequestView) -> BatchPlan:
     return decode([view], (0,), {view.request_id: 0}) if view.is_decoding else prefill([view], (0,))
 

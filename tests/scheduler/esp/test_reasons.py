@@ -1,5 +1,6 @@
 """Every decision has a reason: prompts that go on have alternatives, waiting prompts a reason to wait."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -57,7 +58,11 @@ def test_the_alternatives_are_those_of_the_whole_cluster() -> None:
     views = [busy, waiting("p", 400), waiting("q", 300)]
     decisions = decided(snapshot_of([H200_CAPACITY] * 4, views, [running(0, taken)]))
     whats = {d.request_ids: [a.what for a in d.alternatives] for d in decisions if d.kind is DecisionKind.DOP}
-    assert whats["p",] == ["1 instance", "2 instances", "4 instances"]
+    assert whats["p",] == [
+        "1 instance, as all of it fits into one step there",
+        "2 instances, 1 of them in another part of the cluster",
+        "4 instances, 3 of them in another part of the cluster",
+    ]
 
 
 def test_a_prompt_that_goes_on_is_reported_its_dop_where_that_grows() -> None:
@@ -160,10 +165,39 @@ def test_a_dop_is_said_of_each_prompt_that_begins_and_then_only_where_it_grows()
     for snapshot, plan in simulate("esp", [4000] * 3, requests, cost_model=H200).plans:
         for decision in (d for d in plan.decisions if d.kind is DecisionKind.DOP):
             (request_id,) = decision.request_ids
-            dop, holders = (
-                int(decision.chosen.split()[0]),
-                snapshot.request[request_id].placement.instance_ids,
-            )
-            assert dop > len(holders)
+            dop = int(decision.chosen.split()[0])
+            assert dop > len(snapshot.request[request_id].placement.instance_ids)
+            assert decision.chosen in [alternative.what for alternative in decision.alternatives]
             reported.add(request_id)
     assert reported == {request.request_id for request in requests}
+
+
+def test_a_dop_is_of_the_instances_that_compute_the_prompt_and_why_one_suffices() -> None:
+    requests = [timed_request(n, (300, 6000, 60_000)[n % 3] + 37 * n, 60, n * 0.05) for n in range(60)]
+    config = PolicyConfig(target_tpot=0.0115)
+    of_batch, obstacles, num_slower = 0, set[str](), 0
+    for snapshot, plan in simulate(
+        "esp", [H200_CAPACITY] * 4, requests, cost_model=H200, config=config
+    ).plans:
+        for decision in (d for d in plan.decisions if d.kind is DecisionKind.DOP):
+            request_id, *others = decision.request_ids
+            (batch,) = (batch for batch in plan.batches if request_id in batch.request_ids)
+            if others or decision.chosen.startswith("decodes"):
+                continue
+            blocks = batch.blocks_of(request_id)
+            masters = {block.master_id for block in blocks}
+            num_left = snapshot.request[request_id].num_uncomputed_tokens
+            is_whole = sum(len(block.positions) for block in blocks) == num_left
+            words = "1 instance" if len(masters) == 1 else f"{len(masters)} instances"
+            if len(masters) < batch.group.dop:
+                words += f" of the batch's {batch.group.dop}"
+                of_batch += 1
+            costs = {alternative.what: alternative.cost for alternative in decision.alternatives}
+            if len(masters) == 1 and is_whole and costs[decision.chosen] > min(costs.values()):
+                words += ", as all of it fits into one step there"
+                num_slower += 1
+            assert decision.chosen == words
+            obstacles.update(re.findall("of them (.+)", "\n".join(costs)))
+    assert of_batch
+    assert num_slower
+    assert obstacles == {"taken", "for decodes"}

@@ -99,7 +99,10 @@ def _wait(wait: Wait, story: Story) -> Iterator[str]:
     elif not wait.causes:
         yield f"It has waited {duration(wait.until - wait.time)}, and never starts."
     else:
-        yield f"Having waited {duration(wait.until - wait.time)}, it starts as {happenings(wait.causes)}."
+        arrived_ids = [cause.request_id for cause in wait.causes if cause.event == "request_arrived"]
+        is_first = story.summary.request_id in arrived_ids
+        when = "with the first plan after its arrival" if is_first else f"as {happenings(wait.causes)}"
+        yield f"Having waited {duration(wait.until - wait.time)}, it starts {when}."
         yield f"{wait.kv_free:,} tokens of KV are free by now."
     yield from wait_words(wait.waited_for)
     yield from change_words(wait.changes)
