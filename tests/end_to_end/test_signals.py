@@ -172,16 +172,15 @@ def test_a_signal_to_all_processes_ends_a_start_cleanly(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_just_before_workers_start_leaves_nothing(tmp_path: Path) -> None:
-    words = ("serve", "--port", str(free_port()), "--num-instances", "2")
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", ENTRY, *words], stderr=log, env={**os.environ, "TMPDIR": str(folder)}
-        )
-    wait_until(lambda: "tool calls are read" in (tmp_path / "log").read_text(), 60, "a part of the start")
-    processes = [*fork_servers_of(process.pid), process.pid]
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
-    assert_gone(processes)
-    assert not [*folder.iterdir()]
+    words, log = ("serve", "--port", str(free_port()), "--num-instances", "2"), tmp_path / "log"
+    with tempfile.TemporaryDirectory() as folder:  # `tmp_path` is too long for sockets
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-c", ENTRY, *words], stderr=stderr, env={**os.environ, "TMPDIR": folder}
+            )
+        wait_until(lambda: "tool calls are read" in log.read_text(), 60, "a part of the start")
+        processes = [*fork_servers_of(process.pid), process.pid]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, log.read_text()
+        assert_gone(processes)
+        assert not [*Path(folder).iterdir()]
