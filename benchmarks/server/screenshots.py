@@ -1,4 +1,4 @@
-"""Makes the screenshots of the documentation: report and dashboard, idle, loaded, after a worker's death.
+"""Makes the screenshots of the documentation: of the report, and of the dashboard in several states.
 
 Needs a Chromium (`apt-get install chromium`). Look at each picture before you keep it.
 """
@@ -24,13 +24,11 @@ from loong.launcher.bench.spawned_server import ENTRY, spawn_server
 
 DESKTOP, PHONE = (1280, 900), (375, 800)
 LOADED_SECONDS = 75.0
-DEATH_AFTER_SECONDS = 5.0
 NUM_CLIENTS, NUM_CLIENTS_OF_LOSS = 6, 30
 IS_LOSS_SHOWN = "document.getElementById('legend').innerText.includes('lost')"
 NUM_COLORS = 256
 LOAD = ("--workload", "mixed", "--length-scale", "1/64", "--seed", "1")
 OF_DEMO = ("--duration", "15", "--repeat", "3")
-OF_DEATH = ("--num-requests", "100", "--request-rate", "10")
 SERVERS = ("--num-instances", "4", "--extra-server-args=--kv-cache-tokens 6144", "--policy", "esp,static-sp")
 HAS_BARS = "document.querySelectorAll('#instances .points path').length > 10"
 WIDEST_BAR = """(() => { const box = [...document.querySelectorAll('#instances .bars .point path')]
@@ -108,25 +106,12 @@ async def take_report(album: Album, folder: Path) -> None:
     await album.take("interactive", 1200)
 
 
-async def take_report_of_a_death(album: Album, folder: Path) -> None:
-    """Take the report of a run in which a worker died."""
-    with spawn_server(server(), "esp", folder / "log") as url:
-        arguments = [*LOAD, *OF_DEATH, "--base-url", f"esp={url}", "--output-dir", str(folder / "lost")]
-        measuring = asyncio.create_task(bench(*arguments))
-        await asyncio.sleep(DEATH_AFTER_SECONDS)
-        os.kill(workers_of(url)[0], signal.SIGKILL)
-        await measuring
-    report = (folder / "lost" / "report.html").as_uri()
-    await album.show(report, DESKTOP, "light", "document.querySelectorAll('.failed').length")
-    await album.take("report-lost", 900)
-
-
 async def bench(*arguments: str) -> None:
-    """Run `loong bench`; failed requests are no error here."""
+    """Run `loong bench`."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", ENTRY, "bench", *arguments, stdout=asyncio.subprocess.DEVNULL
     )
-    assert await process.wait() in (0, 1)
+    assert await process.wait() == 0
 
 
 def workers_of(url: str) -> list[int]:
@@ -147,7 +132,7 @@ def _processes() -> Iterator[tuple[int, int, str]]:
             yield int(folder.name), int(parent), (folder / "cmdline").read_text()
 
 
-PARTS = {"dashboard": take_dashboard, "report": take_report, "death": take_report_of_a_death}
+PARTS = {"dashboard": take_dashboard, "report": take_report}
 
 
 async def main() -> None:
