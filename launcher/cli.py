@@ -9,7 +9,7 @@ from importlib import import_module
 import loong
 from loong.core.errors import LoongError
 from loong.launcher.config_file import add_config_flag, apply_config_file
-from loong.launcher.entry import INTERRUPTED, importing
+from loong.launcher.entry import INTERRUPTED
 from loong.launcher.parser import CommandParser
 from loong.launcher.standard_streams import give_up_lost_streams, open_missing_streams
 
@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(_with_help(_with_dashes(sys.argv[1:] if arguments is None else arguments)))
         finally:
             sys.stdout.flush()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python 3.11 raises the second in place of what is raised while a class is made, as imports do.
+        if isinstance(error, RuntimeError) and not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
         print(INTERRUPTED, file=sys.stderr)
         return 128 + signal.SIGINT
     except LoongError as error:
@@ -72,8 +75,7 @@ def _run(words: Sequence[str]) -> int:
     if chosen == "serve":  # before its modules start threads, which inherit what is blocked
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    with importing():
-        parser, commands = build_parser(COMMANDS if chosen is None else [chosen])
+    parser, commands = build_parser(COMMANDS if chosen is None else [chosen])
     defaults = {action.dest: action.default for action in commands[chosen].actions} if chosen else {}
     if chosen in CONFIGURABLE:
         apply_config_file(commands[chosen], words)

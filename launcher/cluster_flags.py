@@ -138,16 +138,6 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def check_choices(args: argparse.Namespace) -> None:
-    """Raise `ConfigError` for a model or a device that is not there, before anything that takes seconds."""
-    from loong.launcher.models.source import check_name  # these take a moment
-    from loong.launcher.serve.gpus import host_gpus
-
-    check_name(args.model, args.load_format)
-    if args.device != "cpu":
-        host_gpus()
-
-
 def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenCluster:
     """Find the model, fetching or making it if it is not here, and fit its KV into memory.
 

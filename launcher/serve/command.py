@@ -15,10 +15,8 @@ from loong.launcher.cluster_flags import (
     ADMIN_KEY_VARIABLE,
     add_instance_flags,
     add_model_flags,
-    check_choices,
     chosen_cluster,
 )
-from loong.launcher.entry import importing
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
@@ -87,12 +85,12 @@ def _serve(args: argparse.Namespace) -> int:
     if args.allow_fault_injection:
         logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
     with _fork_server(args.hosts) as fork_server:  # imports while this process does
-        check_choices(args)
+        from loong.launcher.models.source import check_name
         from loong.server.api.listen import bound_socket
 
+        check_name(args.model, args.load_format)
         with bound_socket(args.host, args.port) as listener:  # before what takes seconds
-            with importing():
-                from loong.launcher.serve.serving import serve_until_stopped
+            from loong.launcher.serve.serving import serve_until_stopped
 
             config = serve_config(args)
             logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)

@@ -105,16 +105,10 @@ def test_a_port_in_use_is_named_before_anything_is_loaded(
         assert f"--port {port}: the port is in use" in error_of(capfd, str(tmp_path), "--port", port)
 
 
-@pytest.mark.parametrize(
-    ("flags", "what"),
-    [(("no/such/folder",), "no/such/folder"), (("--device", "cuda"), "--device cuda needs")],
-)
-def test_a_model_or_device_that_is_not_there_is_named_before_a_port_in_use(
-    flags: tuple[str, ...], what: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_a_model_that_is_not_there_is_named_before_a_port_in_use(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        assert what in error_of(capfd, *flags, "--port", str(other.getsockname()[1]))
+        port = str(other.getsockname()[1])
+        assert "no/such/folder" in error_of(capfd, "no/such/folder", "--port", port)
 
 
 def error_of(capfd: pytest.CaptureFixture[str], *flags: str) -> str:

@@ -149,9 +149,7 @@ def interrupt(event, arguments):
     global num_imports
     if event == "import":
         num_imports += 1
-        if interrupted == str(num_imports):
-            os.kill(os.getpid(), signal.SIGINT)
-        elif interrupted == arguments[0]:
+        if interrupted in (str(num_imports), arguments[0]):
             type("Owner", (), {"descriptor": Descriptor()})
 from loong.launcher.entry import main
 sys.addaudithook(interrupt)
@@ -162,7 +160,7 @@ raise SystemExit(main())
 def interrupted_at(imported: str, *words: str) -> tuple[int, str]:
     """Return the exit code and errors of a command that is interrupted at an import, by its number or name.
 
-    By name, the interrupt comes while a class is created, whose exceptions Python 3.11 wraps.
+    The interrupt comes while a class is made.
     """
     command = [sys.executable, "-c", INTERRUPTED_IMPORT, imported, *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
