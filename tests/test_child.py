@@ -6,18 +6,21 @@ import signal
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
-from child_processes import parent_of
+from child_processes import fork_servers_of
 from hypothesis import given
 from hypothesis import strategies as st
 from raw_http import until
 
 from loong.child import config_line, config_of
-from loong.launcher.serve.child_processes import ForkServer, signal_children
+from loong.launcher.serve.child_processes import FORK_SERVER_LOST, signal_children
+from loong.launcher.serve.fork_server import ForkServer
 
-SUPPORT = Path(__file__).parent / "support"
+TESTS = Path(__file__).parent
+PATH = os.pathsep.join(map(str, (TESTS / "support", TESTS.parent)))
 PATHS = st.binary().map(lambda name: name.decode(errors="surrogateescape"))
 
 
@@ -40,7 +43,7 @@ def test_a_config_arrives_as_it_was_sent_with_paths_of_any_bytes(config: Config)
 
 @pytest.fixture
 def fork_server() -> Iterator[ForkServer]:
-    with closing(ForkServer("exits", {"PYTHONPATH": str(SUPPORT)})) as server:
+    with closing(ForkServer("exits", {"PYTHONPATH": PATH})) as server:
         yield server
 
 
@@ -71,17 +74,41 @@ async def test_each_process_has_its_own_config_session_and_end(fork_server: Fork
     assert await staying.wait() == -signal.SIGKILL
 
 
-async def test_the_end_of_a_fork_server_ends_what_it_forked_and_all_that_is_started_later(
-    fork_server: ForkServer,
+def _has_said(caplog: pytest.LogCaptureFixture, num_lines: int) -> bool:
+    return len(caplog.messages) == num_lines
+
+
+async def test_what_a_fork_server_forked_goes_on_after_its_end_and_another_takes_its_place(
+    fork_server: ForkServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert await fork_server.start({"code": 0}).wait() == 0
     child = fork_server.start({"code": None})
     await until(lambda: child.pid is not None)
-    assert child.pid is not None
-    os.kill(parent_of(child.pid), signal.SIGKILL)
+    for number in range(1, 4):  # the second one has forked none yet
+        await until(lambda: len(fork_servers_of(os.getpid())) == 1)
+        os.kill(fork_servers_of(os.getpid())[0], signal.SIGKILL)
+        await until(partial(_has_said, caplog, number))
+        if number != 2:
+            assert await fork_server.start({"code": number}).wait() == number
+    child.send_signal(signal.SIGCONT)
+    assert child.returncode is None
+    child.kill()
     assert await child.wait() == -signal.SIGKILL
-    await until(lambda: not Path(f"/proc/{child.pid}").exists())
-    assert await fork_server.start({"code": 0}).wait() == -signal.SIGKILL
+    assert all("was killed by signal 9; what it forked goes on" in line for line in caplog.messages)
+
+
+async def test_a_process_that_a_fork_server_is_still_to_fork_is_reported_as_not_started() -> None:
+    with closing(ForkServer("exits", {"PYTHONPATH": PATH})) as fork_server:
+        child = fork_server.start({"code": 0})
+        fork_server.kill([])  # it imports
+        assert await child.wait() == FORK_SERVER_LOST
+        assert await fork_server.start({"code": 5}).wait() == 5
+
+
+async def test_what_still_runs_ends_when_its_fork_server_is_closed(fork_server: ForkServer) -> None:
+    child = fork_server.start({"code": None})
+    await until(lambda: child.pid is not None)
+    fork_server.close()
+    assert await child.wait() == 0
 
 
 async def test_a_module_that_cannot_be_imported_ends_all_that_is_started(

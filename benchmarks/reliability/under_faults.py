@@ -99,7 +99,7 @@ class ChangingServer:
 
 
 def _is_worker(use: ProcessUse) -> bool:
-    return use.depth == 2 and "loong.worker" in use.command
+    return use.name.startswith("loong-worker")
 
 
 def follow(server: ChangingServer, chaos: "subprocess.Popen[str]", args: Namespace) -> None:

@@ -169,13 +169,10 @@ def processor_seconds(pid: int) -> float:
 
 
 def api_pid() -> int:
-    """Return the process that answers: the one that the only child has forked, or this one."""
-    children = _children_of(os.getpid())
-    return _children_of(children[0])[0] if children else os.getpid()
-
-
-def _children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Return the process that answers: the only child that a fork server has forked, or this one."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    named = {Path(f"/proc/{child}/comm").read_text().strip(): int(child) for child in children}
+    return named.get("loong-api", os.getpid())
 
 
 async def be_server(part: Part, origin: float) -> None:

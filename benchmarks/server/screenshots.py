@@ -25,6 +25,7 @@ from loong.launcher.bench.spawned_server import ENTRY, spawn_server
 DESKTOP, PHONE = (1280, 900), (375, 800)
 LOADED_SECONDS = 75.0
 NUM_CLIENTS, NUM_CLIENTS_OF_LOSS = 6, 30
+WORKER = "loong-worker"
 IS_LOSS_SHOWN = "document.getElementById('legend').innerText.includes('lost')"
 NUM_COLORS = 256
 LOAD = ("--workload", "mixed", "--length-scale", "1/64", "--seed", "1")
@@ -115,13 +116,14 @@ async def bench(*arguments: str) -> None:
 
 
 def workers_of(url: str) -> list[int]:
-    """Return the worker processes of the server that listens there, which its fork server has forked."""
+    """Return the worker processes of the server that listens there."""
     port = f"\0--port\0{urlsplit(url).port}\0"
     servers = {pid for pid, _, command in _processes() if port in command}
-    forking = {
-        pid for pid, parent, command in _processes() if parent in servers and "loong.worker" in command
-    }
-    return [pid for pid, parent, _ in _processes() if parent in forking]
+    return [pid for pid, parent, _ in _processes() if parent in servers and _name(pid).startswith(WORKER)]
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:

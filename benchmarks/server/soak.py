@@ -27,7 +27,7 @@ import uvloop
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
-from server_processes import child_pid, kv_tokens, processes_of
+from server_processes import ProcessUse, child_pid, kv_tokens, processes_of
 
 from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.scheduler.policy import policy_kind
@@ -101,7 +101,7 @@ class Soak:
         """Return the server as it is now."""
         memory, num_descriptors, num_threads = defaultdict[str, float](float), 0, 0
         for use in processes_of(self._pid):
-            memory[_kind(use.command)] += use.memory_mib
+            memory[_kind(use)] += use.memory_mib
             num_descriptors += use.num_descriptors
             num_threads += use.num_threads
         seconds = time.monotonic() - self._begun_at
@@ -173,10 +173,10 @@ def _schema() -> Ask:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def _kind(command: str) -> str:
-    if "check_process" in command:
+def _kind(use: ProcessUse) -> str:
+    if "check_process" in use.command:
         return "schemas"
-    return "workers" if "loong.worker" in command else "server"
+    return "workers" if use.name.startswith("loong-worker") else "server"
 
 
 async def soak(soak: Soak, num_streams: int, seconds: float, sample_seconds: float) -> list[Sample]:

@@ -8,10 +8,10 @@ from urllib.request import urlopen
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """The resources of a process. The server has depth 0, its fork servers 1, and workers 2."""
+    """The resources of a process, by its name: `loong-worker-3` is the worker of instance 3."""
 
+    name: str
     command: str
-    depth: int
     memory_mib: float
     num_descriptors: int
     num_threads: int
@@ -23,21 +23,22 @@ def child_pid() -> int:
     return int(Path(f"/proc/{own}/task/{own}/children").read_text().split()[-1])
 
 
-def processes_of(pid: int, depth: int = 0) -> list[ProcessUse]:
+def processes_of(pid: int) -> list[ProcessUse]:
     """Return a process and all below it, without those that end meanwhile."""
     try:
         folder = Path(f"/proc/{pid}")
         children = (folder / "task" / str(pid) / "children").read_text().split()
         command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        name = (folder / "comm").read_text().strip()
         status = (folder / "status").read_text()
         resident, threads = (
             int(found[0]) if (found := re.findall(rf"{name}:\s+(\d+)", status)) else 0
             for name in ("VmRSS", "Threads")
         )
-        own = ProcessUse(command, depth, resident / 1024, len([*(folder / "fd").iterdir()]), threads)
+        own = ProcessUse(name, command, resident / 1024, len([*(folder / "fd").iterdir()]), threads)
     except (FileNotFoundError, ProcessLookupError):
         return []
-    return [own, *(use for child in children for use in processes_of(int(child), depth + 1))]
+    return [own, *(use for child in children for use in processes_of(int(child)))]
 
 
 def metric(url: str, name: str) -> float:

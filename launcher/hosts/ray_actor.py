@@ -8,7 +8,7 @@ import ray
 from loong.child import config_of
 from loong.launcher.serve.child_processes import ChildProcess, stop
 from loong.launcher.serve.gpus import Gpu, host_gpus
-from loong.launcher.serve.local import run_directory
+from loong.launcher.serve.run_directory import run_directory
 from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.worker.config import WorkerConfig
 
@@ -21,7 +21,7 @@ class HostActor:
 
     def __init__(self, directory: str | None) -> None:
         self._stack = ExitStack()
-        self._directory = directory or str(self._stack.enter_context(run_directory()))
+        self._directory = directory or str(self._stack.enter_context(run_directory()).path)
         self._fork_server = worker_fork_server()
         self._stack.callback(self._fork_server.close)
         self._processes: dict[int, ChildProcess] = {}

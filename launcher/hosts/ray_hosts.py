@@ -28,7 +28,8 @@ from loong.launcher.hosts.starter import Host
 from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.child_processes import HOST_LOST, ChildProcess
 from loong.launcher.serve.gpus import Gpu, check_alike
-from loong.launcher.serve.local import ClusterConfig, run_directory
+from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.serve.run_directory import RunDirectory, run_directory
 from loong.worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)
@@ -122,9 +123,15 @@ class RayHost:
 class RayHosts:
     """Implements WorkerStarter for the nodes of a Ray cluster, by the host of each instance."""
 
-    def __init__(self, hosts: list[RayHost], host_ids: tuple[int, ...]) -> None:
-        self._hosts, self._host_ids = hosts, host_ids
+    def __init__(self, hosts: list[RayHost], host_ids: tuple[int, ...], directory: RunDirectory) -> None:
+        """`directory` is that of the head."""
+        self._hosts, self._host_ids, self._directory = hosts, host_ids, directory
         self._last_places = [host.place for host in hosts]
+
+    @property
+    def trouble(self) -> str:
+        """See WorkerStarter."""
+        return self._directory.trouble
 
     def host(self, instance_id: InstanceId) -> Host:
         """See WorkerStarter."""
@@ -157,12 +164,12 @@ async def ray_workers(
         has_gpus = config.device != "cpu"
         bundles = bundles_of(num_workers, address, has_gpus=has_gpus)
         group = await asyncio.to_thread(reserve, bundles, config.start_timeout)
-        hosts = [RayHost(host_id, group, bundle, directory) for host_id, bundle in enumerate(bundles)]
+        hosts = [RayHost(host_id, group, bundle, directory.path) for host_id, bundle in enumerate(bundles)]
         try:
             await _open_all(hosts, config.start_timeout)
             if has_gpus:
                 check_alike(await asyncio.gather(*(host.gpus() for host in hosts)))
-            starter = RayHosts(hosts, config.host_ids)
+            starter = RayHosts(hosts, config.host_ids, directory)
             async with workers_of(config, starter, lookahead, backoff=backoff) as executor:
                 yield executor
         finally:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from loong.core.errors import ClusterError
 from loong.core.placement import InstanceId
-from loong.launcher.serve.child_processes import ChildProcess, ForkServer
+from loong.launcher.serve.child_processes import ChildProcess
+from loong.launcher.serve.fork_server import ForkServer
+from loong.launcher.serve.run_directory import RunDirectory
 from loong.worker.config import WorkerConfig
 
 
@@ -26,6 +27,10 @@ class Host:
 class WorkerStarter(Protocol):
     """Starts workers, each on the host of its instance."""
 
+    @property
+    def trouble(self) -> str:
+        """Return the reason why none can start any more, an empty string if there is none."""
+
     def host(self, instance_id: InstanceId) -> Host:
         """Return the host on which workers of an instance start now."""
 
@@ -42,17 +47,21 @@ class WorkerStarter(Protocol):
 class LocalStarter:
     """Implements WorkerStarter for this host alone, whose workers meet in `directory`."""
 
-    def __init__(self, fork_server: ForkServer, directory: Path) -> None:
-        self._fork_server, self._host = fork_server, Host(directory)
+    def __init__(self, fork_server: ForkServer, directory: RunDirectory) -> None:
+        self._fork_server, self._directory = fork_server, directory
+        self._host = Host(directory.path)
+
+    @property
+    def trouble(self) -> str:
+        """See WorkerStarter."""
+        return self._directory.trouble
 
     def host(self, instance_id: InstanceId) -> Host:  # noqa: ARG002 - see WorkerStarter
         """See WorkerStarter."""
         return self._host
 
-    async def wait_for_host(self, instance_id: InstanceId) -> None:  # noqa: ARG002 - see WorkerStarter
+    async def wait_for_host(self, instance_id: InstanceId) -> None:
         """See WorkerStarter."""
-        if self._fork_server.has_ended:
-            raise ClusterError("the fork server of the workers has ended, so no worker can start again")
 
     def start(self, config: WorkerConfig) -> ChildProcess:
         """See WorkerStarter."""

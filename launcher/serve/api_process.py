@@ -9,7 +9,7 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from loong.child import config_of, leave_signals_to_parent
+from loong.child import config_of, leave_signals_to_parent, name_process
 from loong.engine.client import EngineLimits
 from loong.launcher.serve.front import LAST_WORDS_SECONDS
 from loong.logs import log_to_stderr
@@ -41,6 +41,7 @@ def main() -> None:
     Signals that end a service are handled by the engine's process.
     """
     leave_signals_to_parent()
+    name_process("loong-api")
     config = config_of(sys.stdin.buffer.readline(), ApiProcessConfig)
     log_to_stderr(config.log_format)
     listener, channel = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:])

@@ -8,20 +8,21 @@ dies.
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import socket, socketpair
-from tempfile import TemporaryDirectory
 
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from loong.core.errors import ClusterError
 from loong.engine.client import EngineClient
+from loong.executor.recovery import Backoff, Failures
 from loong.launcher.serve.api_process import ApiProcessConfig
-from loong.launcher.serve.child_processes import ChildProcess, ForkServer, guarded, how_it_ended, stop
+from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
+from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.front import LAST_WORDS_SECONDS, Front
+from loong.launcher.serve.run_directory import run_directory
 from loong.server.admission import Admission
 from loong.server.api.listen import sibling_sockets
 from loong.server.cluster import Cluster
@@ -49,6 +50,7 @@ class ApiProcesses:
         self._config, self._engine, self._listeners = config, engine, listeners
         self._fork_server = ForkServer(_PROCESS, {"PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)})
         self._running: dict[int, tuple[ChildProcess, ApiConnection]] = {}  # by number
+        self._failures = Failures(Backoff())
         self._is_stopping = False
         self._watching: list[asyncio.Task[None]] = []
 
@@ -118,7 +120,24 @@ class ApiProcesses:
                 return
             how = how_it_ended(process.returncode or 0)
             logger.error("API process %d %s; its requests are aborted, and another is started", number, how)
-            await self._start(number)
+            await self._start_again(number)
+
+    async def _start_again(self, number: int) -> None:
+        """Start a process until it answers. Raises `ClusterError` if it fails too often in a row."""
+        delay = self._failures.fail(number)
+        while delay is not None:
+            await asyncio.sleep(delay)
+            try:
+                await self._start(number)
+            except ClusterError as error:
+                delay = self._failures.fail(number)
+                if delay is None or self._is_stopping:
+                    raise
+                logger.error("%s; the next attempt is in %g s", error, delay)  # noqa: TRY400 - words enough
+            else:
+                self._failures.join(number)
+                return
+        raise ClusterError(f"API process {number} has failed again and again")
 
 
 @asynccontextmanager
@@ -136,12 +155,11 @@ async def api_processes(
     process does not start; `fail` is called if one cannot be replaced later.
     """
     with (
-        TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as folder,
+        run_directory() as directory,
         sibling_sockets(listener, num_processes - 1) as others,
     ):
         listeners = (listener, *others)
-        metrics_folder, path = Path(folder) / "metrics", Path(folder) / "cluster"
-        metrics_folder.mkdir()
+        metrics_folder, path = directory.path, directory.path / "cluster"
         MultiProcessCollector(cluster.registry, path=str(metrics_folder))  # type: ignore[no-untyped-call]
         app = create_cluster_app(cluster)
         runner = await serve_cluster(app, path, shutdown_timeout=LAST_WORDS_SECONDS)

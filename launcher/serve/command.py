@@ -26,7 +26,7 @@ from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
-    from loong.launcher.serve.child_processes import ForkServer
+    from loong.launcher.serve.fork_server import ForkServer
     from loong.launcher.serve.serving import ServeConfig
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,8 @@
 """Worker processes on this machine: started together, watched, and ended with this process."""
 
-import logging
-import os
-import shutil
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
@@ -18,13 +13,10 @@ from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.ray_cluster import set_environment
 from loong.launcher.hosts.starter import LocalStarter
 from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.child_processes import ForkServer
+from loong.launcher.serve.fork_server import ForkServer
+from loong.launcher.serve.run_directory import run_directory
 from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.wire import HEARTBEAT_SECONDS
-
-logger = logging.getLogger(__name__)
-
-MAX_SOCKET_PATH = 107
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,31 +150,3 @@ def cluster_workers(
     from loong.launcher.hosts.ray_hosts import ray_workers  # not at the top: Ray is optional
 
     return ray_workers(config, lookahead, backoff=backoff)
-
-
-@contextmanager
-def run_directory() -> Iterator[Path]:
-    """A private folder for the sockets of this process and its workers."""
-    _remove_leftovers()
-    with TemporaryDirectory(prefix=f"loong-{os.getpid()}-") as directory:
-        _check_socket_path(Path(directory))
-        yield Path(directory)
-
-
-def _remove_leftovers() -> None:
-    """Remove the run directories of servers that were killed before they could do so."""
-    for directory in Path(gettempdir()).glob("loong-[0-9]*-*"):
-        pid = directory.name.split("-")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            logger.info("removing %s, left by a server that was killed", directory)
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _check_socket_path(directory: Path) -> None:
-    """Raise `ConfigError` if the longest socket path in this directory exceeds the system's limit."""
-    longest = len(os.fsencode(directory / "worker-0000-00-000"))
-    if longest > MAX_SOCKET_PATH:
-        raise ConfigError(
-            f"sockets in {directory} would have paths of {longest} bytes, but {MAX_SOCKET_PATH} are "
-            "the most; set TMPDIR to a shorter one"
-        )

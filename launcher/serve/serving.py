@@ -36,8 +36,8 @@ from loong.launcher.runs.run_logs import LogFiles, run_logs
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.banner import log_banner, log_call_format, log_missing_grammars
-from loong.launcher.serve.child_processes import ForkServer
 from loong.launcher.serve.cost_model_alarm import CostModelAlarm
+from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.front import Front, front_here
 from loong.launcher.serve.local import ClusterConfig, cluster_workers
 from loong.launcher.serve.state_dump import StateDump

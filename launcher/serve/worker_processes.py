@@ -41,7 +41,13 @@ class WorkerProcesses:
         self._num_starts: Counter[InstanceId] = Counter()
         self._executor: WorkersExecutor | None = None
         self.restarts = Restarts(
-            self._start_again, self._end, self._retire, instances, self._signals_of, Failures(backoff)
+            self._start_again,
+            self._end,
+            self._retire,
+            instances,
+            self._signals_of,
+            Failures(backoff),
+            lambda: starter.trouble,
         )
 
     def start(self, executor: WorkersExecutor) -> None:

@@ -151,7 +151,8 @@ class Engine:
             return dead(self._failure)
         if standstill > HEALTHY_STEP_SECONDS:
             return dead(f"no step has ended for {standstill:.0f} s, and {len(self._waiting)} requests wait")
-        return health_of(self.snapshot(), self._executor.silences, self._executor.quarantined)
+        executor = self._executor
+        return health_of(self.snapshot(), executor.silences, executor.quarantined, executor.trouble)
 
     def snapshot(self) -> Snapshot:
         """Return the present snapshot with the counts since the start.

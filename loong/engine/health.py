@@ -30,7 +30,7 @@ class Trouble(Enum):
 _WORDS = {
     Trouble.RESTARTING: "was lost and is being started again",
     Trouble.DRAINING: "takes nothing new, and leaves once it is empty",
-    Trouble.QUARANTINED: "has failed again and again, and is not started again",
+    Trouble.QUARANTINED: "is quarantined: it has failed, and is not started again",
     Trouble.SILENT: f"has been silent for more than {HEALTHY_SILENCE_SECONDS:g} s",
 }
 
@@ -55,21 +55,26 @@ def dead(reason: str) -> Health:
 
 
 def health_of(
-    snapshot: Snapshot, silences: Mapping[InstanceId, float], quarantined: Set[InstanceId] = frozenset()
+    snapshot: Snapshot,
+    silences: Mapping[InstanceId, float],
+    quarantined: Set[InstanceId] = frozenset(),
+    trouble: str = "",
 ) -> Health:
     """Return the health by the instances: it is dead if none serves. Those that are to leave do no harm.
 
     `silences` are the seconds since an instance was last heard from. Those in `quarantined` do not return.
+    `trouble` is the reason why none can return, an empty string if there is none.
     """
     troubles = dict.fromkeys(snapshot.draining_ids, Trouble.DRAINING)
     troubles |= dict.fromkeys(quarantined, Trouble.QUARANTINED)
     troubles |= dict.fromkeys(snapshot.returning, Trouble.RESTARTING)
     silent = {i for i, seconds in silences.items() if seconds > HEALTHY_SILENCE_SECONDS}
     troubles |= dict.fromkeys(silent, Trouble.SILENT)
-    message = "; ".join(f"instance {i} {_WORDS[troubles[i]]}" for i in sorted(troubles))
+    words = [f"instance {i} {_WORDS[troubles[i]]}" for i in sorted(troubles)]
+    message = "; ".join([trouble, *words] if trouble else words)
     if snapshot.pools.keys() <= silent:
         return Health(HealthState.DEAD, message or "no instance is left", troubles)
-    if not troubles:
+    if not message:
         return Health()
-    is_ok = set(troubles.values()) == {Trouble.DRAINING}
+    is_ok = not trouble and set(troubles.values()) == {Trouble.DRAINING}
     return Health(HealthState.OK if is_ok else HealthState.DEGRADED, message, troubles)

@@ -119,7 +119,7 @@ class Scaling:
         members, wanted = self._members, set(range(self._num_instances))
         if failed := sorted(wanted & members.quarantined):
             self._is_settled = True
-            self._answer(ClusterError(f"instances {failed} have failed again and again, and are quarantined"))
+            self._answer(ClusterError(f"instances {failed} do not start, and are quarantined"))
             return
         for instance_id in sorted(members.wanted - wanted, reverse=True):
             members.drain(instance_id)

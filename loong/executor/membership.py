@@ -140,13 +140,20 @@ class Membership:
         self.start_again(instance_id)
 
     def start_again(self, instance_id: InstanceId) -> None:
-        """Start an instance that failed, if it is wanted. One that has failed too often leaves instead."""
+        """Start an instance that failed, if it is wanted. One that has failed too often leaves instead.
+
+        So does one where none can start any more.
+        """
+        restarts = self._coming_and_going
         if instance_id not in self.wanted:
             self._leave(instance_id)
-        elif (delay := self._coming_and_going.failures.fail(instance_id)) is not None:
-            self._coming_and_going.start(instance_id, delay)
+        elif (
+            not (trouble := restarts.trouble()) and (delay := restarts.failures.fail(instance_id)) is not None
+        ):
+            restarts.start(instance_id, delay)
         else:
-            logger.error("instance %d has failed again and again, and is quarantined", instance_id)
+            why = trouble or "it has failed again and again"
+            logger.error("instance %d is quarantined: %s", instance_id, why)
             self.wanted.discard(instance_id)
             self.quarantined.add(instance_id)
             self._leave(instance_id)

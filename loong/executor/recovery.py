@@ -71,7 +71,7 @@ class Restarts:
     processes of an instance at once. `retire` waits until those that were asked to end have done so, and
     starts none again. `instances` are all that can join, empty. `processes_of` returns how the present
     processes of an instance are sent signals. `failures` decide after how long one starts again; `retire`
-    forgets them.
+    forgets them. `trouble` returns the reason why none can start again, an empty string if there is none.
     """
 
     start: Callable[[InstanceId, float], None]
@@ -80,6 +80,7 @@ class Restarts:
     instances: tuple[ElasticInstance, ...]
     processes_of: Callable[[InstanceId], Sequence[SendSignal]]
     failures: Failures
+    trouble: Callable[[], str] = str
 
     def kept_by(self, instance_id: InstanceId) -> tuple[ElasticInstance, ...]:
         """Return an instance and the host tier that its processes keep, if there is one."""

@@ -104,6 +104,11 @@ class WorkersExecutor:
         return self.members.quarantined
 
     @property
+    def trouble(self) -> str:
+        """Return the reason why no lost instance can start again, an empty string if there is none."""
+        return self._restarts.trouble() if self._restarts is not None else ""
+
+    @property
     def restarts(self) -> Restarts | None:
         """Return how lost instances are started again, None if they are not."""
         return self._restarts

@@ -26,8 +26,9 @@ async def health(http: web.Request) -> web.Response:
     if cluster.admission.is_closed:
         raise ApiError(503, "the server is shutting down", "unhealthy")
     answer: dict[str, object] = {"status": found.state.value}
-    if found.troubles:
+    if found.message != "ok":
         answer["message"] = found.message
+    if found.troubles:
         answer["instances"] = {str(i): trouble.value for i, trouble in sorted(found.troubles.items())}
     return json_response(answer)
 

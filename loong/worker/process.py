@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, assert_never
 import torch
 import zmq
 
-from loong.child import config_of, leave_signals_to_parent
+from loong.child import config_of, leave_signals_to_parent, name_process
 from loong.core.errors import ClusterError, LoongError
 from loong.core.instance import Service
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
@@ -127,6 +127,8 @@ class Worker:
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
         self._lease_ends = LeaseEnds(config.deadline)
         self._commands_endpoint = ""  # over TCP, once it has a port
+        self._preparing = threading.Lock()  # lets one thread at a time use the next
+        self._prepared = self._reports()  # of grammars that were compiled
 
     def serve(self) -> None:
         """Take commands until the shutdown command, once all workers are there.
@@ -206,11 +208,10 @@ class Worker:
 
     def _prepare(self, command: PrepareGrammar) -> None:
         def on_prepared(prepared: "Future[CompiledGrammar]") -> None:
-            reports = self._reports()  # of the present thread
             failure = "" if (error := prepared.exception()) is None else f"{type(error).__name__}: {error}"
             config = self._config
-            reports.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
-            reports.close()
+            with self._preparing:
+                self._prepared.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
 
         self._constraints.prepare(command.grammar).add_done_callback(on_prepared)
 
@@ -313,6 +314,7 @@ def main() -> None:
     leave_signals_to_parent()
     stdin = FileIO(sys.stdin.fileno(), closefd=False)  # a buffer has a lock, which a reading thread holds
     config = config_of(stdin.readline(), WorkerConfig)
+    name_process(f"loong-worker-{config.instance_id}"[:15])
     log_to_stderr(config.log_format)
     threading.Thread(target=_die_with_parent, args=(stdin,), daemon=True).start()
     torch.set_num_threads(config.num_threads)

@@ -51,6 +51,7 @@ class IdleWorkers:
     now: float = 0.0
     silences: dict[int, float] = field(default_factory=dict)
     quarantined: frozenset[int] = frozenset()
+    trouble: str = ""
     events: Stream[Event | Drained] = field(default_factory=Stream)
     grammars: dict[str, asyncio.Future[None]] = field(default_factory=dict)
     take_prompt_logprobs: Callable[[PromptLogprobs], None] = field(default=lambda _: None)

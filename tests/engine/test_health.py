@@ -63,8 +63,14 @@ def test_a_cluster_in_which_none_serves_is_dead(snapshot: Snapshot, silences: di
     assert not health.is_alive
 
 
+def test_a_trouble_of_all_that_serve_on_is_named_and_degrades() -> None:
+    health = health_of(cluster(0), {}, trouble="the run directory is gone")
+    assert health == Health(HealthState.DEGRADED, "the run directory is gone")
+    assert health_of(cluster(), {}, trouble="the run directory is gone").state is HealthState.DEAD
+
+
 def test_quarantined_instances_are_named_beside_those_that_serve_or_make_it_dead() -> None:
     degraded = health_of(cluster(0), {}, {2})
     assert (degraded.state, degraded.troubles) == (HealthState.DEGRADED, {2: Trouble.QUARANTINED})
-    assert "instance 2 has failed again and again" in degraded.message
+    assert "instance 2 is quarantined" in degraded.message
     assert health_of(cluster(), {}, {0, 1}).state is HealthState.DEAD

@@ -266,7 +266,7 @@ async def test_a_change_ends_with_an_error_if_an_instance_is_quarantined_and_may
     machine.members.start_again(2)
     assert machine.calls[-1] == ("retire", 2)
     machine.turn()
-    with pytest.raises(ClusterError, match=r"instances \[2\] have failed again and again"):
+    with pytest.raises(ClusterError, match=r"instances \[2\] do not start, and are quarantined"):
         await waiting
     assert machine.states()[2] is InstanceState.QUARANTINED
     machine.scale(4)

@@ -11,20 +11,14 @@ def children_of(pid: int) -> list[int]:
     return sorted(int(child) for children in threads for child in children.read_text().split())
 
 
-def parent_of(pid: int) -> int:
-    """Return the process that has started another."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:"))
-
-
 def fork_servers_of(pid: int) -> list[int]:
     """Return those of its children that fork others for it."""
-    return [child for child in children_of(pid) if "fork_server" in command_of(child)]
+    return [child for child in _from_fork_servers(pid) if not _is_forked(child)]
 
 
 def forked_of(pid: int) -> list[int]:
     """Return the processes that are forked for another."""
-    return [child for server in fork_servers_of(pid) for child in children_of(server)]
+    return [child for child in _from_fork_servers(pid) if _is_forked(child)]
 
 
 def with_descendants(pid: int) -> list[int]:
@@ -41,6 +35,15 @@ def own_forked(module: str, besides: Collection[int] = ()) -> list[int]:
     """Return those of this process that run a module."""
     pids = [pid for pid in forked_of(os.getpid()) if pid not in besides]
     return [pid for pid in pids if module in command_of(pid)]
+
+
+def _from_fork_servers(pid: int) -> list[int]:
+    return [child for child in children_of(pid) if "fork_server" in command_of(child)]
+
+
+def _is_forked(pid: int) -> bool:
+    """Return whether a process has the pipe that only those have that were forked."""
+    return str(Path(f"/proc/{pid}/fd/0").readlink()).startswith("pipe:")
 
 
 def command_of(pid: int) -> str:

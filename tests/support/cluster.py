@@ -31,7 +31,7 @@ from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.child_processes import ForkServer
+from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.local import ClusterConfig, local_workers
 from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.observability.decision_log.lines import Line

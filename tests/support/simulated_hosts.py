@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 
 from loong.core.placement import InstanceId
 from loong.launcher.hosts.starter import Host
-from loong.launcher.serve.child_processes import ChildProcess, ForkServer
+from loong.launcher.serve.child_processes import ChildProcess
+from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.local import ClusterConfig
 from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.worker.config import ENVIRONMENT, WorkerConfig
@@ -19,6 +20,8 @@ class SimulatedHosts:
 
     On GPUs, each has the GPU of its number.
     """
+
+    trouble = ""
 
     def __init__(self, config: ClusterConfig, folder: Path) -> None:
         self._host_ids, self._device = config.host_ids, config.device

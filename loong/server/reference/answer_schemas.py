@@ -250,9 +250,9 @@ class HealthStatus(Answer):
     """The health of a server that serves. One that does not answers 503 with the reason."""
 
     status: Literal["ok", "degraded"]
-    """degraded: some instances do not serve."""
+    """degraded: some instances do not serve, or none could start again."""
     message: str = ""
-    """The instances that do not serve, in words."""
+    """The instances that do not serve, and what else is wrong, in words."""
     instances: dict[str, Literal["restarting", "silent", "quarantined", "draining"]] = {}
     """The instances that do not serve, and why. draining: an operator removes it."""
 

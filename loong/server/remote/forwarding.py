@@ -2,11 +2,14 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from yarl import URL
 
+from loong.engine.health import HealthState
 from loong.server.api.errors import ApiError
+from loong.server.api.json_bodies import json_response
 from loong.server.cluster_app import cluster_routes
 
 
@@ -31,6 +34,7 @@ _KEPT = (
     "X-Content-Type-Options",
 )
 _ENGINE = web.AppKey("engine", ClientSession)
+_SOCKET = web.AppKey("socket", Path)
 
 
 def add_forwarding(app: web.Application, cluster: RemoteCluster) -> None:
@@ -42,13 +46,17 @@ def add_forwarding(app: web.Application, cluster: RemoteCluster) -> None:
             app[_ENGINE] = session
             yield
 
+    app[_SOCKET] = Path(cluster.socket_path)
     app.cleanup_ctx.append(connect)
     routes = cluster_routes(has_dashboard=cluster.has_dashboard)
     app.add_routes([web.RouteDef(r.method, r.path, forward, r.kwargs) for r in routes])
 
 
 async def forward(http: web.Request) -> web.StreamResponse:
-    """Forward a request to the engine's process and stream its answer. An error is raised in this process."""
+    """Forward a request to the engine's process and stream its answer. An error is raised in this process.
+
+    Requests for tokens go another way, so a server whose socket is gone is degraded, not dead.
+    """
     timeout = ClientTimeout(total=_PROBE_SECONDS if http.path in _PROBES else None)
     url = URL(f"http://engine{http.rel_url.raw_path_qs}", encoded=True)
     headers = {name: http.headers[name] for name in _SENT if name in http.headers}
@@ -69,7 +77,18 @@ async def forward(http: web.Request) -> web.StreamResponse:
             await response.write_eof()
     except (ClientError, TimeoutError) as error:
         if response is None:
-            raise ApiError(503, "the engine's process does not answer", "unhealthy") from error
+            return _without_engine(http, error)
         if http.transport is not None:
             http.transport.abort()  # a clean end would look like a complete answer
     return response
+
+
+def _without_engine(http: web.Request, error: BaseException) -> web.Response:
+    """Return the health of this process, or raise a 503: the engine's process cannot be reached."""
+    socket = http.app[_SOCKET]
+    if socket.exists():
+        raise ApiError(503, "the engine's process does not answer", "unhealthy") from error
+    message = f"the run directory {socket.parent} is gone, so the state of the cluster cannot be shown"
+    if http.path not in _PROBES:
+        raise ApiError(503, message, "unhealthy") from error
+    return json_response({"status": HealthState.DEGRADED.value, "message": message})

@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.serve.local import ClusterConfig, local_workers
+from loong.launcher.serve.local import ClusterConfig
 
 
 def test_a_size_below_one_is_named_with_what_it_is() -> None:
@@ -17,18 +16,6 @@ def test_a_size_below_one_is_named_with_what_it_is() -> None:
         ClusterConfig("some-model", tp_size=0)
     with pytest.raises(ConfigError, match=r"^kv_capacity must be at least 1, but is -1$"):
         ClusterConfig("some-model", kv_capacity=-1)
-
-
-async def test_a_folder_too_deep_for_sockets_is_named_before_a_worker_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    deep = tmp_path / ("d" * 100)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    with pytest.raises(ConfigError, match=r"107 are the most; set TMPDIR to a shorter one"):
-        async with local_workers(ClusterConfig("some-model", num_instances=1)):
-            pass
-    assert not list(deep.iterdir())
 
 
 PREPARED = """
