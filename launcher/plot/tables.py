@@ -6,6 +6,7 @@ from math import inf
 
 from loong.launcher.plot.answer import buckets_of, milliseconds, share, value_of, values_of
 from loong.workloads.plots.curves import at_rate
+from loong.workloads.report.report import ELASTIC_COUNTS
 from loong.workloads.report.run_document import RuleRuns, RunDocument
 
 SHARES = ("slo_attainment", "capacity_share")
@@ -18,13 +19,7 @@ BUCKET_COLUMNS = {
     "p99_tpot_ms": "TPOT P99",
     "median_e2el_ms": "end to end, median",
 }
-COUNTS = {
-    "num_scale_ups": "times a group gained an instance",
-    "num_scale_downs": "times a group lost one",
-    "num_retained_tokens": "KV tokens kept on another instance than computed",
-    "num_migrated_tokens": "KV tokens moved",
-    "num_preemptions": "requests preempted",
-}
+COUNTS = {**ELASTIC_COUNTS, "num_preemptions": "Requests preempted"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from loong.observability.recording.lines import VERSION, Setting
 from loong.observability.timeline import Timeline
 from loong.scheduler.policy import make_policy
 from loong.workloads.metrics.backlog import used_capacity
-from loong.workloads.metrics.counters import ServerCounters
+from loong.workloads.metrics.counters import SERIES, ServerCounters
 from loong.workloads.metrics.metrics import compute_metrics
 from loong.workloads.metrics.result import columns_json
 from loong.workloads.metrics.slo import SLORule
@@ -122,10 +122,5 @@ def _decision_log(config: SimulateConfig, asked: RunKey) -> Path:
 def counters_of(stats: ClusterStats) -> ServerCounters:
     """Return the counters that a server would report."""
     return ServerCounters(
-        dict(sorted(stats.num_batches_by_dop.items())),
-        stats.num_scale_ups,
-        stats.num_scale_downs,
-        stats.num_retained_tokens,
-        stats.num_migrated_tokens,
-        stats.num_preemptions,
+        dict(sorted(stats.num_batches_by_dop.items())), **{name: getattr(stats, name) for name in SERIES}
     )

@@ -234,7 +234,10 @@ class LeaseExtension:
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """Everything a policy decides on one event. The empty plan changes nothing; `decisions` are reasons."""
+    """Everything a policy decides on one event. The empty plan changes nothing; `decisions` are reasons.
+
+    `program_sizes` are the numbers of prompts that the batching program divided into batches, by call.
+    """
 
     batches: tuple[BatchPlan, ...] = ()
     migrations: tuple[KVMigration, ...] = ()
@@ -244,3 +247,4 @@ class IterationPlan:
     decisions: tuple[Decision, ...] = ()
     lease_extensions: tuple[LeaseExtension, ...] = ()
     evictions: tuple[Eviction, ...] = ()
+    program_sizes: tuple[int, ...] = ()

@@ -75,11 +75,14 @@ class RunningBatch:
 class ClusterStats:
     """Counts since the start. Failed requests have ended, too.
 
-    A scale-up is a batch on more instances than any of its requests had in the batch before. A scale-down is
-    one on fewer than one of them had. Retained tokens are those kept by another instance than the one that
-    computed them. Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and
-    leaves are of instances; those at the start are no joins. Recomputed tokens, some of the computed ones,
-    are those whose KV had been evicted, or lost with an instance.
+    Scale-ups, scale-downs and hand-overs are batches with a `GroupChange` of one of their requests. Retained
+    tokens are kept by another instance of the group than the one that computed them. Pushed ones are kept
+    outside of the group, and migrated ones were moved later. Served tokens are KV outside a batch's group that its
+    queries read; a lease counts them once. Program calls are those of the batching program.
+
+    Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and leaves are of
+    instances; those at the start are no joins. Recomputed tokens, some of the computed ones, are those whose
+    KV had been evicted, or lost with an instance. Times are in seconds.
     """
 
     num_arrived: int = 0
@@ -90,8 +93,18 @@ class ClusterStats:
     num_output_tokens: int = 0
     num_scale_ups: int = 0
     num_scale_downs: int = 0
+    num_hand_overs: int = 0
     num_retained_tokens: int = 0
+    num_pushed_tokens: int = 0
     num_migrated_tokens: int = 0
+    num_served_tokens: int = 0
+    num_leases: int = 0
+    num_multi_master_leases: int = 0
+    num_served_leases: int = 0
+    num_program_calls: int = 0
+    num_program_calls_of_several: int = 0  # prompts
+    busy_seconds: float = 0.0
+    two_prompt_groups_seconds: float = 0.0
     num_preemptions: int = 0
     num_losses: int = 0
     num_joins: int = 0

@@ -7,12 +7,14 @@ from itertools import chain
 from operator import attrgetter
 
 from loong.core.attention_tasks import num_retained_tokens
+from loong.core.group_changes import GroupChange, group_changes
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction, ReleaseKV
 from loong.core.placement import InstanceId, KVSegment, Placement, tokens_by_instance
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import RequestId
-from loong.core.snapshot import ClusterStats, Snapshot
+from loong.core.snapshot import ClusterStats, RunningBatch, Snapshot
+from loong.state.busy_times import BusyTimes
 from loong.state.in_flight_batch import InFlightBatch
 from loong.state.live_request import LiveRequest
 from loong.state.request_view_cache import RequestViewCache
@@ -40,6 +42,7 @@ class Accounting:
     migrations: dict[int, KVMigration] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)  # by their names in `ClusterStats`
     num_batches_by_dop: Counter[int] = field(default_factory=Counter)
+    times: BusyTimes = field(default_factory=BusyTimes)
     returning: dict[InstanceId, int] = field(default_factory=dict)
     view_cache: RequestViewCache = field(default_factory=RequestViewCache)
 
@@ -80,7 +83,12 @@ class Accounting:
     @property
     def stats(self) -> ClusterStats:
         """Return the counts as a value."""
-        return ClusterStats(**self.counts, num_batches_by_dop=dict(self.num_batches_by_dop))
+        return ClusterStats(
+            **self.counts,
+            num_batches_by_dop=dict(self.num_batches_by_dop),
+            busy_seconds=self.times.busy,
+            two_prompt_groups_seconds=self.times.two_prompt_groups,
+        )
 
     def changing(self, request_id: RequestId) -> LiveRequest:
         """Return a live request that is to be changed."""
@@ -135,12 +143,13 @@ class Accounting:
         self.reserve(plan.num_reserved_tokens)
         for instance_id in plan.group.instance_ids:
             self.instances[instance_id] = self.instances[instance_id].running(batch_id)
-        self._count_batch(plan)
+        group = frozenset(plan.group.instance_ids)
+        self._count_batch(batch.running, group)
         for request_id in plan.request_ids:
             live = self.changing(request_id)
-            live.batch_id, live.last_dop = batch_id, plan.group.dop
+            live.batch_id, live.last_group = batch_id, group
         for sibling in batch.siblings:
-            sibling.batch_id, sibling.last_dop = batch_id, plan.group.dop
+            sibling.batch_id, sibling.last_group = batch_id, group
 
     def extend_batch(self, batch: InFlightBatch, plan: BatchPlan) -> None:
         """Continue a lease with `plan`, the same one with more steps, and reserve room for them."""
@@ -379,13 +388,25 @@ class Accounting:
         for name, increment in increments.items():
             self.counts[name] += increment
 
-    def _count_batch(self, plan: BatchPlan) -> None:
-        dop = plan.group.dop
-        last_dops = (self.requests[request_id].last_dop for request_id in plan.request_ids)
-        last_dop = max((last for last in last_dops if last is not None), default=dop)
-        self.num_batches_by_dop[dop] += 1
+    def _count_batch(self, batch: RunningBatch, group: frozenset[InstanceId]) -> None:
+        plan, is_lease = batch.plan, batch.plan.num_steps > 1
+        lives = [self.requests[request_id] for request_id in plan.request_ids]
+        last_groups = [live.last_group for live in lives if live.last_group is not None]
+        changes = group_changes(group, batch.holder_ids, last_groups)
+        self.num_batches_by_dop[plan.group.dop] += 1
         self.count(
-            num_scale_ups=int(dop > last_dop),
-            num_scale_downs=int(dop < last_dop),
-            num_retained_tokens=num_retained_tokens(plan) if plan.num_steps == 1 else 0,
+            num_scale_ups=GroupChange.GREW in changes,
+            num_scale_downs=GroupChange.SHRANK in changes,
+            num_hand_overs=GroupChange.HANDED_OVER in changes,
+            num_retained_tokens=0 if is_lease else num_retained_tokens(plan),
+            num_pushed_tokens=sum(len(push.segment.positions) for push in plan.pushes),
+            num_served_tokens=_num_tokens_outside(group, lives) if batch.holder_ids else 0,
+            num_leases=is_lease,
+            num_multi_master_leases=is_lease and len({block.master_id for block in plan.queries}) > 1,
+            num_served_leases=is_lease and bool(batch.holder_ids),
         )
+
+
+def _num_tokens_outside(group: frozenset[InstanceId], lives: Iterable[LiveRequest]) -> int:
+    segments = chain.from_iterable(live.placement.segments for live in lives)
+    return sum(len(segment.positions) for segment in segments if segment.instance_id not in group)

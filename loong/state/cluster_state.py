@@ -85,6 +85,10 @@ class ClusterState:
             )
         check_plan(snapshot, plan)
         self._version += 1
+        self._accounting.count(
+            num_program_calls=len(plan.program_sizes),
+            num_program_calls_of_several=sum(size > 1 for size in plan.program_sizes),
+        )
         instructions: list[Instruction] = []
         for preemption in plan.preemptions:
             instructions += self._accounting.drop_kv(preemption.request_id)
@@ -170,6 +174,7 @@ class ClusterState:
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} started, but is not in flight")
         batch.start(event.time)
+        self._accounting.times.start(event.batch_id, batch.plan, event.time)
 
     def _in_flight(self, batch_id: int) -> InFlightBatch | None:
         return self._accounting.batches.get(batch_id) or self._accounting.ending.get(batch_id)
@@ -190,6 +195,7 @@ class ClusterState:
         if batch is None:
             raise InvalidEventError(f"batch {event.batch_id} finished, but is not running")
         batch.check_finished(event.num_steps)
+        accounting.times.end(event.batch_id, event.time)
         for live in batch.sampled.values():
             live.is_scored = True
         accounting.count(

@@ -37,7 +37,7 @@ class LiveRequest:
     migration_ids: set[int] = field(default_factory=set)
     copied: list[KVMigration] = field(default_factory=list)  # that wait for the end of its batch
     has_ended: bool = False
-    last_dop: int | None = None
+    last_group: frozenset[InstanceId] | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     is_view_stale: bool = False

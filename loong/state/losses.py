@@ -35,6 +35,7 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruct
     hit: dict[RequestId, LiveRequest] = {}
     for batch_id in _void_batch_ids(accounting, event):
         batch = accounting.void_batch(batch_id)
+        accounting.times.end(batch_id, event.time)
         hit.update((request_id, accounting.requests[request_id]) for request_id in batch.request_ids)
         instructions += _leave(accounting, batch, instance_id)
     for request_id, released in _void_moves(accounting, instance_id):

@@ -76,6 +76,7 @@ def _plan_others(cluster: PaperCluster) -> IterationPlan:
         ),
         migrations=moving,
         lease_ends=lease_ends(lease for batch in awaited for lease in batch.leases),
+        program_sizes=(len(allocation.prompts),) if allocation.prompts else (),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from served import wait_until
 
+from loong.core.group_changes import GroupChange
 from loong.launcher.bench.spawned_server import ENTRY
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story.index import indexed
@@ -70,8 +71,10 @@ def assert_all_requests_are_in_trace_and_log(folder: Path, run: dict[str, Any]) 
     assert set(run["request_ids"]) == {span.request_id for span in history.requests}
     assert set(run["request_ids"]) <= index.arrivals.keys()
     assert set(run["request_ids"]) == {name for batch in history.batches for name in batch.request_ids}
-    scalings = Counter(scaling.is_up for scaling in scalings_of(history))
-    assert (scalings[True], scalings[False]) == (run["num_scale_ups"], run["num_scale_downs"])
+    changes = Counter(scaling.change for scaling in scalings_of(history))
+    assert changes[GroupChange.GREW] == run["num_scale_ups"]
+    assert changes[GroupChange.SHRANK] == run["num_scale_downs"]
+    assert changes[GroupChange.HANDED_OVER] == run["num_hand_overs"]
 
 
 def test_elastic_groups_change_where_static_ones_stay_as_they_are(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_elastic_groups_change_where_static_ones_stay_as_they_are(tmp_path: Path
     for run in runs.values():
         assert_all_requests_are_in_trace_and_log(tmp_path, run)
     assert "as <code>loong explain</code> tells them" in (tmp_path / "report.html").read_text()
-    assert runs["esp"]["num_scale_ups"] + runs["esp"]["num_scale_downs"] > 0
+    assert runs["esp"]["num_scale_ups"] + runs["esp"]["num_hand_overs"] > 0
     assert dops_of(runs["static-sp"]) == {4}
     assert runs["static-sp"]["num_scale_ups"] == 0
     assert json.loads(printed.splitlines()[-1])["runs"].keys() == runs.keys()

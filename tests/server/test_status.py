@@ -15,10 +15,14 @@ from loong.engine.health import Health, HealthState, Trouble, dead
 from loong.server.api.listen import bound_socket
 from loong.server.metrics.trace import chrome_trace
 from loong.server.settings import ServerSettings
+from loong.workloads.metrics.counters import SERIES
 
 STATS = ClusterStats(
     num_scale_ups=3,
     num_scale_downs=2,
+    num_hand_overs=9,
+    num_served_tokens=44,
+    busy_seconds=2.5,
     num_retained_tokens=500,
     num_migrated_tokens=70,
     num_preemptions=1,
@@ -54,6 +58,10 @@ async def test_the_clusters_metrics_are_its_snapshot(serving: Serving) -> None:
     assert samples["vllm:num_preemptions_total", ""] == 1
     assert samples["loong:esp_scale_up_total", ""] == 3
     assert samples["loong:esp_scale_down_total", ""] == 2
+    assert samples["loong:esp_hand_over_total", ""] == 9
+    assert samples["loong:kv_served_tokens_total", ""] == 44
+    assert samples["loong:busy_seconds_total", ""] == 2.5
+    assert set(SERIES.values()) <= {name for name, _ in samples}, "what benchmarks read"
     assert samples["loong:kv_retained_tokens_total", ""] == 500
     assert samples["loong:kv_migrated_tokens_total", ""] == 70
     assert [samples["loong:instance_kv_tokens", i] for i in "01"] == [100, 400]

@@ -1,5 +1,6 @@
 """Events and plans in, instructions out: what the state machine does not spell out."""
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -8,6 +9,7 @@ from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
     BatchEndPredicted,
     BatchFinished,
+    BatchStarted,
     Event,
     InstanceJoined,
     InstanceLost,
@@ -389,12 +391,76 @@ def test_a_lease_that_loses_a_holder_keeps_the_tokens_that_it_has_made() -> None
     assert state.snapshot(2.0).stats.num_computed_tokens == 7
 
 
-def test_scale_ups_and_downs_are_counted_from_one_batch_to_the_next() -> None:
+def test_a_group_that_grows_is_a_scale_up() -> None:
     state = prefilled(0, 1)
     commit(state, IterationPlan((lease(1, 0, 1, 2),)), 1.0)
     stats = state.snapshot(1.0).stats
-    assert (stats.num_scale_ups, stats.num_scale_downs) == (1, 0)
+    assert (stats.num_scale_ups, stats.num_scale_downs, stats.num_hand_overs) == (1, 0, 0)
     assert stats.num_batches_by_dop == {2: 1, 3: 1}
+
+
+@pytest.mark.parametrize(
+    ("decoding", "counts"), [((0,), (0, 0, 1, 2)), ((2,), (0, 0, 1, 4)), ((1, 0), (0, 0, 0, 0))]
+)
+def test_decodes_that_read_kv_elsewhere_are_hand_overs_not_scale_downs(
+    decoding: tuple[InstanceId, ...], counts: tuple[int, ...]
+) -> None:
+    state = prefilled(0, 1)
+    commit(state, IterationPlan((lease(3, *decoding),)), 1.0)
+    stats = state.snapshot(1.0).stats
+    assert (
+        stats.num_scale_ups,
+        stats.num_scale_downs,
+        stats.num_hand_overs,
+        stats.num_served_tokens,
+    ) == counts
+    assert (stats.num_leases, stats.num_served_leases) == (1, counts[-1] > 0)
+
+
+def test_a_group_that_shrinks_with_its_kv_retained_is_a_scale_down() -> None:
+    state, first = cluster(), prefill(0, 1)
+    kept = replace(first, writes=(KVSegment("r", range(4), 1),))
+    commit(state, IterationPlan((kept,)), 0.0)
+    state.apply(token(1, 0, 60))
+    state.apply(BatchFinished(1.0, 1, 1))
+    commit(state, IterationPlan((lease(3, 1),), program_sizes=(1, 3)), 1.0)
+    stats = state.snapshot(1.0).stats
+    assert (stats.num_scale_ups, stats.num_scale_downs, stats.num_hand_overs) == (0, 1, 0)
+    assert (stats.num_retained_tokens, stats.num_served_leases) == (2, 0)
+    assert (stats.num_program_calls, stats.num_program_calls_of_several) == (2, 1)
+
+
+def test_kv_that_is_pushed_and_leases_of_several_masters_are_counted() -> None:
+    state, first = cluster(), prefill(0)
+    commit(state, IterationPlan((replace(first, writes=(KVSegment("r", range(4), 3),)),)), 0.0)
+    assert state.snapshot(0.0).stats.num_pushed_tokens == 4
+    assert state.apply(RequestArrived(0.0, Request("s", PROMPT, PARAMS, arrival_time=0.0))).needs_plan
+    second = striped("s", range(4), (1,)).segments
+    block = QueryBlock("s", range(4), 1, Transfer.KV)
+    commit(state, IterationPlan((BatchPlan(ESPGroup((1,)), (block,), second),)), 0.0)
+    for batch_id, owner_id in ((1, "r"), (2, "s")):
+        state.apply(TokensProduced(1.0, batch_id, 0, (ProducedToken(owner_id, 60),)))
+        state.apply(BatchFinished(1.0, batch_id, 1))
+    blocks = tuple(
+        QueryBlock(name, range(4, 5), master, Transfer.QUERY) for name, master in (("r", 3), ("s", 1))
+    )
+    writes = tuple(KVSegment(b.request_id, range(4, 6), b.master_id) for b in blocks)
+    commit(state, IterationPlan((BatchPlan(ESPGroup((3, 1)), blocks, writes, 2),)), 1.0)
+    stats = state.snapshot(1.0).stats
+    assert (stats.num_leases, stats.num_multi_master_leases) == (1, 1)
+    assert stats.busy_seconds == 0.0, "no batch reported its start"
+
+
+def test_the_time_of_a_batch_is_busy_from_its_start_to_its_end_or_its_loss() -> None:
+    state = cluster()
+    commit(state, IterationPlan((prefill(0, 1),)), 0.0)
+    state.apply(BatchStarted(1.0, 1))
+    state.apply(token(1, 0, 60))
+    state.apply(BatchFinished(3.0, 1, 1))
+    commit(state, IterationPlan((lease(3, 0, 1),)), 3.0)
+    state.apply(BatchStarted(5.0, 2))
+    state.apply(InstanceLost(9.0, 0))
+    assert state.snapshot(20.0).stats.busy_seconds == 6.0
 
 
 @pytest.mark.parametrize(

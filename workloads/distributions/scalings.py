@@ -1,26 +1,28 @@
-"""The scale-ups and scale-downs of groups in a run, as the server counts them."""
+"""The changes of groups in a run, as the server counts them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.group_changes import GroupChange, group_changes
+from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A batch on more instances than any of its requests had before, or on fewer than one of them had."""
+    """A batch, and a change of the group of some of its requests. A batch may have several."""
 
     batch: BatchSlice
-    is_up: bool
+    change: GroupChange
 
 
 def scalings_of(history: ClusterHistory) -> Iterator[Scaling]:
-    """Yield the scale-ups and scale-downs of a run, in the order in which they were planned."""
-    last_dops: dict[RequestId, int] = {}
+    """Yield the changes of groups in a run, in the order in which they were planned."""
+    last_groups: dict[RequestId, Set[InstanceId]] = {}
     for batch in sorted(history.batches, key=lambda batch: batch.batch_id):
-        dop = batch.group.dop
-        before = max((last_dops[i] for i in batch.request_ids if i in last_dops), default=dop)
-        if dop != before:
-            yield Scaling(batch, dop > before)
-        last_dops.update(dict.fromkeys(batch.request_ids, dop))
+        group = frozenset(batch.group.instance_ids)
+        before = [last_groups[i] for i in batch.request_ids if i in last_groups]
+        changes = group_changes(group, batch.holder_ids, before)
+        yield from (Scaling(batch, change) for change in GroupChange if change in changes)
+        last_groups.update(dict.fromkeys(batch.request_ids, group))

@@ -10,6 +10,7 @@ from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 from loong.core.cluster_history import ClusterHistory, InstanceChange
+from loong.core.group_changes import GroupChange
 from loong.core.placement import InstanceId
 from loong.workloads.distributions.scalings import Scaling, scalings_of
 from loong.workloads.plots.queue import STRIP_INCHES, WAITING_COLORS, Queue, draw_queue
@@ -45,7 +46,10 @@ AXES_INCHES = 9.2  # about, of the time axis
 ROW_INCHES = 0.5
 MAX_INCHES = 24.0  # of all rows, which are lower for many instances
 MIN_LABEL_INCHES = 0.3  # of a row that has room for words
-SCALING_MARKERS = {True: "^", False: "v"}  # by whether the group grows
+SCALING_MARKERS = {
+    GroupChange.GREW: ("^", "scale-up: its group grows"),
+    GroupChange.SHRANK: ("v", "scale-down: it shrinks, and keeps the KV"),
+}
 SCALING_POINTS = 4
 CHANGE_MARKS = {  # of instances
     "lost": ("X", "an instance is lost"),
@@ -201,8 +205,8 @@ def _draw_scalings(
     panel: "Axes", scalings: Sequence[Scaling], height: Mapping[InstanceId, float], scale: Scale
 ) -> None:
     """Mark where groups grow and shrink, on the first row of the group that then is."""
-    for is_up, marker in SCALING_MARKERS.items():
-        shown = [one.batch for one in scalings if one.is_up is is_up]
+    for change, (marker, _) in SCALING_MARKERS.items():
+        shown = [one.batch for one in scalings if one.change is change]
         shown = [batch for batch in shown if scale.start <= batch.started_at < scale.end]
         (marks,) = panel.plot(
             [batch.started_at for batch in shown],
@@ -295,10 +299,8 @@ def _draw_legend(
             tick = Line2D([], [], color=work.value, marker="|", linestyle="", markersize=9)
             tick.set_label(f"{kinds[work]} arrives")
             handles.append(tick)
-    for is_up, words_of_change in ((True, "scale-up: its group grows"), (False, "scale-down: it shrinks")):
-        mark = Line2D(
-            [], [], color=INK, marker=SCALING_MARKERS[is_up], linestyle="", markersize=SCALING_POINTS
-        )
+    for marker, words_of_change in SCALING_MARKERS.values():
+        mark = Line2D([], [], color=INK, marker=marker, linestyle="", markersize=SCALING_POINTS)
         mark.set_label(words_of_change)
         handles.append(mark)
     for kind, (marker, what) in CHANGE_MARKS.items():

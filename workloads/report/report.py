@@ -20,6 +20,21 @@ HEADINGS = {
     "normalized_input": ("Input Latency per Prompt Token", "input"),
     "normalized_output": ("Output Latency per Output Token", "output"),
 }
+ELASTIC_COUNTS = {
+    "num_scale_ups": "Scale-ups (groups grew)",
+    "num_scale_downs": "Scale-downs (shrank, with KV kept)",
+    "num_hand_overs": "Hand-overs (others took over)",
+    "num_retained_tokens": "KV tokens retained",
+    "num_pushed_tokens": "KV tokens pushed",
+    "num_migrated_tokens": "KV tokens migrated",
+    "num_served_tokens": "KV tokens read elsewhere",
+    "num_leases": "Decode leases",
+    "num_multi_master_leases": "Leases of several masters",
+    "num_served_leases": "Leases that read KV elsewhere",
+    "num_program_calls": "Calls of the batching program",
+    "num_program_calls_of_several": "Calls with several prompts",
+}
+"""The words for counts of `ServerCounters`, in the order in which they are shown."""
 SHOWN_STATISTICS = {"mean": "Mean", "median": "Median", "p90": "P90", "p95": "P95", "p99": "P99"}
 
 
@@ -124,14 +139,12 @@ def format_counters(counters: ServerCounters) -> str:
     lines = []
     if counters.num_batches_by_dop is not None:
         lines += _histogram(counters.num_batches_by_dop)
-    for name, count in (
-        ("Scale-ups:", counters.num_scale_ups),
-        ("Scale-downs:", counters.num_scale_downs),
-        ("KV tokens retained:", counters.num_retained_tokens),
-        ("KV tokens migrated:", counters.num_migrated_tokens),
-    ):
-        if count is not None:
-            lines.append(_row(name, f"{count:,}"))
+    counts = ((words, getattr(counters, name)) for name, words in ELASTIC_COUNTS.items())
+    lines += [_row(f"{words}:", f"{count:,}") for words, count in counts if count is not None]
+    if counters.busy_seconds and (at_once := counters.two_prompt_groups_seconds) is not None:
+        lines.append(
+            _row("Two prompt groups at once (% of time):", _percent(at_once / counters.busy_seconds))
+        )
     return "\n".join(lines)
 
 

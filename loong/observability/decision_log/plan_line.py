@@ -47,7 +47,7 @@ def planned_line(
     events: Iterable[Event], snapshot: Snapshot, plan: IterationPlan, instructions: Sequence[Instruction]
 ) -> PlannedLine | None:
     """Return the line of a plan made on `events`, or None for an empty plan without reasons."""
-    if plan == IterationPlan():
+    if plan == IterationPlan(program_sizes=plan.program_sizes):
         return None
     return PlannedLine(
         time=snapshot.now,

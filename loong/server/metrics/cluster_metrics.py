@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from loong.core.instance import ElasticInstance
 from loong.core.request import RequestId, RequestView
-from loong.core.snapshot import Snapshot
+from loong.core.snapshot import ClusterStats, Snapshot
 from loong.engine.client import ClusterView
 from loong.engine.cluster_size import InstanceState
 from loong.logs import num_dropped_records
@@ -24,6 +24,34 @@ _INSTANCE_GAUGES: tuple[tuple[str, str, Callable[[ElasticInstance], float]], ...
     ("loong:instance_kv_tokens", "Tokens of KV held or reserved, by instance.", lambda i: i.kv_used),
     ("loong:instance_kv_capacity_tokens", "Tokens of KV that an instance can hold.", lambda i: i.kv_capacity),
     ("loong:instance_busy", "1 while an instance runs a batch.", lambda i: i.batch_id is not None),
+)
+_ELASTIC_COUNTS: tuple[tuple[str, str, Callable[[ClusterStats], float]], ...] = (
+    ("loong:esp_scale_up", "Batches whose group had grown.", lambda s: s.num_scale_ups),
+    (
+        "loong:esp_scale_down",
+        "Batches whose group had shrunk, with its KV retained or moved.",
+        lambda s: s.num_scale_downs,
+    ),
+    ("loong:esp_hand_over", "Batches that other instances took over.", lambda s: s.num_hand_overs),
+    ("loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", lambda s: s.num_retained_tokens),
+    ("loong:kv_pushed_tokens", "Tokens of KV pushed out of their group.", lambda s: s.num_pushed_tokens),
+    ("loong:kv_migrated_tokens", "Tokens of KV moved by migrations.", lambda s: s.num_migrated_tokens),
+    ("loong:kv_served_tokens", "Tokens of KV that batches read elsewhere.", lambda s: s.num_served_tokens),
+    ("loong:leases", "Batches of several decode steps.", lambda s: s.num_leases),
+    ("loong:multi_master_leases", "Leases with several masters.", lambda s: s.num_multi_master_leases),
+    ("loong:served_leases", "Leases that read KV elsewhere.", lambda s: s.num_served_leases),
+    ("loong:batching_program_calls", "Calls of the batching program.", lambda s: s.num_program_calls),
+    (
+        "loong:batching_program_calls_of_several",
+        "Calls of the batching program with several prompts.",
+        lambda s: s.num_program_calls_of_several,
+    ),
+    ("loong:busy_seconds", "Seconds in which a batch ran.", lambda s: s.busy_seconds),
+    (
+        "loong:two_prompt_groups_seconds",
+        "Seconds in which two groups of several instances computed prompts.",
+        lambda s: s.two_prompt_groups_seconds,
+    ),
 )
 
 
@@ -59,14 +87,8 @@ class ClusterCollector(Collector):
             "Tokens whose KV was computed again, since it had been evicted, or lost with an instance.",
             stats.num_recomputed_tokens,
         )
-        yield self._counter("loong:esp_scale_up", "Groups that grew.", stats.num_scale_ups)
-        yield self._counter("loong:esp_scale_down", "Groups that shrank.", stats.num_scale_downs)
-        yield self._counter(
-            "loong:kv_migrated_tokens", "Tokens of KV moved by migrations.", stats.num_migrated_tokens
-        )
-        yield self._counter(
-            "loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", stats.num_retained_tokens
-        )
+        for series, what, count in _ELASTIC_COUNTS:
+            yield self._counter(series, what, count(stats))
         yield self._counter("loong:instance_losses", "Instances that were lost.", stats.num_losses)
         yield self._counter(
             "loong:instance_joins", "Instances that joined, for the first time or again.", stats.num_joins

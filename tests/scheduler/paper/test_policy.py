@@ -97,7 +97,7 @@ def test_a_lease_ends_where_its_batch_is_to_stop() -> None:
     first = chat("a", 0)
     lease = running(3, leased([first], 0), num_steps_taken=4)
     plan = planned(snapshot_of([500], [first, waiting("b", 50)], [lease], now=0.01))
-    assert plan == IterationPlan(lease_ends=(LeaseEnd(3, 5),))
+    assert plan == IterationPlan(lease_ends=(LeaseEnd(3, 5),), program_sizes=(1,))
 
 
 def test_a_long_prompt_gets_the_instances_whose_kv_has_room_elsewhere() -> None:
@@ -127,7 +127,7 @@ def test_an_instance_that_a_lease_only_writes_to_costs_no_more_than_the_end_of_t
     first = chat("a", 0)
     lease = running(3, decode([first], [0, 1], {"a": 1}, num_steps=16), num_steps_taken=4)
     plan = planned(snapshot_of([20, 9000, 9000], [first, waiting("b", 4000)], [lease], now=10.0), slow_link)
-    assert plan == IterationPlan(lease_ends=(LeaseEnd(3, 5),))
+    assert plan == IterationPlan(lease_ends=(LeaseEnd(3, 5),), program_sizes=(1,))
 
 
 def test_who_has_no_slot_left_where_others_kv_moves_from_waits_until_it_has() -> None:

@@ -97,6 +97,11 @@ def test_bars_are_as_long_as_their_counts() -> None:
     assert "1,234" in text
 
 
+def test_the_time_of_two_prompt_groups_is_a_share_of_the_busy_time() -> None:
+    text = format_counters(ServerCounters(busy_seconds=8.0, two_prompt_groups_seconds=1.0))
+    assert text.split()[-1] == "12.5"
+
+
 def test_what_the_server_did_not_count_is_not_in_the_report() -> None:
     assert format_counters(ServerCounters()) == ""
     assert "migrated" not in format_counters(ServerCounters(num_scale_ups=0))

@@ -43,8 +43,10 @@ def _scaling(run: ComputedBatches) -> Iterator[str]:
         yield f"The group changes: {joining} {joins}, {leaving} {leaves}."
     elif joining:
         yield f"Scale-up: {joining} {joins} the group, for which no KV moves."
+    elif leaving and not set(run.left_ids).isdisjoint(run.holder_ids):
+        yield f"Hand-over: {leaving} {leaves} the group, whose KV stays there."
     elif leaving:
-        yield f"Scale-down: {leaving} {leaves} the group."
+        yield f"Scale-down: {leaving} {leaves} the group, and no KV stays there."
 
 
 def _what(run: ComputedBatches) -> str:
