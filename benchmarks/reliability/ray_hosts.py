@@ -4,7 +4,7 @@ Four Ray nodes run on this machine at loopback addresses, each with one CPU inst
 instances that are there compute each request. Every node but the head's is killed once with all its
 processes during a stream, and is started again. The tokens must be those of an undisturbed request. Times of
 losses and joins come from the server's decision log. Most of them are Python's imports, on few processors.
-Needs `pip install 'loong[ray]'`.
+Needs `pip install '.[ray]'`.
 """
 
 import sys

@@ -25,7 +25,9 @@ _OWN_CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}  # Ray
 def check_ray() -> None:
     """Raise `ConfigError` unless Ray is installed."""
     if find_spec("ray") is None:
-        raise ConfigError("--hosts ray needs Ray, which is not installed; `pip install 'loong[ray]'`")
+        raise ConfigError(
+            "--hosts ray needs Ray, which is not installed; `pip install '.[ray]'` in its folder"
+        )
 
 
 def set_environment() -> None:

@@ -10,11 +10,11 @@ from loong.core.errors import InvalidPlanError
 from loong.core.positions import coalesce, is_within, joining, stripe, subtract
 
 InstanceId: TypeAlias = int
-OwnerId: TypeAlias = str  # a request's id, or a shared prefix's
+OwnerId: TypeAlias = str  # a request's id
 
 
 class KVSegment(NamedTuple):
-    """Keys and values of some positions of one request or shared prefix, on one instance."""
+    """Keys and values of some positions of one request, on one instance."""
 
     owner_id: OwnerId
     positions: range

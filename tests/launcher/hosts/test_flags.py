@@ -35,7 +35,9 @@ def test_a_missing_ray_is_named_with_how_to_install_it(tmp_path: Path) -> None:
         [sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert ended.returncode == 1
-    assert "--hosts ray needs Ray, which is not installed; `pip install 'loong[ray]'`" in ended.stderr
+    assert (
+        "--hosts ray needs Ray, which is not installed; `pip install '.[ray]'` in its folder" in ended.stderr
+    )
 
 
 def test_more_hosts_than_instances_are_refused() -> None:
