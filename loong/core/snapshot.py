@@ -77,8 +77,8 @@ class ClusterStats:
 
     Scale-ups, scale-downs and hand-overs are batches with a `GroupChange` of one of their requests. Retained
     tokens are kept by another instance of the group than the one that computed them. Pushed ones are kept
-    outside of the group, and migrated ones were moved later. Served tokens are KV outside a batch's group that its
-    queries read; a lease counts them once. Program calls are those of the batching program.
+    outside of the group, and migrated ones were moved later. Served tokens are KV outside a batch's group
+    that its queries read; a lease counts them once. Program calls are those of the batching program.
 
     Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and leaves are of
     instances; those at the start are no joins. Recomputed tokens, some of the computed ones, are those whose
