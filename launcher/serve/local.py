@@ -94,7 +94,7 @@ class ClusterConfig:
                 self.tp_size,
                 InstanceKind.FULL,
                 self.kv_capacity,
-                serves=Service.ALL if self.device == "cpu" else Service.ONE_LEASE,
+                serves=Service.of_workers(self.device, self.tp_size),
                 host_id=host_id,
             )
             for i, host_id in enumerate(self.host_ids[:num_instances])

@@ -62,7 +62,9 @@ class Hardware:
             num_tokens = None if num_tokens is None else num_tokens * self.num_instances
             self._check_one(policy, tp_size)
         capacity = self._fitting_tokens(tp_size) if num_tokens is None else num_tokens
-        serves = self._served(policy)
+        serves = Service.of_workers(self.device, tp_size)
+        if serves not in policy_kind(policy).services:
+            serves = Service.ALL  # without it the policy does not run; the report says so
         instances = tuple(
             ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, serves=serves, host_id=host_id)
             for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
@@ -86,10 +88,9 @@ class Hardware:
         """Return the devices of all instances."""
         return self.num_instances * self.tp_size
 
-    def _served(self, policy: str) -> Service:
-        """Return what instances serve: as workers on such devices do, or more if the policy needs it."""
-        usual = Service.ALL if self.device == "cpu" else Service.ONE_LEASE
-        return usual if usual in policy_kind(policy).services else Service.ALL
+    def assumes_more_service(self, policy: str) -> bool:
+        """Return whether instances serve more under a policy than workers on such devices do."""
+        return Service.of_workers(self.device, self.tp_size) not in policy_kind(policy).services
 
     def _check_one(self, policy: str, tp_size: int) -> None:
         if self.num_hosts > 1:

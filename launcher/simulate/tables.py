@@ -21,11 +21,17 @@ def heading(config: SimulateConfig) -> str:
     if not hardware.measured:
         origin = "times from its roofline, nothing was measured"
     spread = f" over {hardware.num_hosts} hosts" if hardware.num_hosts > 1 else ""
+    hypothetical = [policy for policy in config.policies if hardware.assumes_more_service(policy)]
     return (
         f"Simulated: {config.model} on {hardware.num_instances} instances of {hardware.tp_size} x "
         f"{hardware.device}{spread}; {origin}\n"
         f"Workload: {load.workload} ({origin_of(load.workload)}, scale {load.length_scale:g}), "
-        f"{count}, seed {load.seed}\n" + "".join(f"{line}\n" for line in config.chosen)
+        f"{count}, seed {load.seed}\n"
+        + "".join(f"{line}\n" for line in config.chosen)
+        + "".join(
+            f"{policy}: as if {hardware.device}s served any batch of others, which workers on them do not\n"
+            for policy in hypothetical
+        )
     )
 
 

@@ -33,6 +33,13 @@ class Service(Enum):
     ONE_LEASE = "one lease"
     ALL = "all"  # any number of any batches
 
+    @classmethod
+    def of_workers(cls, device: str, tp_size: int) -> "Service":
+        """Return what workers on such devices serve, where their fabric allows it."""
+        if device == "cpu":
+            return cls.ALL
+        return cls.ONE_LEASE if tp_size == 1 else cls.NONE
+
 
 @value
 class ElasticInstance:

@@ -4,9 +4,11 @@ import pytest
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.errors import ConfigError
+from loong.core.instance import Service
 from loong.launcher.hardware.cost_model_file import FORMAT, CostModelFile
 from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.model_shape import shape_of
+from loong.launcher.serve.local import ClusterConfig
 from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import SHAPES
@@ -27,6 +29,26 @@ def test_a_policy_of_one_instance_gets_all_devices_in_one() -> None:
     [instance] = hardware.cluster("tp").instances
     assert instance.tp_size == 8
     assert len(hardware.cluster("static-sp").instances) == 4
+
+
+@pytest.mark.parametrize(
+    ("device", "tp_size", "policy", "serves"),
+    [
+        ("cpu", 1, "esp", Service.ALL),
+        ("cpu", 2, "esp", Service.ALL),
+        ("h200", 1, "esp", Service.ONE_LEASE),
+        ("h200", 2, "esp", Service.NONE),
+        ("h200", 1, "infinite", Service.ALL),
+    ],
+)
+def test_instances_serve_what_workers_do_unless_the_policy_cannot_run_so(
+    device: str, tp_size: int, policy: str, serves: Service
+) -> None:
+    hardware = Hardware(shape_of(CONFIG), device, num_instances=2, tp_size=tp_size)
+    assert {instance.serves for instance in hardware.cluster(policy).instances} == {serves}
+    of_workers = ClusterConfig("some-model", num_instances=2, tp_size=tp_size, device=device).instances
+    is_more = serves not in {instance.serves for instance in of_workers}
+    assert hardware.assumes_more_service(policy) is is_more is (policy == "infinite")
 
 
 def test_instances_are_spread_over_hosts_and_links_between_them_are_slower() -> None:
