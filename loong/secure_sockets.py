@@ -14,14 +14,15 @@ from zmq.utils.monitor import recv_monitor_message
 from loong.core.errors import ConfigError
 from loong.stray_frames import StrayFrames
 
-_HANDSHAKE_MS = 5000
+_HANDSHAKE_MS = 5000  # for a caller, of whatever kind
+_CROWDED_HANDSHAKE_MS = 60_000  # for a listener, which may have many strangers to end before
+_BACKLOG = 1024  # connections that wait to be accepted
 _KEEPALIVE = (  # a host that vanished is noticed after 15 s
     (zmq.TCP_KEEPALIVE, 1),
     (zmq.TCP_KEEPALIVE_IDLE, 5),
     (zmq.TCP_KEEPALIVE_INTVL, 2),
     (zmq.TCP_KEEPALIVE_CNT, 5),
     (zmq.TCP_MAXRT, 15_000),
-    (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
 )
 _REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -53,6 +54,8 @@ def listen_securely(socket: "zmq.Socket[bytes]", endpoint: str, secret: str) -> 
     """
     _prepare(socket, secret)
     socket.curve_server = True
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    socket.setsockopt(zmq.BACKLOG, _BACKLOG)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
@@ -68,6 +71,7 @@ def connect_securely(socket: "zmq.Socket[bytes]", endpoint: str, secret: str) ->
     A connection that breaks is not made again: messages of the time between would be missing.
     """
     _prepare(socket, secret)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _CROWDED_HANDSHAKE_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.curve_serverkey = zmq.curve_public(secret.encode())
     socket.connect(endpoint)
@@ -76,8 +80,9 @@ def connect_securely(socket: "zmq.Socket[bytes]", endpoint: str, secret: str) ->
 class ConnectionWatch:
     """Counts connections that a listening socket refuses, and reports when a peer leaves; a thread.
 
-    Make it before the socket listens. `on_left` is called when one that had proved the secret is gone, at the
-    latest when all handshakes are over.
+    Make it before the socket listens. `on_left` is called when one that had proved the secret is gone.
+    ZeroMQ does not say which connection has proved it. It is one of those that were open then, and the others
+    of these end with the time for their handshakes.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class ConnectionWatch:
         self._socket, self._strays, self._on_left = socket, strays, on_left
         self._monitor = socket.get_monitor_socket()
         self._open = set[int]()  # descriptors
+        self._may_be_proved = set[int]()  # those of them that were open when one had proved the secret
         self._num_proved = 0  # of these
         self._is_refused = False  # the connection that ends next
         self._thread = Thread(target=self._run, name="connection-watch", daemon=True)
@@ -109,18 +115,21 @@ class ConnectionWatch:
             self._open.add(number)
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._num_proved += 1
+            self._may_be_proved |= self._open
         elif event in _REFUSED:
             self._is_refused = True  # a handshake does not name its connection; its end, which follows, does
         elif event == zmq.EVENT_DISCONNECTED:
             self._end(number)
 
     def _end(self, descriptor: int) -> None:
+        is_stranger = self._is_refused or descriptor not in self._may_be_proved
+        self._is_refused = False
         self._open.discard(descriptor)
-        num_open, is_refused, self._is_refused = len(self._open), self._is_refused, False
-        if num_open < self._num_proved:
-            self._num_proved = num_open
+        self._may_be_proved.discard(descriptor)
+        if len(self._may_be_proved) < self._num_proved:
+            self._num_proved -= 1
             self._on_left()
-        elif is_refused or num_open == self._num_proved:  # or else other handshakes are not over
+        elif is_stranger or len(self._may_be_proved) == self._num_proved:
             self._strays.drop("a connection without the secret", f"number {descriptor}")
 
 

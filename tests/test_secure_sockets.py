@@ -7,8 +7,10 @@ from threading import Event
 
 import pytest
 import zmq
+from dripping import dripping, tcp
 from served import wait_until
 
+from loong import secure_sockets
 from loong.core.errors import ConfigError
 from loong.secure_sockets import (
     ConnectionWatch,
@@ -20,6 +22,8 @@ from loong.secure_sockets import (
 from loong.stray_frames import StrayFrames
 
 SECONDS = 30
+NUM_DRIPPERS = 200
+ZEROMQ_GREETING = b"\xff" + bytes(8) + b"\x7f\x03"
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ class Listening:
 
     def wait_for_strays(self, number: int) -> None:
         wait_until(lambda: self.strays.num_dropped == number, SECONDS, f"{number} strangers to be counted")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let handshakes take longer than a test."""
+    monkeypatch.setattr(secure_sockets, "_HANDSHAKE_MS", 1_000_000)
 
 
 @pytest.fixture
@@ -103,6 +113,30 @@ def test_it_is_reported_when_a_peer_leaves_but_not_when_a_stranger_does(listenin
     friend.close()
     assert listening.has_left.wait(SECONDS)
     assert listening.strays.num_dropped == 1
+
+
+def test_messages_arrive_while_strangers_drip_bytes(listening: Listening) -> None:
+    with dripping(tcp(listening.endpoint), NUM_DRIPPERS, ZEROMQ_GREETING) as drippers:
+        listening.connected().send(b"of a friend")
+        assert listening.incoming.recv() == b"of a friend"
+        wait_until(lambda: not any(drippers.are_open()), SECONDS, "the strangers to be dropped")
+        listening.wait_for_strays(NUM_DRIPPERS)
+        listening.connected().send(b"of another")
+        assert listening.incoming.recv() == b"of another"
+    assert not listening.has_left.is_set()
+
+
+def test_a_peer_that_leaves_is_noticed_while_strangers_stay(patient: None, listening: Listening) -> None:
+    friend = listening.connected()
+    friend.send(b"here")
+    listening.incoming.recv()
+    with dripping(tcp(listening.endpoint), NUM_DRIPPERS, ZEROMQ_GREETING) as drippers:
+        listening.connected(new_secret())
+        listening.wait_for_strays(1)
+        assert not listening.has_left.is_set()
+        friend.close()
+        assert listening.has_left.wait(SECONDS)
+        assert all(drippers.are_open())
 
 
 def test_an_address_of_another_host_is_named(listening: Listening) -> None:

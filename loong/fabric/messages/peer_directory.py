@@ -4,25 +4,25 @@ Each process listens, then registers, and receives the endpoints of those that r
 to them. So each pair of processes connects exactly once.
 """
 
-import socket
 import struct
+from functools import partial
 from threading import Lock
 
+from loong.fabric.messages.handshake import Handshake, again
 from loong.fabric.messages.network import Network
 from loong.fabric.messages.tcp import (
+    HANDSHAKE_SECONDS,
     StrangerError,
     admit,
     connect_to,
     endpoint_of,
     listen_at,
-    receive_exactly,
 )
 from loong.fabric.messages.welcoming import Welcoming
 from loong.stray_frames import StrayFrames
 
 _ENTRY = struct.Struct("<I64s")  # rank, "address:port"
 _NUM_ENTRIES = struct.Struct("<I")
-_NUM_THREADS = 4  # so that one silent caller does not keep others waiting
 
 
 class PeerDirectory:
@@ -35,7 +35,7 @@ class PeerDirectory:
         self._strays = StrayFrames("the directory of peers")
         listener = listen_at(address)
         self.endpoint = endpoint_of(listener)
-        self._welcoming = Welcoming(listener, self._greet, _NUM_THREADS)
+        self._welcoming = Welcoming(listener, HANDSHAKE_SECONDS, self._greet)
 
     def forget(self, rank: int) -> None:
         """Remove a process that has ended, so that no other tries to reach it."""
@@ -51,16 +51,15 @@ class PeerDirectory:
         """Return the number of connections that were closed because they did not prove the secret."""
         return self._strays.num_dropped
 
-    def _greet(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                admit(connection, self._secret)
-                rank, name = _ENTRY.unpack(receive_exactly(connection, _ENTRY.size))
-                connection.sendall(self._register(rank, name.rstrip(b"\0").decode("ascii", "replace")))
-            except StrangerError as error:
-                self._strays.drop("a connection without the secret", str(error))
-            except OSError:  # the caller has left, or is too slow
-                return
+    def _greet(self, handshake: Handshake) -> bool:
+        try:
+            admit(handshake, self._secret)
+        except StrangerError as error:
+            self._strays.drop("a connection without the secret", str(error))
+            return False
+        rank, name = _ENTRY.unpack(handshake.receive(_ENTRY.size))
+        handshake.send(self._register(rank, name.rstrip(b"\0").decode("ascii", "replace")))
+        return False
 
     def _register(self, rank: int, endpoint: str) -> bytes:
         """Take an entry, and return all earlier ones of other ranks."""
@@ -71,13 +70,14 @@ class PeerDirectory:
         return _NUM_ENTRIES.pack(len(entries)) + b"".join(entries)
 
 
-def register(network: Network, rank: int, endpoint: str) -> dict[int, str]:
+def register(network: Network, rank: int, endpoint: str, seconds: float = 0.0) -> dict[int, str]:
     """Enter where `rank` listens. Return where those listen that entered before, by rank.
 
-    Raises OSError if the directory cannot be reached.
+    For `seconds` it tries again to reach the directory. Raises OSError if it cannot.
     """
-    with connect_to(network.directory, network.secret) as connection:
-        connection.sendall(_ENTRY.pack(rank, endpoint.encode()))
-        (num_entries,) = _NUM_ENTRIES.unpack(receive_exactly(connection, _NUM_ENTRIES.size))
-        entries = [_ENTRY.unpack(receive_exactly(connection, _ENTRY.size)) for _ in range(num_entries)]
+    handshake = again(partial(connect_to, network.directory, network.secret), seconds, (OSError,))
+    with handshake.connection:  # an entry is made once: each pair of processes connects once
+        handshake.send(_ENTRY.pack(rank, endpoint.encode()))
+        (num_entries,) = _NUM_ENTRIES.unpack(handshake.receive(_NUM_ENTRIES.size))
+        entries = [_ENTRY.unpack(handshake.receive(_ENTRY.size)) for _ in range(num_entries)]
     return {other: name.rstrip(b"\0").decode() for other, name in entries}

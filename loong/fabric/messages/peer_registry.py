@@ -17,11 +17,20 @@ from time import monotonic, sleep
 
 from loong.core.errors import ClusterError
 from loong.fabric.errors import DeadlineError, InvalidMessageError, PeerLostError
+from loong.fabric.messages.handshake import EarlyEndError, Handshake, again
 from loong.fabric.messages.link import Link
 from loong.fabric.messages.mailbox import MessageQueue
 from loong.fabric.messages.network import Network
 from loong.fabric.messages.peer_directory import register
-from loong.fabric.messages.tcp import StrangerError, admit, connect_to, endpoint_of, listen_at
+from loong.fabric.messages.tcp import (
+    BACKLOG,
+    HANDSHAKE_SECONDS,
+    StrangerError,
+    admit,
+    connect_to,
+    endpoint_of,
+    listen_at,
+)
 from loong.fabric.messages.welcoming import Welcoming
 from loong.fabric.traffic import Plane
 from loong.fabric.waiting import wait_for
@@ -32,7 +41,6 @@ _HELLO = struct.Struct("<8sII")  # mark, rank, plane
 _MARK = b"loong\x00\x01\n"  # stray frames begin differently
 _WELCOME = b"\x01"
 _LONGEST_SOCKET_PATH = 107  # Linux, sun_path without its closing zero
-_NUM_TCP_THREADS = 4  # so that one silent caller does not keep others waiting
 
 
 class PeerRegistry:
@@ -61,7 +69,7 @@ class PeerRegistry:
         self.strays = StrayFrames(f"the socket where peers of {world.place(rank)} join")
         with _lock(directory / "join.lock", deadline):
             listener = listen(self._socket_path(rank))
-            self._welcoming = [Welcoming(listener, self._greet)]
+            self._welcoming = [Welcoming(listener, deadline, self._greet)]
             for peer in range(world.size):
                 if peer != rank and self._is_local(peer):
                     self._dial(peer, partial(self._connect_to_socket, peer))
@@ -119,16 +127,16 @@ class PeerRegistry:
     def _join_other_hosts(self, network: Network) -> None:
         listener = listen_at(network.address)
         greet = partial(self._greet_caller, network.secret)
-        self._welcoming.append(Welcoming(listener, greet, _NUM_TCP_THREADS))
+        self._welcoming.append(Welcoming(listener, HANDSHAKE_SECONDS, greet))
         try:
-            endpoints = register(network, self._rank, endpoint_of(listener))
+            endpoints = register(network, self._rank, endpoint_of(listener), self._deadline)
         except OSError as error:
             raise ClusterError(f"the directory of peers at {network.directory}: {error}") from error
         for peer, endpoint in endpoints.items():
             if not self._is_local(peer):
                 self._dial(peer, partial(connect_to, endpoint, network.secret))
 
-    def _connect_to_socket(self, peer: int) -> socket.socket:
+    def _connect_to_socket(self, peer: int) -> Handshake:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(self._deadline)
         try:
@@ -136,49 +144,46 @@ class PeerRegistry:
         except OSError:
             connection.close()
             raise
-        return connection
+        return Handshake(connection, self._deadline)
 
-    def _dial(self, peer: int, connect: Callable[[], socket.socket]) -> None:
+    def _dial(self, peer: int, connect: Callable[[], Handshake]) -> None:
         for plane in self._planes(peer):
             try:
-                connection = connect()
+                again(partial(self._join, peer, plane, connect), HANDSHAKE_SECONDS)
             except (OSError, StrangerError):  # absent; it connects to us when it joins
                 return
-            try:
-                connection.sendall(hello(self._rank, plane))
-                is_welcome = connection.recv(1) == _WELCOME
-            except OSError:  # it has ended since
-                is_welcome = False
-            if not is_welcome:
-                connection.close()
-                return
-            self._add(peer, plane, connection)
 
-    def _greet_caller(self, secret: str, connection: socket.socket) -> None:
+    def _join(self, peer: int, plane: Plane, connect: Callable[[], Handshake]) -> None:
+        handshake = connect()
+        try:
+            handshake.send(hello(self._rank, plane))
+            handshake.receive(len(_WELCOME))
+        except OSError:
+            handshake.close()
+            raise
+        self._add(peer, plane, handshake.connection)
+
+    def _greet_caller(self, secret: str, handshake: Handshake) -> bool:
         """Greet a process of another host, if it knows the secret."""
         try:
-            admit(connection, secret)
+            admit(handshake, secret)
         except StrangerError as error:
             self.strays.drop("a connection without the secret", str(error))
-        except OSError:  # it has left, or is too slow
-            pass
-        else:
-            self._greet(connection)
-            return
-        connection.close()
+            return False
+        return self._greet(handshake)
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _greet(self, handshake: Handshake) -> bool:
         try:
-            connection.settimeout(self._deadline)
-            frame = _first_bytes(connection, _HELLO.size)
-            if (newcomer := self._newcomer(frame)) is not None:
-                self._add(*newcomer, connection, greet=_WELCOME)
-                return
-            if frame:
+            frame = handshake.receive(_HELLO.size)
+        except EarlyEndError as error:
+            frame = error.received
+        if (newcomer := self._newcomer(frame)) is None:
+            if frame:  # or else the peer died while joining
                 self.strays.drop("a frame that is no hello of a peer", repr(frame))
-        except OSError:  # the peer died while joining
-            pass
-        connection.close()
+            return False
+        handshake.prove()
+        self._add(*newcomer, handshake.connection, greet=_WELCOME)
+        return True
 
     def _newcomer(self, frame: bytes) -> tuple[int, Plane] | None:
         """Return the rank and the plane in a hello frame, or None for another frame."""
@@ -201,14 +206,6 @@ class PeerRegistry:
             previous.close()
 
 
-def _first_bytes(connection: socket.socket, num_bytes: int) -> bytes:
-    """Return the first `num_bytes` of a connection, or fewer if it ends before."""
-    received = b""
-    while len(received) < num_bytes and (part := connection.recv(num_bytes - len(received))):
-        received += part
-    return received
-
-
 def hello(rank: int, plane: Plane) -> bytes:
     """Return the first frame of the process `rank` on a new connection."""
     return _HELLO.pack(_MARK, rank, plane)
@@ -223,7 +220,7 @@ def listen(path: Path) -> socket.socket:
     path.unlink(missing_ok=True)  # left by a process that was killed
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
-    listener.listen()
+    listener.listen(BACKLOG)
     return listener
 
 

@@ -10,8 +10,10 @@ import os
 import socket
 
 from loong.core.errors import ClusterError
+from loong.fabric.messages.handshake import Handshake
 
 HANDSHAKE_SECONDS = 5.0
+BACKLOG = 1024  # connections that wait to be accepted
 _MARK = b"loong\x00\x02\n"  # other protocols begin differently
 _NUM_RANDOM_BYTES = 32
 _NUM_HASH_BYTES = 32
@@ -30,7 +32,7 @@ class StrangerError(ClusterError):
 def listen_at(address: str) -> socket.socket:
     """Return a socket that listens at an IP address of this host, on a free port."""
     try:
-        return socket.create_server((address, 0))
+        return socket.create_server((address, 0), backlog=BACKLOG)
     except OSError as error:
         raise ClusterError(f"this host cannot listen at {address}: {error.strerror}") from error
 
@@ -41,59 +43,52 @@ def endpoint_of(listener: socket.socket) -> str:
     return f"{address}:{port}"
 
 
-def connect_to(endpoint: str, secret: str) -> socket.socket:
-    """Return a connection to "address:port" whose other end knows the secret.
+def connect_to(endpoint: str, secret: str) -> Handshake:
+    """Connect to "address:port", where the other end knows the secret, which it has proved when this returns.
 
-    Raises OSError if nothing listens there, and StrangerError if it does not know the secret.
+    Raises OSError if nothing listens there or the listener drops it, and StrangerError if it does not know
+    the secret.
     """
     address, _, port = endpoint.rpartition(":")
     connection = socket.create_connection((address, int(port)), HANDSHAKE_SECONDS)
+    handshake = Handshake(connection, HANDSHAKE_SECONDS)
     try:
-        _introduce(connection, secret)
+        _introduce(handshake, secret)
         _tune(connection)
     except BaseException:
         connection.close()
         raise
-    return connection
+    return handshake
 
 
-def _introduce(connection: socket.socket, secret: str) -> None:
+def _introduce(handshake: Handshake, secret: str) -> None:
     own = os.urandom(_NUM_RANDOM_BYTES)
-    connection.sendall(_MARK + own)
-    answer = receive_exactly(connection, _NUM_RANDOM_BYTES + _NUM_HASH_BYTES)
+    handshake.send(_MARK + own)
+    answer = handshake.receive(_NUM_RANDOM_BYTES + _NUM_HASH_BYTES)
     theirs, proof = answer[:_NUM_RANDOM_BYTES], answer[_NUM_RANDOM_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"listener", own + theirs)):
         raise StrangerError("the proof of the listener is wrong")
-    connection.sendall(_proof(secret, b"caller", own + theirs))
+    handshake.send(_proof(secret, b"caller", own + theirs))
 
 
-def admit(connection: socket.socket, secret: str) -> None:
+def admit(handshake: Handshake, secret: str) -> None:
     """Prove to a caller that this process knows the secret, and let the caller prove the same.
 
-    Raises StrangerError if it does not, and OSError if it leaves or is too slow.
+    Raises StrangerError if it does not, also because it leaves, is too slow or was dropped.
     """
-    connection.settimeout(HANDSHAKE_SECONDS)
-    greeting = receive_exactly(connection, len(_MARK) + _NUM_RANDOM_BYTES)
-    if not greeting.startswith(_MARK):
-        raise StrangerError(f"it began with {greeting!r}")
-    theirs, own = greeting[len(_MARK) :], os.urandom(_NUM_RANDOM_BYTES)
-    connection.sendall(own + _proof(secret, b"listener", theirs + own))
-    if not hmac.compare_digest(
-        receive_exactly(connection, _NUM_HASH_BYTES), _proof(secret, b"caller", theirs + own)
-    ):
-        raise StrangerError("its proof is wrong")
-    _tune(connection)
-
-
-def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    """Return the next `num_bytes`. Raises StrangerError if the other end closes before."""
-    received = bytearray()
-    while len(received) < num_bytes:
-        part = connection.recv(num_bytes - len(received))
-        if not part:
-            raise StrangerError(f"it ended after {bytes(received)!r}")
-        received += part
-    return bytes(received)
+    try:
+        greeting = handshake.receive(len(_MARK) + _NUM_RANDOM_BYTES)
+        if not greeting.startswith(_MARK):
+            raise StrangerError(f"it began with {greeting!r}")
+        theirs, own = greeting[len(_MARK) :], os.urandom(_NUM_RANDOM_BYTES)
+        handshake.send(own + _proof(secret, b"listener", theirs + own))
+        proof = handshake.receive(_NUM_HASH_BYTES)
+        if not hmac.compare_digest(proof, _proof(secret, b"caller", theirs + own)):
+            raise StrangerError("its proof is wrong")
+        handshake.prove()
+        _tune(handshake.connection)
+    except OSError as error:
+        raise StrangerError(str(error)) from error
 
 
 def _proof(secret: str, role: bytes, random_bytes: bytes) -> bytes:
