@@ -180,3 +180,16 @@ async def test_traces_are_refused_by_a_server_that_writes_none(serving: Serving)
     async with serving(ScriptedEngine()) as url:
         for path in ("/start_profile", "/stop_profile"):
             assert "--trace-dir" in (await error_of(url, path, 404))["message"]
+
+
+async def test_a_server_with_an_admin_key_traces_for_it_alone(serving: Serving) -> None:
+    async with (
+        serving(ScriptedEngine(), api_keys=("key",), admin_key="admin") as url,
+        httpx.AsyncClient(timeout=30) as client,
+    ):
+        for path in ("/start_profile", "/stop_profile"):
+            found = [
+                (await client.post(url + path, headers={"Authorization": f"Bearer {key}"})).json()["error"]
+                for key in ("key", "wrong", "admin")
+            ]
+            assert [error["code"] for error in found] == ["invalid_admin_key"] * 2 + ["tracing_is_off"]

@@ -11,7 +11,9 @@ from loong.server.context import SERVER
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/", "/dashboard"})
 ADMIN_PATHS = frozenset({"/admin/instances", "/admin/scale"})  # for the admin key alone
-FAULTS_PATH = "/admin/faults"  # for the admin key alone if there is one
+OPERATOR_PATHS = frozenset(  # for the admin key alone if there is one
+    {"/admin/faults", "/start_profile", "/stop_profile"}
+)
 OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and has no data without it
 
 
@@ -40,7 +42,7 @@ async def check_api_key(request: web.Request, handler: Handler) -> web.StreamRes
     """
     keys = request.app[SERVER].settings.api_keys
     has_admin_key = request.app[SERVER].settings.admin_key is not None
-    if request.path in ADMIN_PATHS or (request.path == FAULTS_PATH and has_admin_key):
+    if request.path in ADMIN_PATHS or (request.path in OPERATOR_PATHS and has_admin_key):
         _check_admin_key(request)
     elif keys and request.path not in OPEN_PATHS and not request.path.startswith(OPEN_FOLDER):
         number = key_number(request.headers.get("Authorization", ""), keys)

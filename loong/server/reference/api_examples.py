@@ -234,7 +234,9 @@ data: {"token": {"id": 91, "text": "[", "logprob": null, "special": false, "coun
     ("get", "/metrics"): (Example(),),
     ("get", "/trace"): (Example("Perfetto opens the trace, and so does `loong plot`."),),
     ("get", "/openapi.json"): (Example(),),
-    ("post", "/start_profile"): (Example("For a server with `--trace-dir traces`."),),
+    ("post", "/start_profile"): (
+        Example("For a server with `--trace-dir traces`. Where there is an admin key, no other is taken."),
+    ),
     ("post", "/admin/faults"): (
         Example(
             "For a server with `--allow-fault-injection` and `--admin-key operators-key`.",

@@ -27,7 +27,7 @@ OpenAI API's, or else vLLM's. `slo` and the effect of `priority` are loong's own
   forced calls follow their schema.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault.
 - Every answer has an `X-Request-Id`, the client's own if it sent one. The log names failed requests by it.
-- With `--api-key`, requests carry `Authorization: Bearer KEY`.
+- Where the server has API keys, requests carry `Authorization: Bearer KEY`.
 - A stream's headers are sent when the request is admitted, then an event for each token, and `[DONE]`.
   `: keep-alive` comments fill pauses. Later failures are events with an error.
 - `response_format`, `structured_outputs` and the `guided_` fields need xgrammar. A grammar is refused if

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import loong
-from loong.server.api.middleware import ADMIN_PATHS, FAULTS_PATH, OPEN_PATHS
+from loong.server.api.middleware import ADMIN_PATHS, OPEN_PATHS, OPERATOR_PATHS
 from loong.server.api.parsing import HARMLESS, NEUTRAL
 from loong.server.api.schema_base import Schema
 from loong.server.api.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
@@ -232,7 +232,7 @@ def _described(operation: Operation) -> Json:
 def _security(path: str) -> list[Json]:
     if path in ADMIN_PATHS:
         return [{"admin_key": []}]
-    if path == FAULTS_PATH:
+    if path in OPERATOR_PATHS:
         return [{"admin_key": []}, {"key": []}, {}]
     return [{}] if path in OPEN_PATHS else [{"key": []}, {}]
 
