@@ -44,6 +44,7 @@ def serving_anywhere(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Se
     return serving_with(tokenizer, is_apart=request.param.startswith("apart"))
 
 
+ANY_ADDRESS = "0.0.0.0"
 BESIDE_ITS_ENGINE = pytest.mark.parametrize("serving", ["with its engine"], indirect=True)
 
 
@@ -64,7 +65,9 @@ def serving_with(tokenizer: Tokenizer, *, is_apart: bool = False) -> Serving:
                 app = await _app_apart(engine, tokenizer, cluster, stack)
             else:
                 app = create_app(engine, tokenizer, chosen, None, request_observers, faults)
-            listener = stack.enter_context(bound_socket("127.0.0.1", 0))
+            listener = stack.enter_context(
+                bound_socket(chosen.host if chosen.host == ANY_ADDRESS else "127.0.0.1", 0)
+            )
             runner = await serve(app, listener, shutdown_timeout=1.0)
             stack.push_async_callback(runner.cleanup)
             yield "http://{}:{}".format(*runner.addresses[0])

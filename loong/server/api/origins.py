@@ -6,6 +6,7 @@ machine. The Host header of such a request has that name.
 """
 
 from ipaddress import ip_address
+from socket import gethostname
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -31,7 +32,7 @@ async def check_origin(request: web.Request, handler: Handler) -> web.StreamResp
     Raises a 403 that names the Host or the origin, and the flag that allows it.
     """
     settings = request.app[SERVER].settings
-    if request.app[IS_LOOPBACK] and not settings.api_keys:
+    if not settings.api_keys:
         _check_host(request, settings)
     page = _foreign_page(request)
     if page is not None and not settings.allows_origin(page):
@@ -74,12 +75,23 @@ def _check_host(request: web.Request, settings: ServerSettings) -> None:
         return
     found = AUTHORITY.fullmatch(host.lower())
     name = "" if found is None else found["name"].strip("[]")
-    if not is_loopback(name) and name not in settings.host_names:
+    if is_loopback(name) or name in settings.host_names:
+        return
+    if request.app[IS_LOOPBACK] or _may_be_foreign(name):
         message = (
-            f"the Host {short(host)!r} is no name of this server, which listens on loopback without an API "
-            "key; --allowed-origins http://HOST allows it, and so does --api-key"
+            f"the Host {short(host)!r} is no known name of this server, which has no API key; "
+            "--allowed-origins http://HOST allows it, and so does an API key"
         )
         raise ApiError(403, message, "host_not_allowed")
+
+
+def _may_be_foreign(name: str) -> bool:
+    """Return whether a page of another site can have this name, unlike an address or a local host's name."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return not name or ("." in name and name != gethostname().lower())
+    return False
 
 
 def _foreign_page(request: web.Request) -> str | None:

@@ -1,7 +1,10 @@
 """Browser pages that may use the server, and bodies that a page can send without a preflight."""
 
+from socket import gethostname
+
 import httpx
 import pytest
+from listening import ANY_ADDRESS
 from raw_http import raw_connection
 from scripted_engine import ScriptedEngine, Serving
 
@@ -187,6 +190,35 @@ async def test_a_foreign_name_of_a_server_of_this_machine_alone_is_refused(
 async def test_this_machines_own_names_pass(serving: Serving, host: str) -> None:
     async with serving(ScriptedEngine()) as url:
         assert (await ask(url, Host=host)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["page.example", "page.example:80", "127.0.0.1.page.example", "localhost.", "ai.", "", "\xff"]
+)
+async def test_a_foreign_name_of_a_server_for_others_without_a_key_is_refused(
+    serving: Serving, host: str
+) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine, host=ANY_ADDRESS) as url:
+        for method, path in ROUTES:
+            response = await ask(url, method, path, Host=host, Origin=f"http://{host}")
+            assert_refused(response, "host_not_allowed", "--allowed-origins")
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost:80", "192.168.0.1", "10.0.0.1:8000", "[::2]:80", "gpu-7:8000", "0.0.0.0", None]
+)
+async def test_addresses_and_names_of_local_hosts_pass_on_a_server_for_others(
+    serving: Serving, host: str | None
+) -> None:
+    async with serving(ScriptedEngine(), host=ANY_ADDRESS) as url:
+        assert (await ask(url, Host=gethostname() if host is None else host)).status_code == 200
+
+
+async def test_a_server_for_others_with_a_key_passes_any_host(serving: Serving) -> None:
+    async with serving(ScriptedEngine(), host=ANY_ADDRESS, api_keys=("k",)) as url:
+        assert (await ask(url, Host="page.example", Authorization="Bearer k")).status_code == 200
 
 
 @pytest.mark.parametrize(
