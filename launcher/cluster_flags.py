@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from loong.launcher.serve.local import ClusterConfig
     from loong.model.config import ModelConfig
 
-ADMIN_KEY_VARIABLE = "LOONG_ADMIN_API_KEY"  # of `loong serve` and `loong scale`
-
 
 @dataclass(frozen=True, slots=True)
 class ChosenCluster:

@@ -1,9 +1,7 @@
 """`loong bench`: send a workload to servers, or to one of our own for each policy, and report."""
 
 import argparse
-import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +18,7 @@ from loong.launcher.bench.flags import (
 )
 from loong.launcher.bench.policies import servers_by_policy
 from loong.launcher.bench.spawned_server import ServerConfig
+from loong.launcher.keys import key_of_client, shown_command
 from loong.launcher.runs.chosen_load import FEWEST_REQUESTS, Auto, choose_load
 from loong.launcher.runs.rates import parse_rates
 from loong.launcher.runs.run import check_classes
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the benchmark and report; 0 if every request succeeded, 1 if any failed."""
     from loong.launcher.bench.run import run_bench  # imports what `--help` can do without
 
-    return run_bench(_with_chosen_load(*_config(args)), shlex.join(["loong", *sys.argv[1:]]))
+    return run_bench(_with_chosen_load(*_config(args)), shown_command(["loong", *sys.argv[1:]]))
 
 
 def _flag_of_serve(flag: str) -> str | None:
@@ -111,7 +110,7 @@ def _config(args: argparse.Namespace) -> tuple[BenchConfig, Auto]:
         load=load,
         slo=rule,
         output_dir=args.output_dir,
-        api_key=os.environ.get("OPENAI_API_KEY"),
+        api_key=key_of_client(args),
         goal=args.attainment / 100,
         is_per_class=args.per_class,
         num_repeats=args.repeat,

@@ -1,7 +1,6 @@
 """The files of a benchmark: its document, its traces, and the report of both."""
 
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +11,11 @@ from loong.launcher.bench.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench.config import BenchConfig, Server
 from loong.launcher.bench.found import BenchFindings, MeasuredRun, missing_runs
 from loong.launcher.bench.spawned_server import ServerConfig
+from loong.launcher.keys import shown_command
 from loong.launcher.models.source import TINY
 from loong.launcher.plot.report import report_folder
 from loong.launcher.runs.run import finite
-from loong.launcher.runs.run_document import document_head, goodput_json, without_keys, write_document
+from loong.launcher.runs.run_document import document_head, goodput_json, write_document
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.metrics.result import JSON
 from loong.workloads.plots.style import NO_PICTURES, is_available
@@ -103,5 +103,5 @@ def _model(config: BenchConfig) -> str | None:
 def _server_json(server: Server) -> dict[str, JSON]:
     fields: dict[str, JSON] = msgspec.to_builtins(server)
     if isinstance(server, ServerConfig):
-        fields["extra_arguments"] = without_keys(shlex.join(server.extra_arguments))
+        fields["extra_arguments"] = shown_command(server.extra_arguments)
     return fields

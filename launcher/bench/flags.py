@@ -18,6 +18,7 @@ from loong.launcher.flags import (
     ratio,
     seconds,
 )
+from loong.launcher.keys import add_api_key_flags
 from loong.launcher.policy_flags import policy_names
 from loong.launcher.runs.chosen_load import DEFAULT_NUM_REQUESTS, MOST_REQUESTS
 from loong.workloads.client.backends import FIELDS_OF_THE_LOAD, ServerApi
@@ -45,6 +46,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         choices=[backend.value for backend in ServerApi],
         help="API of the servers; once for all, or once for each --base-url (openai)",
     )
+    add_api_key_flags(group)
     group.add_argument(
         "--policy",
         type=policy_names,

@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from loong.core.errors import ConfigError
+from loong.launcher.keys import shown_command
 from loong.workloads.errors import ServerUnusableError
 
 START_ATTEMPTS = 3
@@ -78,7 +78,7 @@ def spawn_server(config: ServerConfig, policy: str, log_path: Path) -> Iterator[
                 if status is None
                 else f"ended with status {status}"
             )
-            command = shlex.join(["loong", *arguments])
+            command = shown_command(["loong", *arguments])
             raise ServerUnusableError(f"`{command}` {what}; its last lines:\n{last_lines(log_path)}")
 
 

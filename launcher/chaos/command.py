@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import os
 import re
 import signal
 import sys
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.launcher.chaos.config import ChaosConfig, duration, interval
-from loong.launcher.cluster_flags import ADMIN_KEY_VARIABLE
 from loong.launcher.flags import positive, ratio, token_count
+from loong.launcher.keys import add_admin_key_flags, add_api_key_flags, admin_key, key_of_client
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
@@ -41,11 +40,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         "--base-url", default=_DEFAULT_URL, metavar="URL", help="address of the server (%(default)s)"
     )
     parser.add_argument("--model", metavar="NAME", help="one of the server's models (the first)")
-    parser.add_argument(
-        "--admin-key",
-        metavar="KEY",
-        help="key of `loong serve --admin-key`, if the server has one ($LOONG_ADMIN_API_KEY)",
-    )
+    add_api_key_flags(parser)
+    add_admin_key_flags(parser)
     _add_fault_flags(parser.add_argument_group("faults"))
     _add_load_flags(parser.add_argument_group("load"))
     parser.add_argument(
@@ -141,8 +137,8 @@ def _config(args: argparse.Namespace) -> ChaosConfig:
     return ChaosConfig(
         base_url=args.base_url.rstrip("/").removesuffix("/v1"),
         model=args.model,
-        api_key=os.environ.get("OPENAI_API_KEY"),
-        admin_key=args.admin_key or os.environ.get(ADMIN_KEY_VARIABLE),
+        api_key=key_of_client(args),
+        admin_key=admin_key(args),
         intervals=intervals,
         pause_time=args.pause_time,
         duration=args.duration,

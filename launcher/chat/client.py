@@ -24,7 +24,7 @@ class ChatError(LoongError):
 
 @dataclass(frozen=True, slots=True)
 class ChatServer:
-    """Where to send conversations. Raises `ConfigError` for a wrong URL, or a key that no header can hold."""
+    """Where to send conversations. Raises `ConfigError` for a wrong URL."""
 
     base_url: str
     api_key: str | None = None
@@ -32,8 +32,6 @@ class ChatServer:
     def __post_init__(self) -> None:
         if not _is_http(self.base_url):
             raise ConfigError(f"--base-url {self.base_url!r} is not a URL such as http://localhost:8000")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise ConfigError("--api-key has characters that no header can hold")
 
     def model(self) -> str:
         """Return the first model that is served. Raises `ChatError`."""
@@ -94,7 +92,8 @@ class ChatServer:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ChatError(f"{self.base_url} does not answer: {reason}{self._start_hint()}") from None
         if response.status != http.HTTPStatus.OK:
-            hint = "; give --api-key" if response.status == http.HTTPStatus.UNAUTHORIZED else ""
+            is_unknown = response.status == http.HTTPStatus.UNAUTHORIZED
+            hint = "; set $LOONG_API_KEY or --api-key-file" if is_unknown else ""
             raise ChatError(_reason(response.status, response.read()) + hint)
         return response
 

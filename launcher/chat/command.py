@@ -1,13 +1,13 @@
 """`loong chat`: flags, and lines from the terminal."""
 
 import argparse
-import os
 import sys
 
 from loong.core.errors import ConfigError
 from loong.launcher.chat.client import ChatServer
 from loong.launcher.chat.session import HELP, Session
 from loong.launcher.flags import positive
+from loong.launcher.keys import add_api_key_flags, key_of_client
 from loong.launcher.parser import CommandParser
 
 _DEFAULT_URL = "http://localhost:8000"
@@ -40,7 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         help="start `loong serve MODEL` on a free port, on four CPU instances, and end it with the chat (no)",
     )
     parser.add_argument("--model", metavar="NAME", help="one of the server's models (the first)")
-    parser.add_argument("--api-key", metavar="KEY", help="API key to send ($OPENAI_API_KEY)")
+    add_api_key_flags(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message at the start of the chat")
     parser.add_argument(
         "--max-tokens",
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _talk(args: argparse.Namespace, url: str) -> int:
-    server = ChatServer(url.rstrip("/"), args.api_key or os.environ.get("OPENAI_API_KEY"))
+    server = ChatServer(url.rstrip("/"), key_of_client(args))
     model = args.model or server.model()
     names = ("max_tokens", "temperature", "top_p", "seed")
     options = {name: value for name in names if (value := getattr(args, name)) is not None}

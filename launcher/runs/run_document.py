@@ -1,6 +1,5 @@
 """The document that a benchmark or a simulation writes; `docs/benchmarking.md` describes it."""
 
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ def document_head(
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": kind,
-        "command": without_keys(command),
+        "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": dict(machine_facts()),
         "configuration": configuration,
@@ -69,11 +68,6 @@ def write_document(folder: Path, document: dict[str, JSON], runs: Sequence[dict[
     path = folder / FILE_NAME
     path.write_text("{\n" + ",\n".join(members) + "\n}\n")
     return path
-
-
-def without_keys(command: str) -> str:
-    """Return a command line with the values of `--api-key` hidden."""
-    return re.sub(r"(--api[-_]key[= ])\S+", r"\1***", command)
 
 
 def _encoded(value: JSON) -> str:

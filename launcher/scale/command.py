@@ -1,15 +1,14 @@
 """`loong scale`: flags, and progress in lines."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.cluster_flags import ADMIN_KEY_VARIABLE
 from loong.launcher.flags import positive
+from loong.launcher.keys import ADMIN_KEY_VARIABLE, add_admin_key_flags, admin_key
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
@@ -48,9 +47,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         metavar="URL",
         help="address of the server (%(default)s)",
     )
-    parser.add_argument(
-        "--admin-key", metavar="KEY", help="key of `loong serve --admin-key` ($LOONG_ADMIN_API_KEY)"
-    )
+    add_admin_key_flags(parser)
     parser.add_argument(
         "--wait",
         action=argparse.BooleanOptionalAction,
@@ -66,10 +63,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from loong.launcher.scale.client import OperatedServer  # imports what `--help` can do without
 
-    admin_key = args.admin_key or os.environ.get(ADMIN_KEY_VARIABLE)
-    if not admin_key:
-        raise ConfigError(f"give --admin-key or ${ADMIN_KEY_VARIABLE}, as for `loong serve`")
-    server = OperatedServer(args.base_url.rstrip("/"), admin_key)
+    if (key := admin_key(args)) is None:
+        raise ConfigError(f"set ${ADMIN_KEY_VARIABLE} or --admin-key-file, as for `loong serve`")
+    server = OperatedServer(args.base_url.rstrip("/"), key)
     if args.num_instances is None:
         print("\n".join(_lines(server.size())))
         return 0

@@ -2,8 +2,7 @@
 
 import argparse
 import logging
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -11,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import loong
 from loong.core.errors import ConfigError
-from loong.launcher.cluster_flags import (
-    ADMIN_KEY_VARIABLE,
-    add_instance_flags,
-    add_model_flags,
-    chosen_cluster,
-)
+from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
+from loong.launcher.keys import (
+    API_KEY_VARIABLE,
+    add_server_key_flags,
+    admin_key,
+    keys_of_server,
+    warn_of_readers,
+)
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
 from loong.launcher.vllm_flags import SERVE, instead_of
@@ -93,8 +94,23 @@ def _serve(args: argparse.Namespace) -> int:
             from loong.launcher.serve.serving import serve_until_stopped
 
             config = serve_config(args)
+            warn_of_strangers(args, config.server.api_keys)
             logger.info("found %s and sized its KV in %.1f s", config.cluster.model, perf_counter() - start)
             return serve_until_stopped(config, listener, fork_server)
+
+
+def warn_of_strangers(args: argparse.Namespace, api_keys: Sequence[str]) -> None:
+    """Warn if other users of this host can read keys, or if all who reach it may use the server."""
+    from loong.server.api.origins import is_loopback
+
+    if args.config is not None and (args.api_key or args.admin_key is not None):
+        warn_of_readers("--config", args.config)
+    if not api_keys and not is_loopback(args.host):
+        logger.warning(
+            "--host %s without an API key: all who reach it may use this server; set $%s or --api-key-file",
+            args.host,
+            API_KEY_VARIABLE,
+        )
 
 
 @contextmanager
@@ -177,18 +193,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--port", type=port, default=8000, help="port to listen on; 0: a free one (%(default)s)"
     )
-    group.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="API key that clients must send; may be given repeatedly (none)",
-    )
-    group.add_argument(
-        "--admin-key",
-        metavar="KEY",
-        help="key of operators, for `loong scale`; without it, nothing can be scaled ($LOONG_ADMIN_API_KEY)",
-    )
+    add_server_key_flags(group)
     group.add_argument(
         "--allowed-origins",
         action="append",
@@ -228,7 +233,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--max-requests-per-key",
         type=positive,
         metavar="N",
-        help="bound on requests in flight of one --api-key; beyond it, 429 with Retry-After (none)",
+        help="bound on requests in flight of one API key; beyond it, 429 with Retry-After (none)",
     )
 
 
@@ -311,7 +316,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         is_recalibrated=args.recalibrate,
         server=ServerSettings(
             name,
-            tuple(args.api_key),
+            keys_of_server(args),
             args.host,
             tuple(args.allowed_origins),
             tuple(other_names),
@@ -320,7 +325,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
             max_waiting_tokens=args.max_waiting_tokens,
             max_requests_per_key=args.max_requests_per_key,
             tool_call_parser=args.tool_call_parser,
-            admin_key=args.admin_key or os.environ.get(ADMIN_KEY_VARIABLE),
+            admin_key=admin_key(args),
         ),
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,

@@ -1,7 +1,6 @@
 """`loong simulate`: flags, checked and put into one configuration."""
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from loong.core.errors import ConfigError
 from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.machine import num_processors
+from loong.launcher.keys import shown_command
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.runs.rates import parse_rates
 from loong.launcher.runs.run_logs import LogFiles
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         _refuse_more_than_replay(args)
         return replay_and_report(args.replay)
     tune_gc()
-    simulate_and_report(_config(args), shlex.join(["loong", *sys.argv[1:]]))
+    simulate_and_report(_config(args), shown_command(["loong", *sys.argv[1:]]))
     return 0
 
 

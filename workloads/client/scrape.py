@@ -43,7 +43,7 @@ class Scraper:
         status, page = await self._get("/v1/models")
         if status != _OK:
             is_refused = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-            hint = "set OPENAI_API_KEY to a key of it" if is_refused else "is this an OpenAI-style API?"
+            hint = "set LOONG_API_KEY to a key of it" if is_refused else "is this an OpenAI-style API?"
             raise ServerUnusableError(f"{self.base_url}/v1/models answers with HTTP {status}; {hint}")
         try:
             models = msgspec.json.decode(page, type=_WireModels).data

@@ -359,7 +359,9 @@ def test_a_saved_workload_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_secrets_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-1")
-    monkeypatch.setattr("sys.argv", ["loong", "bench", "--extra-server-args=--api-key sk-secret-2"])
+    monkeypatch.setattr(
+        "sys.argv", ["loong", "bench", "--extra-server-args=--api-key sk-secret-2 --admin-key 'sk-secret 3'"]
+    )
     with spawn_server(ServerConfig(None, 2, 1, (), 60.0), "esp", tmp_path / "log") as base_url:
         run_bench(*QUICK, "--base-url", base_url, "--output-dir", str(tmp_path / "out"))
     text = (tmp_path / "out" / "results.json").read_text()

@@ -88,7 +88,7 @@ async def test_a_wrong_key_or_address_is_reported(tmp_path: Path) -> None:
     async with talking(tmp_path, ScriptedEngine(), api_keys=("k",)) as session:
         reported = await take(session, "hello")
         assert "needs an API key" in reported
-        assert "give --api-key" in reported
+        assert "set $LOONG_API_KEY or --api-key-file" in reported
         served = ChatServer(session.server.base_url + "/v1", "k")
         assert await asyncio.to_thread(served.model) == "tiny"
     with pytest.raises(
@@ -177,10 +177,3 @@ async def test_the_command_answers_each_line_it_is_given_until_there_are_no_more
 def test_what_is_no_address_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match="not a URL such as"):
         ChatServer(url)
-
-
-@pytest.mark.parametrize("key", ["clé", "a\nb"])
-def test_a_key_that_no_header_can_hold_is_refused_and_not_reported(key: str) -> None:
-    with pytest.raises(ConfigError, match="--api-key") as refused:
-        ChatServer("http://localhost:8000", key)
-    assert key not in str(refused.value)

@@ -9,7 +9,7 @@ from loong.workloads.errors import ServerUnusableError
 
 
 @pytest.mark.parametrize(
-    ("status", "hint"), [(401, "set OPENAI_API_KEY to a key of it"), (404, "is this an OpenAI-style API")]
+    ("status", "hint"), [(401, "set LOONG_API_KEY to a key of it"), (404, "is this an OpenAI-style API")]
 )
 async def test_a_server_that_does_not_report_its_models_is_named_with_what_may_help(
     status: int, hint: str
