@@ -4,6 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from loong.core.errors import ConfigError
+from loong.private_files import make_private_folder
 
 
 def check_file(flag: str, path: Path) -> None:
@@ -16,7 +17,7 @@ def check_file(flag: str, path: Path) -> None:
 def make_folder(flag: str, folder: Path) -> None:
     """Make a folder that takes files. Raises `ConfigError`, which names the flag, if that is impossible."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
     except OSError as error:
         raise ConfigError(f"{flag} {folder} cannot be made: {error.strerror}") from error
     _check_folder(flag, folder, folder)

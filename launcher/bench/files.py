@@ -16,6 +16,7 @@ from loong.launcher.models.source import TINY
 from loong.launcher.plot.report import report_folder
 from loong.launcher.runs.run import finite
 from loong.launcher.runs.run_document import document_head, goodput_json, write_document
+from loong.private_files import write_private
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.metrics.result import JSON
 from loong.workloads.plots.style import NO_PICTURES, is_available
@@ -70,7 +71,7 @@ def _write_traces(folder: Path, runs: Sequence[MeasuredRun]) -> dict[str, Path]:
     for run in runs:
         if run.history is not None:
             path = folder / f"trace-{_file_name(run.policy)}.json"
-            path.write_bytes(chrome_trace(run.history))
+            write_private(path, chrome_trace(run.history))
             paths[run.policy] = path
     return paths
 

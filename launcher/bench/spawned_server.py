@@ -16,6 +16,7 @@ from types import FrameType
 
 from loong.core.errors import ConfigError
 from loong.launcher.keys import shown_command
+from loong.private_files import private
 from loong.workloads.errors import ServerUnusableError
 
 START_ATTEMPTS = 3
@@ -88,7 +89,7 @@ def process_group(command: Sequence[str], log_path: Path) -> Iterator[subprocess
 
     A terminal's interrupt reaches only us, and a SIGTERM to us unwinds the stack, so both end here.
     """
-    with sigterm_unwinds(), log_path.open("wb") as log:
+    with sigterm_unwinds(), open(log_path, "wb", opener=private) as log:
         process = subprocess.Popen(  # noqa: S603  a command of our own making
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )

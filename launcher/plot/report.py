@@ -21,6 +21,7 @@ from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.launcher.plot.watched import WatchedRun, watched_logs, watched_runs
 from loong.launcher.plot.wrong_models import wrong_model_notes
+from loong.private_files import write_private
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.report.run_document import RuleRuns, RunDocument, by_rule, measured, merged
 
@@ -91,10 +92,10 @@ def write_pictures_and_report(files: RunFiles, folder: Path, window: Window | No
     written += (of_logs := _interactive(logs, folder, title, suffix))
     for name in files.decisions:
         written.append(folder / f"trace-{name}.json")
-        written[-1].write_bytes(chrome_trace(files.histories[name]))
+        write_private(written[-1], chrome_trace(files.histories[name]))
     written.append(folder / "report.html")
     page = _page(sections, figures, document, list(files.histories), [path.name for path in of_logs])
-    written[-1].write_text(page, encoding="utf-8")
+    write_private(written[-1], page)
     return written
 
 
@@ -104,7 +105,7 @@ def _interactive(watched: Mapping[str, WatchedRun], folder: Path, title: str, su
     if not shown or not is_available():
         return []
     path = folder / f"interactive{suffix}.html"
-    path.write_text(interactive_page(shown, title), encoding="utf-8")
+    write_private(path, interactive_page(shown, title))
     return [path]
 
 

@@ -9,6 +9,7 @@ import msgspec
 from loong.launcher.hardware.machine import machine_facts
 from loong.launcher.runs.goodput import A, Goodput
 from loong.launcher.runs.run import finite
+from loong.private_files import write_private
 from loong.workloads.metrics.result import JSON
 from loong.workloads.metrics.slo import SLORule
 from loong.workloads.report.run_document import SCHEMA_VERSION
@@ -66,7 +67,7 @@ def write_document(folder: Path, document: dict[str, JSON], runs: Sequence[dict[
     members = [f"{_encoded(name)}:{_encoded(value)}" for name, value in document.items()]
     members.append('"runs":[\n' + ",\n".join(map(_encoded, runs)) + "\n]")
     path = folder / FILE_NAME
-    path.write_text("{\n" + ",\n".join(members) + "\n}\n")
+    write_private(path, "{\n" + ",\n".join(members) + "\n}\n")
     return path
 
 

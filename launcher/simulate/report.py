@@ -20,6 +20,7 @@ from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.documents import configuration_json, run_json, summary_json
 from loong.launcher.simulate.points import PointResult, all_asked, sweep
 from loong.launcher.simulate.search import all_searches, goodputs_of_sweep, search_all
+from loong.private_files import write_private
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.metrics.result import JSON
 from loong.workloads.metrics.slo import SLORule
@@ -164,7 +165,7 @@ def _write_traces(folder: Path, config: SimulateConfig, results: Sequence[PointR
     paths = {}
     for result in results:
         path = folder / f"trace-{result.policy}{_suffix(config, result.asked.rule)}.json"
-        path.write_bytes(chrome_trace(result.history or ClusterHistory()))
+        write_private(path, chrome_trace(result.history or ClusterHistory()))
         paths[result.asked] = path
     return paths
 

@@ -13,6 +13,7 @@ import msgspec
 from loong.core.errors import ClusterError, InvalidRequestError
 from loong.executor.endpoints import WorkerId
 from loong.executor.workers import WorkersExecutor
+from loong.private_files import make_private_folder, write_private
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class WorkerTraces:
                 raise ClusterError(f"the trace could not be written: {error}") from error
 
     async def _written(self) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         target = self._folder / f"{strftime('trace-%Y%m%d-%H%M%S')}-{next(self._numbers)}.json"
         with TemporaryDirectory(dir=self._folder) as folder:
             files = await self._executor.calls.write_traces(Path(folder))
@@ -89,7 +90,7 @@ def join_traces(files: Mapping[WorkerId, Path], target: Path) -> None:
     for number, (worker_id, trace) in enumerate(traces.items()):
         shift = (bases[worker_id] - first_base) / _US
         events += _moved(trace["traceEvents"], _name(worker_id), number * _PIDS_APART, shift)
-    target.write_bytes(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
+    write_private(target, msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def _name(worker_id: WorkerId) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from loong.core.errors import ConfigError
+from loong.private_files import private
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +165,8 @@ def write_figure(figure: "Figure", paths: Sequence[Path]) -> None:
     """Write a figure to every path, in the format of its suffix."""
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(path, metadata=metadata)
+        with open(path, "wb", opener=private) as file:
+            figure.savefig(file, format=path.suffix.removeprefix("."), metadata=metadata)
         figure.set_layout_engine(None)  # it is laid out now, and stays so
 
 

@@ -1,10 +1,12 @@
 """A file of lines whose write errors never reach the caller."""
 
 import logging
+from io import FileIO
 from pathlib import Path
 from time import monotonic
 
 from loong.core.errors import ConfigError
+from loong.private_files import private
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ class LineFile:
         self._num_bytes = 0
         self._flushed_at = monotonic()
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = FileIO(path, "a", opener=private)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_files import shared_files
 
 from loong.core.errors import ConfigError
 from loong.launcher.bench import command as bench
@@ -47,6 +48,7 @@ def test_two_policies_are_measured_compared_and_drawn(
     code = run_bench(*QUICK, "--policy", "esp,static-sp", "--output-dir", str(tmp_path))
     printed, reported = capsys.readouterr()
     assert "notes.txt" not in reported
+    assert shared_files(tmp_path) == ["notes.txt"]
     assert f"{tmp_path}/server-esp.log, {tmp_path}/server-static-sp.log\n" in reported
     assert code == 0
     assert printed.count("Serving Benchmark Result") == 2

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from eventful_run import eventful_run
 from run_documents import run_row, write_run
+from shared_files import shared_files
 
 from loong.launcher.cli import main
 from loong.launcher.plot.logged_history import history_of_log
@@ -34,7 +35,9 @@ def test_runs_of_several_folders_are_one_report(tmp_path: Path) -> None:
 def test_a_decision_log_becomes_a_picture_and_a_trace_with_growth_and_moves(tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     eventful_run(log)
+    (tmp_path / "out").mkdir()
     assert plot(log, "--output-dir", tmp_path / "out", "--window", "0:0.5") == 0
+    assert not shared_files(tmp_path / "out")
     trace = (tmp_path / "out" / "trace-decisions.json").read_bytes()
     history = parse_trace(trace)
     assert {batch.group.dop for batch in history.batches} == {1, 2, 3}

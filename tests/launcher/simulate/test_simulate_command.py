@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from profile_samples import measured_scenarios
+from shared_files import shared_files
 
 from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import main
@@ -70,6 +71,7 @@ def without_times_and_machine(path: Path) -> dict[str, object]:
 
 def test_one_rate_shows_each_run_and_draws_it(single: Simulated) -> None:
     printed, folder = single.out, single.folder
+    assert shared_files(folder) == ["notes.txt"]
     assert printed.count("Serving Benchmark Result") == 2
     assert "completed / sent" in printed
     results = json.loads((folder / "results.json").read_text())
