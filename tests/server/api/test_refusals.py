@@ -331,6 +331,26 @@ async def test_a_cluster_smaller_than_the_model_bounds_requests_too(serving: Ser
     assert chat["total_tokens"] == 100
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (PATH, {"prompt": "hi"}, "prompt"),
+        (CHAT, {"messages": MESSAGES}, "messages"),
+        ("/v1/responses", {"input": "hi"}, "input"),
+        ("/generate", {"inputs": "hi"}, "inputs"),
+    ],
+)
+async def test_tokens_of_the_tokenizer_that_the_model_does_not_have_are_refused(
+    serving: Serving, path: str, fields: dict[str, object], param: str
+) -> None:
+    engine = ScriptedEngine(limits=EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=100))
+    async with serving(engine) as url:
+        error = await error_of(url, path, 400, **fields)
+    assert error["param"] == param
+    assert "but ids go from 0 to 99" in error["message"]
+    assert not engine.requests
+
+
 async def test_the_default_length_gives_way_to_the_models(serving: Serving) -> None:
     engine = ScriptedEngine()
     async with serving(engine) as url:
