@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
 from loong.model.gguf.header import Header
-from loong.model.gguf.quantization import check_types, read_tensor
+from loong.model.gguf.quantization import check_tensors, read_tensor
 from loong.model.gguf.rope import FREQUENCY_FACTORS
 from loong.model.tensor_shapes import EMBEDDING, LM_HEAD, NORM
 
@@ -30,7 +31,7 @@ _LAYER_NAMES: Final = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
 _PERMUTED = "llama"  # the architecture whose heads interleave the two halves of a rotation
 
 
@@ -64,16 +65,19 @@ class GgufTensors:
 
 
 def open_gguf_tensors(header: Header, config: ModelConfig) -> GgufTensors:
-    """Return the tensors of a file. Raises ConfigError naming the first one with an unsupported type."""
-    check_types(header)
-    names = {_hugging_face_name(name): name for name in header.tensors if name != FREQUENCY_FACTORS}
+    """Return the tensors of a file. Raises ConfigError naming the first one that is not supported."""
+    check_tensors(header)
+    names = {_hugging_face_name(header, name): name for name in header.tensors if name != FREQUENCY_FACTORS}
     shapes = {name: header.tensors[own_name].shape for name, own_name in names.items()}
     return GgufTensors(header, config, shapes, names)
 
 
-def _hugging_face_name(name: str) -> str:
-    """Return a tensor's name in a Hugging Face folder, or its own if it has no other."""
+def _hugging_face_name(header: Header, name: str) -> str:
+    """Return a tensor's name in a Hugging Face folder. Raises ConfigError if it has none."""
     match = _LAYER_TENSOR.fullmatch(name)
-    if match is None or match[2] not in _LAYER_NAMES:
-        return _NAMES.get(name, name)
-    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    if match is not None and match[2] in _LAYER_NAMES:
+        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    if name in _NAMES:
+        return _NAMES[name]
+    shape = list(header.tensors[name].shape)
+    raise ConfigError(f"{header.path} has an unexpected tensor {name} of shape {shape}")

@@ -18,6 +18,7 @@ CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
 _SPACE = "\u2581"  # a space in SentencePiece
 _NAMED: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _PREFIX = "tokenizer.ggml"
+MAX_TOKEN_LETTERS: Final = 1024  # the time to find a token's merges grows with the square
 
 
 def gguf_tokenizer(metadata: Metadata) -> Tokenizer:
@@ -69,6 +70,11 @@ def _vocabulary(metadata: Metadata) -> dict[str, int]:
     tokens = metadata.items(f"{_PREFIX}.tokens", str)
     if not tokens:
         raise ConfigError(f"{metadata.path} lacks {_PREFIX}.tokens, without which no text can be served")
+    if (longest := max(map(len, tokens))) > MAX_TOKEN_LETTERS:
+        raise ConfigError(
+            f"{metadata.path}: {_PREFIX}.tokens must have at most {MAX_TOKEN_LETTERS:,} letters each, "
+            f"got {longest:,}"
+        )
     return {token: token_id for token_id, token in enumerate(tokens)}
 
 

@@ -136,3 +136,14 @@ def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
     finish(writer)
     with pytest.raises(ConfigError, match=r"lacks tokenizer\.ggml\.tokens"):
         read(tmp_path / "b.gguf")
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_a_token_of_a_million_letters_is_refused(model: str, tmp_path: Path) -> None:
+    writer = new_writer(tmp_path / "a.gguf")
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "a" * 1_000_000])
+    finish(writer)
+    with pytest.raises(ConfigError, match=r"tokens must have at most 1,024 letters each, got 1,000,000"):
+        read(tmp_path / "a.gguf")

@@ -149,3 +149,18 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     q8_1 = gguf.GGMLQuantizationType.Q8_1
     writer.add_tensor("blk.0.attn_q.weight", np.zeros((64, 80), np.uint8), raw_dtype=q8_1)
     assert "tensor blk.0.attn_q.weight has type Q8_1, which is not supported" in refused(writer, path)
+
+
+def test_a_tensor_that_the_file_does_not_hold_is_refused_by_name(tmp_path: Path) -> None:
+    path, _ = write_gguf("llama", tmp_path)
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ConfigError, match=r"bytes, but its tensor \S+ ends at byte"):
+        load_model(str(path), "auto", None, 0, SingleDevice())
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "blk.00.attn_norm.weight", "blk.0.attn_gate.weight"])
+def test_tensors_with_other_names_than_llama_cpps_are_refused(name: str, tmp_path: Path) -> None:
+    writer = writer_of_nothing(tmp_path / "a.gguf")
+    writer.add_tensor(name, np.ones(64, np.float32))
+    said = refused(writer, tmp_path / "a.gguf")
+    assert f"has an unexpected tensor {name} of shape [64]" in said
