@@ -1,8 +1,9 @@
 """The config of a model: its sizes and options, read from a Hugging Face folder."""
 
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from loong.core.errors import ConfigError
 from loong.model.hugging_face import read_config_file, read_eos_token_ids
@@ -12,6 +13,17 @@ if TYPE_CHECKING:
     import torch
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Far beyond any model. What is computed from sizes, such as the names of all tensors, stays small.
+LARGEST_SIZES: Final = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**22,
+    "num_layers": 2**12,
+    "num_heads": 2**16,
+    "num_kv_heads": 2**16,
+    "head_dim": 2**12,
+    "max_position_embeddings": 2**32,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +52,21 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, largest in LARGEST_SIZES.items():
+            if not 1 <= (size := getattr(self, name)) <= largest:
+                raise ConfigError(f"{name} must be 1 to {largest:,}, got {size:,}")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ConfigError(f"sliding_window must be at least 1, got {self.sliding_window}")
+        if not (isfinite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
+            raise ConfigError(f"rms_norm_eps must be at least 0, got {self.rms_norm_eps}")
         if self.num_heads % self.num_kv_heads != 0:
             raise ConfigError(
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"
             )
         if self.head_dim % 2 != 0:
             raise ConfigError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
+        if self.head_dim == 2 and isinstance(self.rope, DynamicRope):
+            raise ConfigError("head_dim must be above 2 for dynamic rope scaling, got 2")
         if self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
 

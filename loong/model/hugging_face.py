@@ -125,13 +125,9 @@ def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def _as_tuple(token_ids: _TokenIds) -> tuple[int, ...]:
-    match token_ids:
-        case None:
-            return ()
-        case int():
-            return (token_ids,)
-        case list():
-            return tuple(token_ids)
+    """Return all ids. Some configs have -1, which is the id of no token."""
+    ids = [token_ids] if isinstance(token_ids, int) else token_ids or ()
+    return tuple(token_id for token_id in ids if token_id >= 0)
 
 
 def _read(path: Path, file_type: type[_File]) -> _File:

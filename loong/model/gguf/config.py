@@ -6,6 +6,7 @@ from typing import Final
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
 from loong.model.gguf.header import Header
+from loong.model.gguf.keys import check_keys
 from loong.model.gguf.metadata import Metadata
 from loong.model.gguf.rope import read_rope
 from loong.model.gguf.tokenizer import CONTROL
@@ -16,22 +17,6 @@ GGUF_ARCHITECTURES: Final[dict[str, Architecture]] = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# Keys that change a model's computation start like this. All others of them are refused, not ignored.
-_GROUPS = ("attention.", "rope.", "expert_")
-_READ = (
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.key_length",
-    "attention.value_length",
-    "attention.layer_norm_rms_epsilon",
-    "attention.sliding_window",
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",  # the origin of the scaling, without effect on the computation
-)
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>")
 
 
@@ -45,7 +30,7 @@ def gguf_config(header: Header) -> ModelConfig:
     architecture = GGUF_ARCHITECTURES.get(prefix)
     if architecture is None:
         raise metadata.refusal("general.architecture", f"one of {', '.join(GGUF_ARCHITECTURES)}")
-    _check_keys(metadata)
+    check_keys(metadata)
     shape = header.tensors["token_embd.weight"].shape if "token_embd.weight" in header.tensors else ()
     hidden_size = metadata.size(f"{prefix}.embedding_length")
     if len(shape) != 2:
@@ -79,21 +64,8 @@ def gguf_config(header: Header) -> ModelConfig:
         has_o_bias="attn_output.bias" in first_layer,
         has_mlp_bias="ffn_gate.bias" in first_layer,
         has_qk_norm="attn_q_norm.weight" in first_layer,
-        sliding_window=metadata.optional(f"{prefix}.attention.sliding_window", int),
+        sliding_window=metadata.optional(f"{prefix}.attention.sliding_window", int) or None,
     )
-
-
-def _check_keys(metadata: Metadata) -> None:
-    prefix = f"{metadata.architecture}."
-    for key, value in metadata.values.items():
-        name = key.removeprefix(prefix)
-        if name != key and name.startswith(_GROUPS) and name not in _READ and value:
-            raise ConfigError(f"{metadata.path}: {key} is {value!r}, which is not supported")
-    if metadata.size("split.count", 1) != 1:
-        raise ConfigError(
-            f"{metadata.path} is one of {metadata.values['split.count']} files of a split model, which are "
-            "not supported; llama.cpp's `llama-gguf-split --merge` makes one file of them"
-        )
 
 
 def _eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
@@ -106,4 +78,6 @@ def _eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
         for token_id, (token, token_type) in enumerate(zip(tokens, types, strict=False))
         if token_type == CONTROL and token in _END_OF_TURN
     ]
-    return tuple(sorted({token_id for token_id in (*named, *by_text) if token_id is not None}))
+    return tuple(
+        sorted({token_id for token_id in (*named, *by_text) if token_id is not None and token_id >= 0})
+    )

@@ -1,12 +1,14 @@
 """Metadata of a GGUF file by key, with checked types."""
 
+from math import isfinite
 from typing import Final, TypeVar
 
 from loong.core.errors import ConfigError
 from loong.model.gguf.header import Header, Value
 
 T = TypeVar("T")
-_WORDS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_WORDS: Final = {bool: "true or false", int: "an integer", float: "a finite number", str: "a string"}
+_MAX_SHOWN = 80  # letters
 
 
 class Metadata:
@@ -33,7 +35,7 @@ class Metadata:
         """Return the items of an array, or none if the file does not have the key."""
         values = self.values.get(key, [])
         if not isinstance(values, list):
-            raise ConfigError(f"{self.path}: {key} must be an array, got {values!r}")
+            raise ConfigError(f"{self.path}: {key} must be an array, got {shown(values)}")
         return [self._checked(key, value, value_type) for value in values]
 
     def size(self, key: str, default: int | None = None) -> int:
@@ -48,10 +50,17 @@ class Metadata:
 
     def refusal(self, key: str, expected: str) -> ConfigError:
         """Return the error for a wrong value of a key."""
-        return ConfigError(f"{self.path}: {key} must be {expected}, got {self.values.get(key)!r}")
+        return ConfigError(f"{self.path}: {key} must be {expected}, got {shown(self.values.get(key))}")
 
     def _checked(self, key: str, value: Value, value_type: type[T]) -> T:
         is_boolean = isinstance(value, bool)
-        if isinstance(value, value_type) and is_boolean == (value_type is bool):
+        is_number = not isinstance(value, float) or isfinite(value)
+        if isinstance(value, value_type) and is_boolean == (value_type is bool) and is_number:
             return value
-        raise ConfigError(f"{self.path}: {key} must be {_WORDS[value_type]}, got {str(value)[:80]!r}")
+        raise ConfigError(f"{self.path}: {key} must be {_WORDS[value_type]}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Return a value of a file as it stands in an error, which a long one does not fill."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
