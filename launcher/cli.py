@@ -11,7 +11,7 @@ from loong.core.errors import LoongError
 from loong.launcher.config_file import add_config_flag, apply_config_file
 from loong.launcher.entry import INTERRUPTED
 from loong.launcher.parser import CommandParser
-from loong.launcher.standard_streams import give_up_lost_streams, open_missing_streams
+from loong.launcher.standard_streams import give_up_lost_streams, open_missing_streams, printable_streams
 
 COMMANDS = {  # each a module with `add_parser`
     "serve": "loong.launcher.serve.command",
@@ -45,9 +45,14 @@ examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     open_missing_streams()
+    with printable_streams():
+        return _main(sys.argv[1:] if arguments is None else arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
     try:
         try:
-            return _run(_with_help(_with_dashes(sys.argv[1:] if arguments is None else arguments)))
+            return _run(_with_help(_with_dashes(arguments)))
         finally:
             sys.stdout.flush()
     except (KeyboardInterrupt, RuntimeError) as error:

@@ -1,5 +1,7 @@
 """The log of a server: records of all its processes, which one thread writes to standard error.
 
+What clients and models send is in it without control characters, which a terminal would obey.
+
 A write to a pipe blocks when nobody reads the pipe and it is full. In the engine's process only the log's
 thread may block. It takes lines from a bounded queue. Records are dropped and counted when the queue is full.
 Other processes of the server write to a pipe that the engine's process always reads.
@@ -16,12 +18,25 @@ from datetime import UTC, datetime
 from threading import Condition, Thread
 from time import monotonic
 
+from loong.core.printable import printable
+
 FORMATS = ("text", "json")
 MAX_QUEUED_BYTES = 2**18  # the blocked write may hold as many again
 _FLUSH_SECONDS = 1.0  # to write all queued lines at the end
 _MAX_LINE_BYTES = 2**16  # of another process; longer lines are split
 _STDERR = 2
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class TextLines(logging.Formatter):
+    """Formats a record as a line with time and level. Further lines of its message are indented."""
+
+    def __init__(self) -> None:
+        super().__init__(_TEXT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  its name in the base class
+        """Return the line without the exception."""
+        return super().formatMessage(record).replace("\n", "\n    ")
 
 
 class JsonLines(logging.Formatter):
@@ -156,7 +171,7 @@ class LineHandler(logging.Handler):
 
     def line(self, record: logging.LogRecord) -> bytes:
         """Return the line of a record."""
-        return self.format(record).encode(self._encoding, "backslashreplace") + b"\n"
+        return printable(self.format(record)).encode(self._encoding, "backslashreplace") + b"\n"
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -194,7 +209,7 @@ class QueuedHandler(LineHandler):
     def _pass_on(self, descriptor: int) -> None:
         with open(descriptor, "rb") as pipe:
             while line := pipe.readline(_MAX_LINE_BYTES):
-                self.queue.put(line)
+                self.queue.put(printable(line.decode(errors="backslashreplace")).encode())
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -208,7 +223,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def _formatter(kind: str) -> logging.Formatter:
-    return JsonLines() if kind == "json" else logging.Formatter(_TEXT)
+    return JsonLines() if kind == "json" else TextLines()
 
 
 def _queued_handlers() -> list[QueuedHandler]:

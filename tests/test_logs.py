@@ -12,7 +12,7 @@ import pytest
 from served import wait_until
 
 from loong.launcher.serve.command import reported_choices
-from loong.logs import JsonLines, LineQueue, write_all
+from loong.logs import JsonLines, LineHandler, LineQueue, TextLines, write_all
 
 MAX_BYTES = 1000
 NUM_LINES = 20_000  # more than a pipe and the queue take
@@ -102,7 +102,7 @@ from loong.logs import child_stderr, num_dropped_records, queued_log
 with queued_log("json"):
     logging.info("a record")
     warnings.warn("a warning")
-    subprocess.run(["sh", "-c", "echo of a child >&2"], stderr=child_stderr())
+    subprocess.run(["sh", "-c", r"printf 'of a \\033[31mchild\\n' >&2"], stderr=child_stderr())
     print("stray", file=sys.stderr)
     try:
         1 / 0
@@ -126,7 +126,7 @@ def test_all_that_a_process_and_its_children_say_is_in_the_log() -> None:
     assert int(num_dropped) == 0
     *lines, last = said.splitlines()
     assert last == "afterwards"
-    assert {"stray", "of a child"} < set(lines)
+    assert {"stray", r"of a \u001b[31mchild"} < set(lines)
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert [record["level"] for record in records] == ["INFO", "WARNING", "ERROR"]
     assert "a warning" in records[1]["message"]
@@ -161,6 +161,25 @@ def test_a_json_line_holds_the_exception() -> None:
         record = logging.LogRecord("loong", logging.ERROR, "", 0, "failed", (), sys.exc_info())
     (line,) = JsonLines().format(record).splitlines()
     assert json.loads(line)["exception"].endswith("'no'")
+
+
+@pytest.mark.parametrize("formatter", [TextLines(), JsonLines()])
+def test_a_record_holds_no_control_character_of_a_client(formatter: logging.Formatter) -> None:
+    lines: list[bytes] = []
+    handler = LineHandler(lines.append, formatter)
+    handler.handle(logging.LogRecord("a", logging.INFO, "", 0, "from %s", ("\x1b[31m\x9b\r\x00",), None))
+    assert not set(lines[0].decode()[:-1]) & {"\x1b", "\x9b", "\r", "\x00", "\n"}
+    assert b"from \\u001b[31m\\u009b" in lines[0]
+
+
+def test_what_a_client_sends_begins_no_line_of_a_text_log() -> None:
+    lines: list[bytes] = []
+    handler = LineHandler(lines.append, TextLines())
+    forged = "a\n1970-01-01 00:00:00,000 ERROR the server is yours"
+    handler.handle(logging.LogRecord("a", logging.INFO, "", 0, "from %s", (forged,), None))
+    first, second = lines[0].decode().splitlines()
+    assert first.endswith(" INFO from a")
+    assert second == "    1970-01-01 00:00:00,000 ERROR the server is yours"
 
 
 def test_choices_are_reported_without_secrets() -> None:

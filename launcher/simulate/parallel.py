@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from loong.launcher.gc_tuning import tune_gc
-from loong.launcher.standard_streams import give_up_lost_streams
+from loong.launcher.standard_streams import give_up_lost_streams, printable_streams
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -52,7 +52,8 @@ def _done(
 def _attempt(work: Callable[[Task], Result], task: Task) -> Result:
     """Return the result. A process whose output cannot be written fails here, and not again at its end."""
     try:
-        return work(task)
+        with printable_streams():
+            return work(task)
     except OSError:
         give_up_lost_streams()
         raise

@@ -177,3 +177,13 @@ async def test_the_command_answers_each_line_it_is_given_until_there_are_no_more
 def test_what_is_no_address_is_named(url: str) -> None:
     with pytest.raises(ConfigError, match="not a URL such as"):
         ChatServer(url)
+
+
+async def test_an_answer_gives_the_terminal_no_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    async with talking(tmp_path, ScriptedEngine(say("\r\x1b]52;c;Zm9v\x07done"))) as session:
+        words = ["chat", "--base-url", session.server.base_url, "--max-tokens", "40"]
+        assert await asyncio.to_thread(main, words) == 0
+    assert "\\u000d\\u001b]52;c;Zm9v\\u0007done" in capsys.readouterr().out
