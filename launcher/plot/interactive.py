@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 
 import jinja2
@@ -10,7 +11,7 @@ import msgspec
 from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
 from loong.launcher.plot.watched import WatchedRun
 from loong.workloads.plots.queue import WAITING_COLORS
-from loong.workloads.plots.style import styles_of
+from loong.workloads.plots.style import drawable, styles_of
 from loong.workloads.report.timeline_cells import Scale, Work
 from loong.workloads.report.waiting import waits_of
 
@@ -76,6 +77,7 @@ def _policy(name: str, one: WatchedRun, color: str, end: float) -> dict[str, obj
     stories = {story.request_id: story.chapters for story in reported}
     return {
         "name": name,
+        "label": escape(drawable(name)),  # in texts of plotly, which knows tags
         "color": color,
         "instances": one.history.instance_ids,
         "batches": [_batch(b, place) for b in one.history.batches if b.started_at < end],

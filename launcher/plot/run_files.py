@@ -43,7 +43,7 @@ class RunFiles:
     def history_of(self, run: RunRow) -> ClusterHistory | None:
         """Return the history of a run; None if it has no trace, or the file is gone."""
         for folder, document in self.documents:
-            if run.trace is not None and run in document.runs and (folder / run.trace.file).exists():
+            if run.trace is not None and run in document.runs and (folder / run.trace.file).is_file():
                 history = _trace(folder / run.trace.file)
                 return history if run.trace.after is None else history.after(run.trace.after)
         return None
@@ -57,7 +57,7 @@ class RunFiles:
         for folder, document in self.documents:
             if run.decision_log is not None and run in document.runs:
                 path = folder / run.decision_log
-                return indexed(read_log(path)) if path.exists() and path.stat().st_size else None
+                return indexed(read_log(path)) if path.is_file() and path.stat().st_size else None
         return None
 
 

@@ -70,8 +70,10 @@ def _newest(paths: Iterable[Path]) -> Path:
 
 
 def _is_log(path: Path) -> bool:
+    if not path.is_file():  # a pipe would wait for its writer
+        return False
     try:
         with path.open("rb") as file:
             return file.read(len(_LOG_START)) == _LOG_START
-    except OSError:  # a folder, or another user's: no log that could be read
+    except OSError:  # another user's: no log that could be read
         return False

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loong.workloads.plots.style import INK, PANEL_INCHES, new_figure, styles_of
+from loong.workloads.plots.style import INK, MAX_NAME_LETTERS, PANEL_INCHES, drawable, new_figure, styles_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ def _draw_bars(panel: "Axes", bars: Sequence[GoodputBar]) -> None:
     rates = [bar.rate for bar in bars]
     drawn = panel.barh(range(len(bars)), rates, height=0.75, color=[styles[bar.policy].color for bar in bars])
     panel.bar_label(drawn, [bar.label for bar in bars], padding=3, fontsize=8, color=INK)
-    panel.set_yticks(range(len(bars)), [bar.policy for bar in bars])
+    panel.set_yticks(range(len(bars)), [drawable(bar.policy, MAX_NAME_LETTERS) for bar in bars])
     panel.set_ylim(len(bars) - 0.4, -0.6)  # the first on top
     panel.set_xlim(0, (max(rates, default=0.0) or 1.0) * 1.15)
     panel.tick_params(axis="y", length=0)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from loong.core.errors import ConfigError
+from loong.core.printable import printable
 from loong.private_files import private
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ FONT_POINTS = 9
 PANEL_INCHES = (4.8, 3.4)  # two side by side on a page, one on a telephone
 LETTER_INCHES, LEGEND_MARK_INCHES = 0.063, 0.6  # of a legend's columns, about
 LEGEND_ROW_INCHES = 0.17
+MAX_LETTERS, MAX_NAME_LETTERS = 120, 40  # of a line, and of a name that takes room from what is drawn
 PICTURE_KINDS = ("png", "svg")
 NO_PICTURES = "No pictures: they need matplotlib; pip install matplotlib"
 INK, PALE_INK, PAPER = "#1f2328", "#8a9199", "#ffffff"
@@ -137,6 +140,8 @@ def house_style() -> Iterator[None]:
             "lines.linewidth": 1.8,
             "lines.markersize": 5,
             "text.color": INK,
+            "text.parse_math": False,  # names may have any letters
+            "text.usetex": False,
             "xtick.color": PALE_INK,
             "xtick.labelcolor": INK,
             "ytick.color": PALE_INK,
@@ -162,12 +167,28 @@ def new_figure(inches: tuple[float, float]) -> "Figure":
 
 
 def write_figure(figure: "Figure", paths: Sequence[Path]) -> None:
-    """Write a figure to every path, in the format of its suffix."""
+    """Write a figure to every path, in the format of its suffix. Names in it may come from anywhere."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(drawable(text.get_text()))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # SVG has the letter nevertheless
+        _save(figure, paths)
+
+
+def _save(figure: "Figure", paths: Sequence[Path]) -> None:
     for path in paths:
         metadata = {"Date": None} if path.suffix == ".svg" else None
         with open(path, "wb", opener=private) as file:
             figure.savefig(file, format=path.suffix.removeprefix("."), metadata=metadata)
         figure.set_layout_engine(None)  # it is laid out now, and stays so
+
+
+def drawable(text: str, max_letters: int = MAX_LETTERS) -> str:
+    """Return a text without control characters, whose lines leave room for the picture."""
+    lines = printable(text).replace("\t", " ").split("\n")
+    return "\n".join(line if len(line) <= max_letters else f"{line[:max_letters]}..." for line in lines)
 
 
 def say_nothing_to_show(panel: "Axes", why: str) -> None:
@@ -202,11 +223,12 @@ def name_policies(figure: "Figure", policies: Sequence[str], *, has_markers: boo
         Line2D([], [], color=style.color, linestyle=style.dashes, marker=style.marker if has_markers else "")
         for style in styles_of(policies).values()
     ]
-    inches = LEGEND_MARK_INCHES + LETTER_INCHES * max(map(len, policies), default=0)
+    names = [drawable(policy, MAX_NAME_LETTERS) for policy in policies]
+    inches = LEGEND_MARK_INCHES + LETTER_INCHES * max(map(len, names), default=0)
     num_columns = min(len(policies), max(int(figure.get_figwidth() / inches), 1), 4)
     num_more_rows = -(-len(policies) // num_columns) - 1 if policies else 0
     figure.set_figheight(figure.get_figheight() + LEGEND_ROW_INCHES * num_more_rows)
-    figure.legend(handles, policies, loc="outside lower center", ncols=num_columns)
+    figure.legend(handles, names, loc="outside lower center", ncols=num_columns)
 
 
 def _plain(value: float) -> str:

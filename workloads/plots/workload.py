@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loong.workloads.plots.style import BLUE, GREEN, ORANGE, house_style, log_scale, new_figure
+from loong.workloads.plots.style import BLUE, GREEN, ORANGE, house_style, log_scale, new_figure, write_figure
 from loong.workloads.request import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def plot_workload(title: str, requests: Sequence[WorkloadRequest], path: Path) -
             _draw(panel, label, samples, color)
         axes[0].set_ylabel("requests")
         figure.suptitle(title)
-        figure.savefig(path)
+        write_figure(figure, [path])
 
 
 def _draw(panel: "Axes", label: str, samples: Sequence[float], color: str) -> None:

@@ -2,7 +2,7 @@
 
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -33,7 +33,7 @@ class _WireEvent(msgspec.Struct):
 class _WireBatch(msgspec.Struct):
     batch_id: int
     group: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
-    phase: str
+    phase: Literal["prefill", "decode", "mixed"]
     request_ids: tuple[str, ...] = ()
     num_prefill_tokens: int = 0
     longest_prompt: int = 0

@@ -31,7 +31,7 @@ function parts(batch) {
 function batchWords(policy, batch) {
   const prompts = batch.num_prefill_tokens ? `<br>${count(batch.num_prefill_tokens)} prompt tokens, longest prompt ${count(batch.longest_prompt)}` : "";
   return (
-    `<b>${policy.name}, batch ${batch.id}: ${batch.phase === "mixed" ? "prefill and decode" : batch.phase}, DoP ${batch.group.length}</b>` +
+    `<b>${policy.label}, batch ${batch.id}: ${batch.phase === "mixed" ? "prefill and decode" : batch.phase}, DoP ${batch.group.length}</b>` +
     `<br>instances ${batch.group.join(", ")}<br>${batch.start.toFixed(4)} to ${batch.end.toFixed(4)} s: ${duration(batch.end - batch.start)}` +
     `${prompts}<br>${count(batch.requests.length)} request${batch.requests.length === 1 ? "" : "s"}; click to list`
   );
@@ -95,7 +95,7 @@ function drawInstances() {
   };
   runs.policies.forEach((policy, index) => {
     const bars = index ? `y${2 * index + 1}` : "y", strip = `y${2 * index + 2}`;
-    layout.annotations.push({ text: `<b>${policy.name}</b>`, xref: "paper", yref: "paper", x: 0, y: 1 - used / rows, yanchor: "top", xanchor: "left", showarrow: false, font: { size: 15 } });
+    layout.annotations.push({ text: `<b>${policy.label}</b>`, xref: "paper", yref: "paper", x: 0, y: 1 - used / rows, yanchor: "top", xanchor: "left", showarrow: false, font: { size: 15 } });
     used += GAP_ROWS * 0.6;
     layout[`yaxis${2 * index + 2}`] = axis({ domain: domain(QUEUE_ROWS), title: { text: "waiting" }, range: [0, most * 1.25], nticks: 3 });
     used += GAP_ROWS * 0.4;
@@ -115,7 +115,7 @@ function drawRequests() {
     return { type: "scatter", mode: "markers", name: policy.name, x: shown.map((one) => one.prompt), y: shown.map((one) => Math.max(one.first - one.arrived, 1e-5)),
       marker: { color: policy.color, size: 7, opacity: 0.75, symbol: shown.map((one) => (one.ratio !== null && one.ratio > 1 ? "x" : "circle")) },
       customdata: shown.map((one) => ({ policy: policy.name, request: one.request })),
-      text: shown.map((one) => `<b>${policy.name}: a prompt of ${count(one.prompt)} tokens</b><br>first token after ${duration(one.first - one.arrived)}` +
+      text: shown.map((one) => `<b>${policy.label}: a prompt of ${count(one.prompt)} tokens</b><br>first token after ${duration(one.first - one.arrived)}` +
         (one.ratio === null ? "" : `<br>${one.ratio.toPrecision(2)} x its SLO`) + "<br>click for its story"), hovertemplate: "%{text}<extra></extra>" };
   });
   const layout = baseLayout({ height: 420, showlegend: true, dragmode: "zoom", legend: { orientation: "h", y: 1.12 } });

@@ -86,3 +86,10 @@ def test_a_run_of_too_many_bars_is_shown_to_a_time_that_the_page_names() -> None
     (policy,) = data_of(page)["policies"]
     assert 2 * len(policy["batches"]) <= MAX_BARS
     assert f"the first {MAX_BARS // 2:,.1f} of {MAX_BARS:,.1f} s" in page
+
+
+def test_names_are_no_tags_where_the_library_knows_tags(log: Path) -> None:
+    name = '<a href="https://example.com">\x1besp</a>'
+    (policy,) = data_of(interactive_page({name: WatchedRun.of(history_of_log(log))}, "a run"))["policies"]
+    assert policy["name"] == name
+    assert policy["label"] == "&lt;a href=&quot;https://example.com&quot;&gt;\\u001besp&lt;/a&gt;"

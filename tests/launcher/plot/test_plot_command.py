@@ -1,13 +1,17 @@
 import json
+from html import escape
 from pathlib import Path
+from xml.dom.minidom import parseString
 
+import msgspec
 import pytest
 from eventful_run import eventful_run
-from run_documents import run_row, write_run
+from run_documents import RULE, run_row, write_run
 from shared_files import shared_files
 
 from loong.launcher.cli import main
 from loong.launcher.plot.logged_history import history_of_log
+from loong.workloads.plots.style import MAX_NAME_LETTERS, drawable
 from loong.workloads.report.timeline import parse_trace
 
 
@@ -97,3 +101,45 @@ def test_without_a_name_the_newest_run_is_drawn(capsys: pytest.CaptureFixture[st
     report.unlink()
     assert plot() == 0
     assert report.is_file()
+
+
+HOSTILE = (
+    "$\\frac{$",
+    "_hidden",
+    "a\x1b[31m\x00",
+    "<script>x</script>",
+    "y" * 5000,
+    "日本",
+    '" id="x" url(#',
+    "",
+)
+
+
+def test_policies_may_have_any_names(tmp_path: Path) -> None:
+    runs = [
+        run_row(name, request_rate=rate, e2els=[1.0, 1.0, 1.0, None], requested_input_lens=[9] * 4)
+        for name in HOSTILE
+        for rate in (1.0, 2.0)
+    ]
+    write_run(
+        tmp_path, runs, goodput=[{"policy": name, "slo": RULE, "request_rate": 2.0} for name in HOSTILE]
+    )
+    assert plot(tmp_path) == 0
+    pictures = list(tmp_path.glob("*.svg"))
+    assert len(pictures) == 6
+    for path in pictures:
+        svg = path.read_text()
+        parseString(svg)  # a browser shows nothing of one that is not well-formed
+        assert all(escape(drawable(name, MAX_NAME_LETTERS), quote=False) in svg for name in HOSTILE)
+    assert "<script>" not in (tmp_path / "report.html").read_text()
+
+
+def test_a_log_may_have_any_name_and_its_texts_any_letters(tmp_path: Path) -> None:
+    log = tmp_path / "$\\frac{$ \x1b[31m.jsonl"
+    request_id = "$\\frac{$ \x1b[31m <b>"
+    eventful_run(log)
+    log.write_bytes(log.read_bytes().replace(b'"r001"', msgspec.json.encode(request_id)))
+    assert plot(log, "--output-dir", tmp_path / "out") == 0
+    for path in (tmp_path / "out").glob("*.svg"):
+        parseString(path.read_text())
+    assert "<b>" not in (tmp_path / "out" / "report.html").read_text()
