@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import loong
 from loong.core.errors import ConfigError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SECRETS = ("api_key", "admin_key")
+_LAST_NAME = "last_served_model_name"
 _EXAMPLES = """\
 examples:
   loong serve smollm2-135m                      # a small real model, fetched on first use
@@ -80,8 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     start = perf_counter()
-    if args.model is None and (paths := [name for name in args.served_model_name if "/" in name]):
-        raise ConfigError(f"--served-model-name took {paths[-1]} for a name; write MODEL before the flag")
+    check_names(args)
     logger.info("%s", reported_choices(args.chosen))
     if args.allow_fault_injection:
         logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
@@ -133,6 +133,21 @@ def reported_choices(chosen: Mapping[str, object]) -> str:
     return f"loong {loong.__version__}; options: {', '.join(words) or 'all at their defaults'}"
 
 
+class _Names(argparse.Action):
+    """Collects names, and notes the last of several after one flag, which may have been meant as MODEL."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        _flag: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), *values])
+        if len(values) > 1:
+            setattr(namespace, _LAST_NAME, values[-1])
+
+
 def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     add_model_flags(group)
     group.add_argument(
@@ -144,7 +159,7 @@ def _add_model_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--served-model-name",
         nargs="+",
-        action="extend",
+        action=_Names,
         default=[],
         metavar="NAME",
         help="names of the model in the API, the first one also in metrics; write MODEL before this flag "
@@ -295,6 +310,13 @@ def _add_timeout_flags(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="time that open requests have to finish after a stop signal; 0: none (%(default)s)",
     )
+
+
+def check_names(args: argparse.Namespace) -> None:
+    """Raise `ConfigError` if no MODEL is given, but the last of several names looks like one."""
+    last_name = getattr(args, _LAST_NAME, "")
+    if args.model is None and ("/" in last_name or Path(last_name).is_file()):
+        raise ConfigError(f"--served-model-name took {last_name} for a name; write MODEL before the flag")
 
 
 def serve_config(args: argparse.Namespace) -> "ServeConfig":

@@ -11,6 +11,7 @@ from served import free_port
 
 from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import COMMANDS, build_parser, main
+from loong.launcher.serve.command import check_names
 
 DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 
@@ -116,6 +117,22 @@ def test_what_was_meant_is_reported(capsys: pytest.CaptureFixture[str], words: l
 def test_a_model_that_is_taken_for_its_name_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--served-model-name", "a", "./b"]) == 1
     assert "took ./b for a name; write MODEL before the flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--served-model-name", "org/name"), ["org/name"]),
+        (("--served-model-name=a/b", "--served-model-name=c/d"), ["a/b", "c/d"]),
+        (("--served-model-name", "a", "--served-model-name", "c/d"), ["a", "c/d"]),
+        (("loong-tiny", "--served-model-name", "a", "c/d"), ["a", "c/d"]),
+        (("--served-model-name", "a", "c/d", "--model", "loong-tiny"), ["a", "c/d"]),
+    ],
+)
+def test_a_served_name_may_be_that_of_an_organization(words: tuple[str, ...], names: list[str]) -> None:
+    args = build_parser(["serve"])[0].parse_args(["serve", *words])
+    check_names(args)
+    assert args.served_model_name == names
 
 
 @pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
