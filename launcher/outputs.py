@@ -1,9 +1,13 @@
 """Checks where a command is to write, before the work whose result would be lost."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from loong.core.errors import ConfigError
+from loong.one_writer import claim
 from loong.private_files import make_private_folder
 
 
@@ -29,3 +33,25 @@ def _check_folder(flag: str, path: Path, folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"{flag} {path} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def sole_writer(flag: str, path: Path) -> Iterator[None]:
+    """Hold a folder, or a file that is to be replaced, while the context lasts.
+
+    Raises `ConfigError`, which names the flag, if another process has it.
+    """
+    lock = path if path.is_dir() else path.with_name(f".{path.name}.lock")
+    try:
+        descriptor = os.open(lock, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be written: {error.strerror}") from error
+    try:
+        claim(descriptor, f"{flag} {path}")
+        try:
+            yield
+        finally:
+            if lock != path:
+                lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)

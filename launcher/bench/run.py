@@ -19,7 +19,7 @@ from loong.launcher.bench.spawned_server import ServerConfig, sigterm_unwinds, s
 from loong.launcher.runs import goodput
 from loong.launcher.runs.goodput import Goodput
 from loong.launcher.runs.run import RunKey, allowed_misses
-from loong.launcher.runs.run_folder import make_run_folder
+from loong.launcher.runs.run_folder import run_folder
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.metrics.backlog import UsedCapacity, WorkOf, used_capacity
 from loong.workloads.metrics.counters import ServerCounters
@@ -43,13 +43,13 @@ def run_bench(config: BenchConfig, command: str) -> int:
     start = perf_counter()
     bench = _Bench(config)
     print_workload(config)
-    folder = make_run_folder("bench", config.output_dir)
-    try:
-        bench.measure_all(folder)
-    finally:
-        if bench.runs:
-            found = BenchFindings(bench.runs, bench.goodputs, bench.probe, perf_counter() - start)
-            report(found, config, folder, command)
+    with run_folder("bench", config.output_dir) as folder:
+        try:
+            bench.measure_all(folder)
+        finally:
+            if bench.runs:
+                found = BenchFindings(bench.runs, bench.goodputs, bench.probe, perf_counter() - start)
+                report(found, config, folder, command)
     return int(any(run.metrics.num_failed and not run.is_cut_off for run in bench.runs))
 
 

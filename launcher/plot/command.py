@@ -63,7 +63,7 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw everything, print the paths of all files, and return 0."""
-    from loong.launcher.outputs import make_folder  # these import what `--help` can do without
+    from loong.launcher.outputs import make_folder, sole_writer  # these import what `--help` can do without
     from loong.launcher.plot.report import write_pictures_and_report
     from loong.launcher.plot.run_files import read_run_files
     from loong.launcher.runs.run_folder import newest_run
@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     folder = _folder(runs, args.output_dir)
     files = read_run_files(runs).judged_under([parse_slo(text) for text in args.slo])
     make_folder("--output-dir", folder)
-    written = write_pictures_and_report(files, folder, args.window)
+    with sole_writer("--output-dir", folder):
+        written = write_pictures_and_report(files, folder, args.window)
     print(f"Wrote {', '.join(map(str, written))}", file=sys.stderr)
     return 0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import positive, seconds, token_count
-from loong.launcher.outputs import check_file
+from loong.launcher.outputs import check_file, sole_writer
 from loong.launcher.profile.scenarios import Limits
 
 _EXAMPLES = """\
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         max_decode_requests=args.max_decode_requests,
         max_prompt_seconds=args.max_prompt_time,
     )
-    profile(chosen_cluster(args, args.start_timeout), limits, args.duration, args.output)
+    with sole_writer("--output", args.output):
+        profile(chosen_cluster(args, args.start_timeout), limits, args.duration, args.output)
     return 0
 
 

@@ -2,11 +2,12 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.launcher.outputs import make_folder
+from loong.launcher.outputs import make_folder, sole_writer
 from loong.launcher.runs.run_document import FILE_NAME
 
 FLAG = "--output-dir"
@@ -16,12 +17,19 @@ _PLACES = (".", "*", f"{RUNS}/*")  # where runs and logs are looked for
 _LOG_START = b'{"line":"started"'  # of every decision log
 
 
-def make_run_folder(kind: str, asked: Path | None) -> Path:
-    """Make and return the folder of a run: `asked`, or (None) the next `loong-runs/KIND-N`.
+@contextmanager
+def run_folder(kind: str, asked: Path | None) -> Iterator[Path]:
+    """Make the folder of a run, and hold it: `asked`, or (None) the next `loong-runs/KIND-N`.
 
     If `asked` has the results of a run, the next free name `ASKED-N` is taken instead, and stderr says so.
-    Raises `ConfigError` if the folder cannot be made or takes no files.
+    Raises `ConfigError` if the folder cannot be made, takes no files, or is of a run that goes on.
     """
+    folder = _made(kind, asked)
+    with sole_writer(FLAG, folder):
+        yield folder
+
+
+def _made(kind: str, asked: Path | None) -> Path:
     if asked is None:
         return _next_free(FLAG, (RUNS / f"{kind}-{number}" for number in count(1)))
     if not (asked / FILE_NAME).exists():
@@ -60,8 +68,11 @@ def logs_beside(log: Path) -> list[str]:
 def _next_free(flag: str, names: Iterator[Path]) -> Path:
     for folder in names:
         if not folder.exists():
-            make_folder(flag, folder)
-            return folder
+            make_folder(flag, folder.parent)
+            with suppress(FileExistsError):  # another run has just made it
+                folder.mkdir()
+                make_folder(flag, folder)
+                return folder
     raise AssertionError("the names have no end")
 
 

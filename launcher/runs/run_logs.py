@@ -8,6 +8,7 @@ from pathlib import Path
 from loong.core.errors import ConfigError
 from loong.engine.loop import Observer
 from loong.launcher.outputs import check_file
+from loong.observability.decision_log.line_file import LineFile
 from loong.observability.decision_log.log import Listener, decision_log
 from loong.observability.recording.lines import Setting
 from loong.observability.recording.recorder import check_new, recording
@@ -30,12 +31,14 @@ class LogFiles:
             raise ConfigError(f"--decision-log and --event-log are both {self.events}; name two files")
 
     def check(self) -> None:
-        """Raise `ConfigError` if a file cannot be made, before long work starts."""
+        """Raise `ConfigError` if a file cannot be made or is another's, before long work starts."""
         if self.events is not None:
             check_new(self.events)
         for flag, path in (("--event-log", self.events), ("--decision-log", self.decisions)):
             if path is not None:
                 check_file(flag, path)
+        if self.decisions is not None and self.decisions.exists():
+            LineFile(self.decisions).close()  # refused if another process has it
 
 
 @contextmanager

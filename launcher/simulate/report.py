@@ -14,7 +14,7 @@ from loong.launcher.runs.goodput import Goodput
 from loong.launcher.runs.report_words import print_end
 from loong.launcher.runs.run import RunKey
 from loong.launcher.runs.run_document import document_head, goodput_json, write_document
-from loong.launcher.runs.run_folder import make_run_folder
+from loong.launcher.runs.run_folder import run_folder
 from loong.launcher.simulate import tables
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.documents import configuration_json, run_json, summary_json
@@ -80,16 +80,16 @@ def simulate_and_report(config: SimulateConfig, command: str) -> None:
     Raises:
         ConfigError: the output folder cannot be made, or not be written into.
     """
-    folder = make_run_folder("simulate", config.output_dir)
-    config = replace(config, output_dir=folder)
-    print(tables.heading(config), flush=True)
-    start = perf_counter()
-    found = _Found(config)
-    try:
-        _simulate(config, found)
-    finally:
-        if found.made or found.searched:
-            _report(folder, config, command, found, perf_counter() - start)
+    with run_folder("simulate", config.output_dir) as folder:
+        config = replace(config, output_dir=folder)
+        print(tables.heading(config), flush=True)
+        start = perf_counter()
+        found = _Found(config)
+        try:
+            _simulate(config, found)
+        finally:
+            if found.made or found.searched:
+                _report(folder, config, command, found, perf_counter() - start)
 
 
 def _simulate(config: SimulateConfig, found: _Found) -> None:

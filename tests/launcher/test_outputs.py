@@ -6,7 +6,7 @@ import pytest
 
 from loong.core.errors import ConfigError
 from loong.launcher.cli import main
-from loong.launcher.outputs import check_file, make_folder
+from loong.launcher.outputs import check_file, make_folder, sole_writer
 
 NO_PROCESS = "/proc/none"
 
@@ -32,6 +32,16 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 def test_a_folder_that_takes_no_files_is_refused() -> None:
     with pytest.raises(ConfigError, match="--output-dir /proc cannot be written"):
         make_folder("--output-dir", Path("/proc"))
+
+
+def test_one_process_at_a_time_writes_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "cost-model.json"
+    said = f"--output {path} is being written by another process"
+    with sole_writer("--output", path), pytest.raises(ConfigError, match=said), sole_writer("--output", path):
+        pass
+    with sole_writer("--output", path):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from time import monotonic
 
 from loong.core.errors import ConfigError
+from loong.one_writer import claim
 from loong.private_files import private
 
 logger = logging.getLogger(__name__)
@@ -17,18 +18,26 @@ MAX_BUFFERED_SECONDS = 1.0
 class LineFile:
     """Appends whole lines, many at a time.
 
-    A file that cannot be opened raises `ConfigError`. A later write error is logged once, and ends the file.
+    A file that cannot be opened raises `ConfigError`, and so does one that another process writes. A later
+    write error is logged once, and ends the file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_new: bool = False) -> None:
+        """Open a file, which must not exist if it `is_new`."""
         self._path = path
         self._lines: list[bytes] = []
         self._num_bytes = 0
         self._flushed_at = monotonic()
         try:
-            self._file = FileIO(path, "a", opener=private)
+            self._file = FileIO(path, "x" if is_new else "a", opener=private)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+        try:
+            if path.is_file():  # no device
+                claim(self._file.fileno(), str(path))
+        except ConfigError:
+            self._file.close()
+            raise
 
     def append(self, line: bytes) -> None:
         """Add a line, given without its line break."""

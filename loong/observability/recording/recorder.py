@@ -26,7 +26,7 @@ def recording(path: Path, setting: Setting, *, keeps_prompts: bool = False) -> I
     Raises `ConfigError` if the file exists, or cannot be created.
     """
     check_new(path)
-    file = LineFile(path)
+    file = LineFile(path, is_new=True)
     try:
         yield Recorder(file, setting, keeps_prompts=keeps_prompts)
     finally:
