@@ -174,7 +174,7 @@ class AnswerShape(ABC):
         return {"prompt_logprobs": entries}
 
     def _ranked(self, token_id: TokenId, logprob: float, rank: int) -> Json:
-        text = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        text = self.tokenizer.token_text(token_id)
         return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
 

@@ -84,7 +84,7 @@ class CompletionShape(AnswerShape):
         ]
         if not rows:
             return None
-        name = self.tokenizer.token_text
+        name = self.tokenizer.token_name
         return {
             "tokens": [name(row.token_id) for row in rows],
             "token_logprobs": [row.logprobs and row.logprobs.chosen for row in rows],
@@ -109,10 +109,10 @@ class CompletionShape(AnswerShape):
         Among tokens with equal text, the chosen one gets the name, or else the likeliest one. The others are
         named by their ids, as vLLM does with `return_tokens_as_token_ids`.
         """
-        chosen = self.tokenizer.token_text(chosen_id)
+        chosen = self.tokenizer.token_name(chosen_id)
         found: dict[str, float] = {}
         for token_id, logprob in logprobs.top:
-            text = self.tokenizer.token_text(token_id)
+            text = self.tokenizer.token_name(token_id)
             is_taken = text in found or (text == chosen and token_id != chosen_id)
             found[f"token_id:{token_id}" if is_taken else text] = logprob
         return found if chosen in found else found | {chosen: logprobs.chosen}

@@ -26,9 +26,7 @@ async def generate(
     or when its task is cancelled. Raises the error that ends the request.
     """
     answers = {
-        choice_id: _Answer(
-            server, Output(request.sampling_params, options, server.tokenizer, index), arrived_at
-        )
+        choice_id: _Answer(server, Output(request, options, server.tokenizer, index), arrived_at)
         for index, choice_id in enumerate(request.choice_ids, choice)
     }
     if (traceparent := TRACEPARENT.get()) is not None:

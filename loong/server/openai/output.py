@@ -7,7 +7,7 @@ from typing import NamedTuple
 from loong.core.errors import ClusterError, InvalidRequestError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import FinishReason, SamplingParams, TokenId
+from loong.core.request import FinishReason, NewRequest, TokenId
 from loong.server.text.detokenizer import IncrementalDetokenizer, TokenDecoder
 from loong.server.text.stop_strings import StopStrings
 from loong.server.tools.parser import CallParser
@@ -53,13 +53,14 @@ class Output:
     """Turns tokens into deltas. It never changes the text of earlier deltas."""
 
     def __init__(
-        self, params: SamplingParams, options: OutputOptions, decoder: TokenDecoder, choice: int = 0
+        self, request: NewRequest, options: OutputOptions, decoder: TokenDecoder, choice: int = 0
     ) -> None:
         self._choice = choice
-        self._min_tokens = params.min_tokens
+        self._min_tokens = request.sampling_params.min_tokens
         self._options = options
         self._detokenizer = IncrementalDetokenizer(
             decoder,
+            prompt_token_ids=request.prompt_token_ids,
             skip_special_tokens=options.skip_special_tokens,
             kept_token_ids=options.kept_token_ids if options.skip_special_tokens else (),
         )

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer as Backend
@@ -16,6 +17,15 @@ from loong.server.text.special_tokens import Literals
 
 _LONG_TEXT = 4096  # characters; more are encoded in a thread
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in SentencePiece models
+_REPLACEMENT = "\ufffd"
+
+
+class _Named(NamedTuple):
+    """The text of one token inside a text, its display name, and its bytes."""
+
+    text: str
+    name: str
+    encoded: bytes
 
 
 class Tokenizer:
@@ -44,7 +54,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.tool_template = chat_template if tool_template is None else tool_template
         self.folder = folder
-        self._names: dict[TokenId, tuple[str, bytes]] = {}
+        self._names: dict[TokenId, _Named] = {}
         self._texts: dict[tuple[TokenId, bool], str] = {}
 
     @classmethod
@@ -148,31 +158,34 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) or ""
 
     def token_text(self, token_id: TokenId) -> str:
+        """Return the text of one token inside a text. At the beginning, a decoder may drop its blank."""
+        return self._named(token_id).text
+
+    def token_name(self, token_id: TokenId) -> str:
         """Return a display name of one token: its text, or its bytes if they are not whole text."""
-        return self._named(token_id)[0]
+        return self._named(token_id).name
 
     def token_bytes(self, token_id: TokenId) -> bytes:
         """Return the UTF-8 bytes of one token, which may begin or end inside a character."""
-        return self._named(token_id)[1]
+        return self._named(token_id).encoded
 
-    def _named(self, token_id: TokenId) -> tuple[str, bytes]:
-        """Return the name and the bytes of a token, cached because log probabilities need twenty for each
-        token.
-        """
+    def _named(self, token_id: TokenId) -> _Named:
+        """Return the texts of a token, cached because log probabilities need twenty for each token."""
         named = self._names.get(token_id)
         if named is None:
-            text, encoded = self.decode([token_id], skip_special_tokens=False), self._bytes_of(token_id)
-            if "\ufffd" in text:
-                text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in encoded)
-            named = self._names[token_id] = text, encoded
+            first = self.decode([token_id], skip_special_tokens=False)
+            text = self.decode([token_id, token_id], skip_special_tokens=False)[len(first) :]
+            encoded = self._bytes_of(token_id, text)
+            is_cut = _REPLACEMENT in text
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in encoded) if is_cut else text
+            named = self._names[token_id] = _Named(text, name, encoded)
         return named
 
-    def _bytes_of(self, token_id: TokenId) -> bytes:
+    def _bytes_of(self, token_id: TokenId, text: str) -> bytes:
         token = self.piece(token_id)
         if match := _FALLBACK_BYTE.fullmatch(token):
             return bytes.fromhex(match[1])
-        text = self.decode([token_id], skip_special_tokens=False)
-        if "\ufffd" in text and all(character in _BYTE_OF_CHARACTER for character in token):
+        if _REPLACEMENT in text and all(character in _BYTE_OF_CHARACTER for character in token):
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)
         return text.encode()
 

@@ -267,15 +267,15 @@ async def test_the_chosen_token_is_among_the_likeliest_of_completions_but_not_of
 
 
 async def test_tokens_of_one_text_do_not_hide_one_another() -> None:
-    vocabulary = {"a": 0, "b": 1, "\u2581a": 2, "\u2581b": 3, "\u2581": 4}
+    vocabulary = {"a": 0, "b": 1, "<0x61>": 2, "<0x62>": 3, "c": 4}
     backend = Backend(models.WordLevel(vocabulary, unk_token="a"))
-    backend.decoder = decoders.Metaspace()
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     top = ((2, -0.1), (1, -0.2), (3, -0.3), (4, -4.0))
     engine = ScriptedEngine(lambda request: [0], top_logprobs=lambda token_id: top)
     async with serving_with(Tokenizer(backend))(engine) as url:
         answer = (await post(url, PATH, prompt=[1], logprobs=4, max_tokens=1)).json()
     (reported,) = answer["choices"][0]["logprobs"]["top_logprobs"]
-    assert reported == {"token_id:2": -0.1, "b": -0.2, "token_id:3": -0.3, "": -4.0, "a": -0.5}
+    assert reported == {"token_id:2": -0.1, "b": -0.2, "token_id:3": -0.3, "c": -4.0, "a": -0.5}
 
 
 async def test_an_engine_that_gives_a_request_up_says_so(serving: Serving) -> None:
