@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from tokenizers import Tokenizer
+
+from loong.model.tokenizer_files import read_tokenizer
 
 if TYPE_CHECKING:
     from xgrammar import TokenizerInfo
@@ -22,7 +23,7 @@ def read_vocabulary(folder: Path, vocab_size: int, *, is_json: bool) -> "Tokeniz
     """
     from xgrammar import TokenizerInfo, VocabType  # an extra, and slow to import
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = read_tokenizer(folder).tokenizer
     vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     tokens = [""] * min(vocab_size, max(vocabulary.values()) + 1)
     for token, token_id in vocabulary.items():

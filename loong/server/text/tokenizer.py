@@ -1,4 +1,4 @@
-"""A model folder's tokenizer: `tokenizer.json`, and the settings in `tokenizer_config.json`."""
+"""The tokenizer of a model, and its chat templates."""
 
 import asyncio
 import re
@@ -7,11 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 from tokenizers import Tokenizer as Backend
 
-from loong.core.errors import ConfigError
 from loong.core.request import TokenId
+from loong.model.tokenizer_files import read_tokenizer
 from loong.server.text.chat_template import ChatTemplate
 from loong.server.text.special_tokens import Literals
 
@@ -36,20 +35,17 @@ class Tokenizer:
         backend: Backend,
         *,
         eos_token_ids: Iterable[TokenId] = (),
-        prefix_token_ids: Sequence[TokenId] = (),
         chat_template: ChatTemplate | None = None,
         tool_template: ChatTemplate | None = None,
         folder: Path | None = None,
     ) -> None:
         """Take over a tokenizer, without truncation and padding. `folder` is its source.
 
-        `tool_template` is for chats with tools, if the model has another template for them. Text prompts
-        begin with `prefix_token_ids`, even if the backend does not add them.
+        `tool_template` is for chats with tools, if the model has another template for them.
         """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._prefix = list(prefix_token_ids)
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.chat_template = chat_template
         self.tool_template = chat_template if tool_template is None else tool_template
@@ -63,17 +59,13 @@ class Tokenizer:
 
         `eos_token_ids` are the model's, in addition to the tokenizer's own.
         """
-        backend = _read_backend(folder / "tokenizer.json")
-        config = _read_json(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(config)
-        bos = special_tokens.get("bos_token") if config.get("add_bos_token") is True else None
-        bos_id = backend.token_to_id(bos) if bos is not None else None
+        files = read_tokenizer(folder)
+        config, special_tokens = files.settings, files.special_tokens
         eos = special_tokens.get("eos_token")
-        eos_id = backend.token_to_id(eos) if eos is not None else None
+        eos_id = files.tokenizer.token_to_id(eos) if eos is not None else None
         return cls(
-            backend,
+            files.tokenizer,
             eos_token_ids=[*eos_token_ids, *([] if eos_id is None else [eos_id])],
-            prefix_token_ids=[] if bos_id is None else [bos_id],
             chat_template=_read_chat_template(folder, config, special_tokens, "default"),
             tool_template=_read_chat_template(folder, config, special_tokens, "tool_use"),
             folder=folder,
@@ -95,14 +87,7 @@ class Tokenizer:
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[TokenId]]:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        all_token_ids: list[list[TokenId]] = [encoding.ids for encoding in encodings]
-        if add_special_tokens:
-            num_prefix = len(self._prefix)
-            return [
-                token_ids if token_ids[:num_prefix] == self._prefix else self._prefix + token_ids
-                for token_ids in all_token_ids
-            ]
-        return all_token_ids
+        return [encoding.ids for encoding in encodings]
 
     async def encode_pieces(
         self, pieces: Sequence[tuple[str, bool]], *, add_special_tokens: bool
@@ -236,34 +221,6 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_characters()
-
-
-def _read_backend(path: Path) -> Backend:
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist; a model folder needs a tokenizer.json to serve text")
-    try:
-        return Backend.from_buffer(path.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{path} is not a tokenizer: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
-
-
-def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Return the named special tokens (`bos_token` and so on), given as strings or as objects."""
-    tokens = {}
-    for name, value in config.items():
-        content = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(content, str):
-            tokens[name] = content
-    return tokens
 
 
 def _read_chat_template(

@@ -24,6 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copytree(tiny_model(folder.parent), folder)
     for name in ("README.md", "pytorch_model.bin", "consolidated.safetensors"):
         (folder / name).write_text("not for loong")
+    for name in ("special_tokens_map.json", "added_tokens.json"):
+        (folder / name).write_text("{}")
     return folder
 
 
@@ -64,6 +66,7 @@ def test_what_is_served_is_fetched_once_and_nothing_else(hub: SmallHub, model: P
     assert source.tokenizer_folder == folder
     assert folder.name == COMMIT
     small = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    small |= {"special_tokens_map.json", "added_tokens.json"}
     assert {path.name for path in folder.iterdir()} == {*small, "model.safetensors"}
     assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     num_asked = len(hub.asked)

@@ -28,11 +28,26 @@ def _write(folder: Path, *, adds_bos: bool = False, truncates: bool = False, **f
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
-async def test_a_config_may_ask_for_a_first_token(tmp_path: Path, adds_bos: bool) -> None:
-    config = {"bos_token": {"content": "<s>"}, "add_bos_token": True}
+async def test_the_tokenizers_own_file_says_how_a_text_begins(tmp_path: Path, adds_bos: bool) -> None:
+    config = {"bos_token": {"content": "<s>"}, "add_bos_token": not adds_bos}
     tokenizer = Tokenizer.from_folder(_write(tmp_path, adds_bos=adds_bos, tokenizer_config=config))
-    assert await tokenizer.encode("a b", add_special_tokens=True) == [0, 2, 3]
+    assert await tokenizer.encode("a b", add_special_tokens=True) == [*([0] if adds_bos else []), 2, 3]
     assert await tokenizer.encode("a b", add_special_tokens=False) == [2, 3]
+
+
+def test_special_tokens_may_be_named_in_a_file_of_their_own(tmp_path: Path) -> None:
+    special: dict[str, object] = {"bos_token": "<s>", "eos_token": {"content": "b"}, "image_token": "<img>"}
+    config: dict[str, object] = {
+        "chat_template": "{{ bos_token }}{{ image_token }}{{ turn_token }}{{ eos_token }}",
+        "extra_special_tokens": {"turn_token": "<turn>"},
+    }
+    _write(tmp_path, tokenizer_config=config, special_tokens_map=special)
+    tokenizer = Tokenizer.from_folder(tmp_path, (1,))
+    assert tokenizer.eos_token_ids == (1, 3)
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.render(HI) == "<s><img><turn>b"
+    assert tokenizer.decode([2, 3, 5, 2]) == "a a"
+    assert tokenizer.special_token_ids(["<img>", "<turn>", "b"]) == {3, 5, 6}
 
 
 async def test_nothing_is_cut_or_padded(tmp_path: Path) -> None:
