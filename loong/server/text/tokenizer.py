@@ -17,6 +17,7 @@ from loong.server.text.special_tokens import Literals
 _LONG_TEXT = 4096  # characters; more are encoded in a thread
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in SentencePiece models
 _REPLACEMENT = "\ufffd"
+_BLANK = "\u2581"  # in SentencePiece models
 
 
 class _Named(NamedTuple):
@@ -99,11 +100,21 @@ class Tokenizer:
 
     def _encode_pieces(self, pieces: Sequence[tuple[str, bool]], add_special_tokens: bool) -> list[TokenId]:
         token_ids = self._encode([""], add_special_tokens)[0]
-        for text, is_literal in pieces:
+        for number, (text, is_literal) in enumerate(pieces):
             backend = self._literal_backend if is_literal else self._backend
-            (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
-            token_ids += encoding.ids
+            token_ids += self._ids_inside(backend, text) if number else _ids(backend, text)
         return token_ids
+
+    def _ids_inside(self, backend: Backend, text: str) -> list[TokenId]:
+        """Return the token ids of a text after another one, without the blank that may begin a text.
+
+        A line break before the text takes that blank.
+        """
+        if line_break := self._line_break:
+            token_ids = _ids(backend, f"\n{text}")
+            if token_ids[: len(line_break)] == line_break:
+                return token_ids[len(line_break) :]
+        return _ids(backend, text)
 
     async def text(self, token_ids: Sequence[TokenId]) -> str:
         """Return the text of a whole sequence, including special tokens; in a thread."""
@@ -197,6 +208,12 @@ class Tokenizer:
         return frozenset(i for token, i in vocabulary.items() if _FALLBACK_BYTE.fullmatch(token))
 
     @cached_property
+    def _line_break(self) -> list[TokenId]:
+        """Return the tokens of a line break and the blank before it; none if no blank begins a text."""
+        token_ids = _ids(self._backend, "\n")
+        return token_ids if token_ids and self.piece(token_ids[0]).startswith(_BLANK) else []
+
+    @cached_property
     def _literal_backend(self) -> Backend:
         """Return the backend without special tokens, which become plain text."""
         backend = Backend.from_str(self._backend.to_str())
@@ -211,6 +228,12 @@ class Tokenizer:
     @cached_property
     def _special_token_ids(self) -> frozenset[TokenId]:
         return frozenset(self._special_tokens)
+
+
+def _ids(backend: Backend, text: str) -> list[TokenId]:
+    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+    token_ids: list[TokenId] = encoding.ids
+    return token_ids
 
 
 def _byte_characters() -> dict[str, int]:

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sentence_piece import Kind, sentence_piece
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
@@ -99,3 +100,12 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     (_write(tmp_path) / "tokenizer_config.json").write_text("{")
     with pytest.raises(ConfigError, match=r"tokenizer_config.json is damaged"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["prepend", "first", "always"])
+async def test_the_pieces_of_a_text_are_encoded_without_new_blanks(kind: Kind) -> None:
+    tokenizer = Tokenizer(sentence_piece(kind))
+    pieces = [("My ", False), ("<s>", True), ("the", False), ("</s>", True), (" cat</s>", False)]
+    token_ids = await tokenizer.encode_pieces(pieces, add_special_tokens=True)
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == "<s> My <s>the</s> cat</s>"
+    assert [i for i in token_ids if i < 3] == [1, 2]
