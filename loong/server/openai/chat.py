@@ -69,9 +69,10 @@ class ChatShape(AnswerShape):
             yield chunk | self.prompt_token_ids(0) if "role" in field else chunk
 
     def _choice(self, deltas: Sequence[Delta], *, has_calls: bool = False) -> Json:
-        fields = {"index": deltas[-1].choice, "logprobs": self._logprobs(deltas)}
-        finish = finish_fields(deltas[-1])
-        if has_calls and deltas[-1].finish_reason is FinishReason.STOP:
+        last = deltas[-1]
+        fields = {"index": last.choice, "logprobs": self._logprobs(deltas)}
+        finish = finish_fields(last)
+        if has_calls and last.finish_reason is FinishReason.STOP and not last.is_cut:
             finish["finish_reason"] = TOOL_CALLS
         return fields | finish | self.token_ids(deltas)
 

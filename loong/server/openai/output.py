@@ -22,6 +22,7 @@ class Delta(NamedTuple):
     `text_offset` is the offset of the token's own text in the answer, in characters. `stop_reason` is the
     stop string or token of the request that ended the answer, or None. The first delta of an answer has the
     `prompt_logprobs`. `parts` are the new parts of an answer that may call tools, and None for other answers.
+    If `is_cut`, the answer ends inside a call.
     """
 
     choice: int
@@ -34,6 +35,7 @@ class Delta(NamedTuple):
     stop_reason: str | TokenId | None = None
     prompt_logprobs: PromptLogprobs | None = None
     parts: Sequence[Part] | None = None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Output:
             parts += calls.finish()
         elif calls.is_done:
             delta = delta._replace(finish_reason=FinishReason.STOP)
-        return delta._replace(parts=parts)
+        return delta._replace(parts=parts, is_cut=calls.is_cut)
 
     def _new_text(self, token: ProducedToken) -> str:
         """Return the token's text before the search for stop strings. A stop token itself has no text."""

@@ -33,11 +33,15 @@ class ResponseItems:
                     assert isinstance(self._open, _Call)
                     yield self._open.add(part.text)
 
-    def finish(self, *, is_whole: bool) -> Iterator[Json]:
-        """Yield the events at the end of the answer. An answer without items gets an empty message."""
+    def finish(self, *, is_whole: bool, is_cut: bool) -> Iterator[Json]:
+        """Yield the events at the end of the answer, which may be inside a call (`is_cut`).
+
+        An answer without items gets an empty message.
+        """
         if self._open is None and not self.items:
             yield from self._begin(_Message(0))
-        yield from self._end(COMPLETED if is_whole else INCOMPLETE)
+        is_complete = not is_cut if isinstance(self._open, _Call) else is_whole
+        yield from self._end(COMPLETED if is_complete else INCOMPLETE)
 
     def _begin(self, item: "_Message | _Call") -> Iterator[Json]:
         yield from self._end(COMPLETED)

@@ -48,10 +48,9 @@ class ResponseShape(AnswerShape):
         for delta in deltas:
             for _ in self._items.add(_parts(delta)):
                 pass
-        is_whole = deltas[-1].finish_reason is not FinishReason.LENGTH
-        for _ in self._items.finish(is_whole=is_whole):
+        for _ in self._items.finish(is_whole=not _is_at_limit(deltas[-1]), is_cut=deltas[-1].is_cut):
             pass
-        return self._response(_status(is_whole=is_whole), len(deltas))
+        return self._response(_status(deltas[-1]), len(deltas), deltas[-1])
 
     def opening(self) -> bytes:
         """Return the events at the beginning of the answer."""
@@ -68,10 +67,9 @@ class ResponseShape(AnswerShape):
         """Yield the events of one token, without sequence numbers."""
         yield from self._items.add(_parts(delta))
         if delta.finish_reason is not None:
-            is_whole = delta.finish_reason is not FinishReason.LENGTH
-            yield from self._items.finish(is_whole=is_whole)
-            status = _status(is_whole=is_whole)
-            yield {"type": f"response.{status}", "response": self._response(status, num_output_tokens)}
+            yield from self._items.finish(is_whole=not _is_at_limit(delta), is_cut=delta.is_cut)
+            status = _status(delta)
+            yield {"type": f"response.{status}", "response": self._response(status, num_output_tokens, delta)}
 
     def _reported(self, events: Iterable[Json]) -> bytes:
         """Return events with their sequence numbers."""
@@ -86,16 +84,17 @@ class ResponseShape(AnswerShape):
         response = self._response(_FAILED, None) | {"error": failure}
         return self._reported([{"type": "response.failed", "response": response}])
 
-    def _response(self, status: str, num_output_tokens: int | None) -> Json:
-        """Return the response so far. Token counts are known at its end."""
+    def _response(self, status: str, num_output_tokens: int | None, last: Delta | None = None) -> Json:
+        """Return the response so far. Token counts and the `last` delta are known at its end."""
         fields = self._fields
+        is_at_limit = last is not None and _is_at_limit(last)
         return {
             "id": self.asked.answer_id,
             "object": self.whole_object,
             "created_at": self.asked.created,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_at_limit else None,
             "model": self.asked.model,
             "output": list(self._items.items),
             "usage": None if num_output_tokens is None else self._usage(num_output_tokens),
@@ -133,8 +132,12 @@ def _parts(delta: Delta) -> Sequence[Part]:
     return [delta.text] if delta.text else []
 
 
-def _status(*, is_whole: bool) -> str:
-    return COMPLETED if is_whole else INCOMPLETE
+def _is_at_limit(last: Delta) -> bool:
+    return last.finish_reason is FinishReason.LENGTH
+
+
+def _status(last: Delta) -> str:
+    return INCOMPLETE if _is_at_limit(last) or last.is_cut else COMPLETED
 
 
 @dataclass(frozen=True, slots=True)

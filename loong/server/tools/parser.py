@@ -29,6 +29,7 @@ class CallParser:
         self._parts: list[Part] = []
         self.num_calls = 0
         self.is_done = False  # the rest of the text is ignored
+        self.is_cut = False  # the text ended inside a call of which a part was reported
         self._state: Callable[[], bool] = self._in_text  # returns whether to continue with the pending text
         if is_forced and form.in_prompt:
             self._open("")
@@ -47,7 +48,8 @@ class CallParser:
         if self.is_done:
             return []
         if self._state == self._in_call:
-            if self._scanner.name is None:
+            self.is_cut = self._has_begun
+            if not self._has_begun:
                 self._say(self._opening + self._scanner.raw)
         elif self._state == self._before_list:
             self._say(self._opening + self._pending)

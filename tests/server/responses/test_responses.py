@@ -70,6 +70,8 @@ async def test_a_text_is_answered_by_a_message(serving: Serving, tokenizer: Toke
         (CALL, FinishReason.STOP, "completed"),
         ("日本, ok", FinishReason.STOP, "completed"),
         (CALL[:-20], FinishReason.LENGTH, "incomplete"),
+        (CALL[:-20], FinishReason.STOP, "incomplete"),
+        (CALL, FinishReason.LENGTH, "incomplete"),
         ("", FinishReason.STOP, "completed"),
     ],
 )
@@ -88,6 +90,17 @@ async def test_the_last_event_has_what_the_whole_answer_does(
     deltas = ["", *(event["delta"] for event in events if event["type"].endswith(".delta"))]
     done = [event.get("text", event.get("arguments", "")) for event in events if "done" in event["type"]]
     assert "".join(deltas) == "".join(done)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+@pytest.mark.parametrize("end", [-20, len(CALL)])
+async def test_a_call_is_complete_if_it_is_whole(serving: Serving, reason: FinishReason, end: int) -> None:
+    async with serving(saying(CALL[:end], reason)) as url:
+        answer = (await post(url, PATH, input="hi", tools=TOOLS)).json()
+    (item,) = answer["output"]
+    assert item["status"] == ("incomplete" if end < 0 else "completed")
+    is_at_limit = reason is FinishReason.LENGTH
+    assert answer["incomplete_details"] == ({"reason": "max_output_tokens"} if is_at_limit else None)
 
 
 async def test_events_come_in_order(serving: Serving) -> None:

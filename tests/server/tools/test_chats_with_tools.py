@@ -77,12 +77,54 @@ async def test_calls_are_reported_and_not_as_text(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stop", "reason"),
+    [
+        ('"city', "stop"),
+        ("日", "stop"),
+        ("本", "stop"),
+        ('"}', "stop"),
+        ("}\n<", "stop"),  # only the bracket of the call is missing
+        ("\n</tool", "tool_calls"),
+        ("</tool_call>", "tool_calls"),
+        ("now", "tool_calls"),  # the second call is text
+        ('nothing"', "tool_calls"),
+        ('"arguments": {}', "tool_calls"),
+        ("<tool", "stop"),
+        ("see", "stop"),
+    ],
+)
+async def test_a_stop_string_inside_a_call_does_not_complete_it(
+    serving: Serving, stop: str, reason: str
+) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, "stop": stop}
+    async with serving(saying(BOTH)) as url:
+        (whole,) = (await post(url, PATH, **body)).json()["choices"]
+        events = events_of(await post(url, PATH, stream=True, **body))
+    assert whole["finish_reason"] == reason
+    assert whole["stop_reason"] == (stop if stop in BOTH else None)
+    message, finish_reason = put_together(events)
+    assert finish_reason == reason
+    assert called(message) == called(whole["message"])
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
+async def test_an_end_inside_a_call_does_not_complete_it(serving: Serving, choice: object) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "n": 2}
+    for end, reason in ((-20, "stop"), (len(CALL), "tool_calls")):
+        async with serving(saying(CALL[:end])) as url:
+            answer = (await post(url, PATH, **body)).json()
+        assert [choice["finish_reason"] for choice in answer["choices"]] == [reason] * 2
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         (BOTH, FinishReason.STOP),
         (CALL, FinishReason.STOP),
         (CALL[:-20], FinishReason.LENGTH),
         (CALL[:12], FinishReason.LENGTH),
+        (CALL[:-20], FinishReason.STOP),
+        (CALL[:12], FinishReason.STOP),
         ("No call is needed. \n", FinishReason.STOP),
         (CALL.replace("weather", "unknown"), FinishReason.STOP),
     ],
