@@ -121,11 +121,9 @@ class Output:
         return text
 
     def _certain_text(self, text: str, *, is_last: bool) -> str:
-        if (
-            self.num_tokens <= self._min_tokens or not self._options.stop_strings
-        ):  # before min_tokens, or without stop strings
+        if not self._options.stop_strings:
             return text
-        text = self._stop_strings.add(text)
+        text = self._stop_strings.add(text, may_end=self.num_tokens > self._min_tokens)
         return text + self._stop_strings.finish() if is_last else text
 
     def _finish(self, token: ProducedToken) -> tuple[FinishReason | None, str | TokenId | None]:

@@ -15,17 +15,31 @@ class StopStrings:
         self._held = ""
         self.matched: str | None = None
 
-    def add(self, piece: str) -> str:
-        """Take more text, and return the text that is certain to be before any stop string."""
-        text = self._held + piece
-        ends = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if ends:
-            end, _, self.matched = min(ends)
+    def add(self, piece: str, *, may_end: bool = True) -> str:
+        """Take more text, and return the text that is certain to be before any stop string.
+
+        No stop string ends inside the piece unless it `may_end` there. It may still begin there.
+        """
+        text, num_before = self._held + piece, len(self._held)
+        if may_end and (matched := self._first(text, num_before)) is not None:
+            end, self.matched = matched
             self._held = ""
             return text[: end - len(self.matched)]
         num_held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
+
+    def _first(self, text: str, num_before: int) -> tuple[int, str] | None:
+        """Return the first stop string that ends after `num_before` characters, and its end."""
+        ends = []
+        for stop in self._stops:
+            at = text.find(stop, max(0, num_before + 1 - len(stop)))
+            if at >= 0:
+                ends.append((at + len(stop), -len(stop), stop))
+        if not ends:
+            return None
+        end, _, stop = min(ends)
+        return end, stop
 
     def finish(self) -> str:
         """Return the text held back, after the end of the text."""

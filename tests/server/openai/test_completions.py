@@ -201,6 +201,32 @@ async def test_no_stop_string_ends_what_must_be_longer(serving: Serving) -> None
     assert choice["text"] == "foo and f"
 
 
+@pytest.mark.parametrize(
+    ("min_tokens", "stop", "text", "reason"),
+    [
+        (5, "and", "foo ", "and"),  # begins before and ends after it
+        (6, "and", "foo ", "and"),
+        (7, "and", "foo and foo", None),  # ends with the last token that may end nothing
+        (6, ["d", " an"], "foo an", "d"),
+        (7, ["and", "and f"], "foo ", "and f"),
+        (9, "oo", "foo and f", "oo"),
+        (11, "oo", "foo and foo", None),
+        (0, ["o ", "oo"], "f", "oo"),
+        (0, "xf", "foo and foo", None),  # would begin in the prompt
+    ],
+)
+async def test_a_stop_string_may_begin_before_the_answer_may_end(
+    serving: Serving, min_tokens: int, stop: object, text: str, reason: str | None
+) -> None:
+    body = {"prompt": "x", "max_tokens": 20, "min_tokens": min_tokens, "stop": stop, "echo": True}
+    async with serving(ScriptedEngine(say("foo and foo"))) as url:
+        choice = (await post(url, PATH, **body)).json()["choices"][0]
+        events = events_of(await post(url, PATH, stream=True, **body))
+    assert (choice["text"], choice["stop_reason"]) == (f"x{text}", reason)
+    assert "".join(event["choices"][0]["text"] for event in events) == f"x{text}"
+    assert events[-1]["choices"][0]["stop_reason"] == reason
+
+
 async def test_a_beginning_of_a_stop_string_at_the_end_is_reported(serving: Serving) -> None:
     async with serving(ScriptedEngine(say("one ST"))) as url:
         choice = (await post(url, PATH, prompt="x", max_tokens=100, stop="STOP")).json()["choices"][0]

@@ -49,6 +49,26 @@ def test_only_the_beginning_of_a_stop_string_is_held_back(pieces: list[str], sto
         assert not held or any(stop.startswith(held) for stop in stops)
 
 
+@given(LETTERS, LETTERS, STOPS, st.integers(1, 5))
+def test_a_stop_string_may_begin_before_it_may_end(
+    early: str, late: str, stops: list[str], size: int
+) -> None:
+    matcher = StopStrings(stops)
+    reported = "".join(matcher.add(early[i : i + size], may_end=False) for i in range(0, len(early), size))
+    assert matcher.matched is None
+    reported += matcher.add(late)
+    text = early + late
+    ends = [
+        (end, -len(stop), stop)
+        for end in range(len(early) + 1, len(text) + 1)
+        for stop in stops
+        if text[:end].endswith(stop)
+    ]
+    end, _, matched = min(ends, default=(len(text), 0, None))
+    assert matcher.matched == matched
+    assert reported + matcher.finish() == text[: end - len(matched or "")]
+
+
 def test_the_first_match_to_end_cuts_the_text() -> None:
     assert _reported(["xxabcd"], ["abcd", "bc"]) == ("xxa", "bc")
     assert _reported(["xxabcd"], ["bcd", "abcd"]) == ("xx", "abcd")
