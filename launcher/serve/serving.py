@@ -64,6 +64,7 @@ from loong.server.metrics.request_observers import RequestObservers, Targets
 from loong.server.metrics.spans import Spans, otlp_exporter
 from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
+from loong.server.text.chat_renderer import try_templates
 from loong.server.text.tokenizer import Tokenizer
 from loong.stacks import stacks_on_request
 from loong.state.cluster_state import ClusterState
@@ -123,7 +124,7 @@ async def _serve_dumping(
     policy = make_policy(config.policy_name, config.policy)
     prior = served_cost_model(config, limits)
     config.logs.check()
-    tokenizer = _tokenizer(config)
+    tokenizer = await _tokenizer(config)
     compile_ahead()
     allow_many_connections()
     signals = StopSignals()
@@ -177,9 +178,10 @@ async def _serve_dumping(
     return 1 if running.exception() is not None else code
 
 
-def _tokenizer(config: ServeConfig) -> Tokenizer:
+async def _tokenizer(config: ServeConfig) -> Tokenizer:
     tokenizer = Tokenizer.from_folder(config.tokenizer_folder, config.model.eos_token_ids)
     tokenizer.make_ahead()
+    await try_templates({tokenizer.chat_template, tokenizer.tool_template})
     log_call_format(tokenizer, config.server.tool_call_parser)
     return tokenizer
 

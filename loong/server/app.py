@@ -21,6 +21,7 @@ from loong.server.metrics.request_observers import RequestObservers
 from loong.server.metrics.spans import note_traceparent
 from loong.server.openai import tokenization
 from loong.server.openai.chat import chat_completions
+from loong.server.openai.chat_prompts import ChatPrompts
 from loong.server.openai.completions import completions
 from loong.server.reference.openapi import openapi
 from loong.server.remote.forwarding import RemoteCluster, add_forwarding
@@ -76,7 +77,8 @@ def create_api(
     app = web.Application(middlewares=middlewares, client_max_size=settings.max_body_bytes)
     app.on_response_prepare.append(add_request_id)
     grammars = GrammarChecker(tokenizer.folder, engine.limits.vocab_size)
-    app.on_cleanup.append(lambda _: grammars.close())
+    chat_prompts = ChatPrompts(tokenizer)
+    app.on_cleanup.extend((lambda _: grammars.close(), lambda _: chat_prompts.close()))
     app.on_response_prepare.append(allow_reading)
     app[EVENT_WRITES] = EventWrites()
     app[SERVER] = Server(
@@ -85,6 +87,7 @@ def create_api(
         settings=settings,
         metrics=RequestMetrics(MetricFamilies(registry, settings.served_model_name)),
         bodies=Bodies(settings),
+        chat_prompts=chat_prompts,
         grammars=grammars,
         call_format=choose_format(tokenizer.tool_template, settings.tool_call_parser),
     )

@@ -1,15 +1,15 @@
 """The shared context of handlers that answer requests."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiohttp import web
 
 from loong.engine.client import EngineClient
 from loong.server.api.body import Bodies
 from loong.server.api.errors import ApiError, bad_request
-from loong.server.api.ignored_keys import IgnoredKeys
 from loong.server.api.parsing import short
 from loong.server.metrics.request_metrics import RequestMetrics
+from loong.server.openai.chat_prompts import ChatPrompts
 from loong.server.settings import ServerSettings
 from loong.server.structured.grammar_checker import GrammarChecker
 from loong.server.text.tokenizer import Tokenizer
@@ -27,9 +27,9 @@ class Server:
     settings: ServerSettings
     metrics: RequestMetrics
     bodies: Bodies
+    chat_prompts: ChatPrompts
     grammars: GrammarChecker
     call_format: CallFormat | None  # format of tool calls; None: unknown
-    ignored_keys: IgnoredKeys = field(default_factory=IgnoredKeys)
 
     def check_model(self, name: str | None) -> None:
         """Raise a 404 for a model that is not served, and a 400 for a name that is too long.

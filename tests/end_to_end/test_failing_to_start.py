@@ -78,6 +78,23 @@ def test_a_damaged_model_is_named(
 
 
 @pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{% if %}", "does not compile: "),
+        ("{{ messages | nonsense }}", "does not compile: "),
+        ("{{ 9999 ** 9999 ** 9999 }}", "does not compile: it takes more than 5 s"),
+        ("{{ messages[0].content.ljust(10**10) }}", "cannot be used: it takes too much memory"),
+        ("a" * 2**18, "has 131073 bytes or more, but at most 131072 are allowed"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_used_is_named(
+    model: Path, source: str, why: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (model / "chat_template.jinja").write_text(source)
+    assert f"the model's chat template {why}" in error_of(capfd, str(model))
+
+
+@pytest.mark.parametrize(
     ("flags", "what"),
     [
         (("no/such/folder",), "no/such/folder"),

@@ -11,7 +11,7 @@ from loong.server.context import SERVER, Server
 from loong.server.openai.answer import AnswerShape, Json, ResponseContext, finish_fields
 from loong.server.openai.completions import complete
 from loong.server.openai.output import Delta
-from loong.server.openai.prompts import Prompt, chat_prompt, check_prompt_ids
+from loong.server.openai.prompts import Prompt, check_prompt_ids
 from loong.server.openai.schemas import ChatFields
 from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.chat_parts import TOOL_CALLS, ChoiceDeltas, message_of
@@ -106,6 +106,6 @@ async def prompt_of_chat(fields: ChatFields, server: Server) -> Prompt:
     """
     tools = tool_use(fields, server.call_format)
     ending = "" if tools is None else tools.prompt_ending
-    token_ids = await chat_prompt(fields, server.tokenizer, server.ignored_keys, ending)
+    token_ids = await server.chat_prompts.token_ids(fields, ending)
     await check_prompt_ids("the prompt", token_ids, server.engine.limits.vocab_size, "messages")
     return Prompt("the prompt", token_ids, tools=tools)

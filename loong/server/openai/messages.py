@@ -4,11 +4,20 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.config import JsonDict
 from pydantic_core import PydanticKnownError, from_json
 
 from loong.server.api.schema_base import Schema
+from loong.server.text.turn_content import text_of
 
 MAX_MESSAGES = 4096
 MAX_TOOL_CALLS = 128  # in one turn
@@ -108,8 +117,8 @@ class Message(Schema):
     role: Role
     """`system`, `developer`, `user`, `assistant`, `tool`, or another that the model's chat template takes."""
     content: Annotated[list[TextPart], BeforeValidator(_as_parts, str | list[TextPart])]
-    """A text, or its pieces, which are joined by line breaks. Special tokens in it are plain text. A turn of
-    the assistant may have none."""
+    """A text, or its pieces, which are joined by line breaks unless the chat template takes pieces. Special
+    tokens in it are plain text. A turn of the assistant may have none."""
     name: str | None = None
     tool_calls: Annotated[list[EarlierCall], Field(max_length=MAX_TOOL_CALLS)] = []
     """The calls of a turn of the assistant."""
@@ -122,23 +131,24 @@ class Message(Schema):
     refusal: Annotated[Any, _only(""), WithJsonSchema({"const": ""})] = ""
     """Not supported: empty, or null."""
     reasoning_content: Any = None
-    """Ignored: the reasoning of an earlier turn is not part of the prompt."""
+    """The reasoning of an earlier turn, which many chat templates leave out. Ignored if it is no text."""
     reasoning: Any = None
-    """Ignored, like `reasoning_content`."""
+    """Another name of `reasoning_content`."""
     annotations: Any = None
     """Ignored."""
+    _is_text: bool = False  # the content was given as one text
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _take_an_empty_turn(cls, message: object) -> object:
-        """Take an assistant's turn without content as an empty text."""
-        if (
-            isinstance(message, dict)
-            and message.get("role") == "assistant"
-            and message.get("content") is None
-        ):
-            return {**message, "content": ""}
-        return message
+    def _keep_form(cls, message: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Note the form of the content. Take an assistant's turn without content as an empty text."""
+        if not isinstance(message, dict):
+            return handler(message)
+        if message.get("role") == "assistant" and message.get("content") is None:
+            message = {**message, "content": ""}
+        read = handler(message)
+        read._is_text = isinstance(message["content"], str)
+        return read
 
     @model_validator(mode="after")
     def _fits_its_role(self) -> Self:
@@ -155,13 +165,15 @@ class Message(Schema):
             yield from part.model_extra or ()
 
     def for_template(self) -> dict[str, object]:
-        """Return the message as chat templates expect it, its content as one string."""
-        turn: dict[str, object] = {
-            "role": self.role,
-            "content": "\n".join(part.text for part in self.content),
-        }
+        """Return the message as chat templates expect it, its content in the form in which it was given."""
+        parts = [{"type": part.type, "text": part.text} for part in self.content]
+        turn: dict[str, object] = {"role": self.role, "content": text_of(parts) if self._is_text else parts}
         if self.name is not None:
             turn["name"] = self.name
+        for reasoning in (self.reasoning_content, self.reasoning):
+            if isinstance(reasoning, str) and reasoning:
+                turn |= {"reasoning_content": reasoning, "thinking": reasoning}  # both names are in use
+                break
         if self.tool_calls:  # templates test for the key
             turn["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:

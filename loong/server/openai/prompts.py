@@ -1,20 +1,14 @@
 """Prompts in all forms of the API, as token ids."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from loong.core.errors import InvalidRequestError
 from loong.core.request import TokenId
 from loong.server.api.errors import bad_request
-from loong.server.api.ignored_keys import IgnoredKeys
-from loong.server.openai.messages import KNOWN_ROLES, Message
-from loong.server.openai.schemas import MAX_PROMPTS, ChatFields, CompletionFields, TokenizeFields
-from loong.server.text.chat_template import ChatTemplate
-from loong.server.text.special_tokens import Literals
+from loong.server.openai.schemas import MAX_PROMPTS, CompletionFields
 from loong.server.text.tokenizer import Tokenizer
-from loong.server.tools.plain_turns import plain_turns
 from loong.server.tools.use import ToolUse
 
 T = TypeVar("T")
@@ -87,87 +81,6 @@ async def _pieces(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
         yield items[begin : begin + _PIECE]
         if begin + _PIECE < len(items):
             await asyncio.sleep(0)
-
-
-async def chat_prompt(
-    fields: ChatFields | TokenizeFields, tokenizer: Tokenizer, ignored_keys: IgnoredKeys, ending: str = ""
-) -> list[TokenId]:
-    """Return the token ids of a conversation by the model's chat template, which writes special tokens
-    itself.
-
-    They end with `ending`, the beginning of the answer.
-    """
-    template = tokenizer.chat_template if fields.tools_for_template() is None else tokenizer.tool_template
-    if template is None:
-        message = "this model has no chat template; send its prompt to /v1/completions"
-        raise bad_request(message, "messages", "no_chat_template")
-    pieces = await asyncio.to_thread(_rendered, fields, template, tokenizer.literals(), ignored_keys)
-    if ending:
-        pieces.append((ending, False))
-    return await tokenizer.encode_pieces(pieces, add_special_tokens=bool(fields.add_special_tokens))
-
-
-def _rendered(
-    fields: ChatFields | TokenizeFields,
-    template: ChatTemplate,
-    literals: Literals,
-    ignored_keys: IgnoredKeys,
-) -> list[tuple[str, bool]]:
-    """Return what the template writes, where text of the client cannot become a special token."""
-    messages: Sequence[Message] = fields.messages or []
-    ignored_keys.note(key for message in messages for key in message.ignored_keys())
-    _check_roles(messages, template, literals)
-    conversation = _Conversation(
-        template,
-        [literals.mark(message.for_template()) for message in messages],
-        literals.mark(fields.tools_for_template()),
-        literals.mark(fields.chat_template_kwargs),
-        add_generation_prompt=fields.add_generation_prompt,
-    )
-    text = conversation.text()
-    for role in dict.fromkeys(message.role for message in messages):
-        if role not in KNOWN_ROLES and not conversation.takes(role, text):
-            raise bad_request(f"messages: the chat template takes no turns of the role {role!r}", "messages")
-    return list(literals.pieces(text))
-
-
-def _check_roles(messages: Sequence[Message], template: ChatTemplate, literals: Literals) -> None:
-    """Raise a 400 for a role that is part of a special token, because a template would write it into one."""
-    for role in {message.role for message in messages} - KNOWN_ROLES:
-        if literals.is_part(role) and not template.names(role):
-            message = f"messages: the role {role!r} is not supported: it is a part of a special token"
-            raise bad_request(message, "messages")
-
-
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """The input of a chat template."""
-
-    template: ChatTemplate
-    turns: Sequence[Mapping[str, object]]
-    tools: Sequence[object] | None
-    variables: Mapping[str, object]
-    add_generation_prompt: bool
-
-    def takes(self, role: str, text: str) -> bool:
-        """Return whether turns of a role appear in the whole text."""
-        try:
-            return self.text(without=role) != text
-        except InvalidRequestError:  # the template requires these turns
-            return True
-
-    def text(self, without: str | None = None) -> str:
-        """Return the template's text, without the turns of one role."""
-        turns = [turn for turn in self.turns if turn["role"] != without]
-        tools = self.tools
-        if not self.template.knows_tools:
-            turns, tools = plain_turns(turns, tools), None
-        return self.template.render(
-            turns,
-            tools=tools,
-            variables=self.variables,
-            add_generation_prompt=self.add_generation_prompt,
-        )
 
 
 async def check_prompt_ids(

@@ -224,7 +224,28 @@ class CompletionFields(GenerationFields):
         return self.echo or super().is_about_prompt
 
 
-class ChatFields(ToolUseFields, GenerationFields):
+class TemplateFields(Schema):
+    """The fields of a chat that its template uses."""
+
+    add_generation_prompt: bool = True
+    """End the prompt where the assistant's turn begins."""
+    continue_final_message: bool = False
+    """End the prompt inside the last message, which the answer continues. Goes with `add_generation_prompt`
+    set to false."""
+    reasoning_effort: Annotated[str, Field(pattern=r"^[a-z]{1,16}$")] | None = None
+    """A name for the chat template, which many ignore."""
+    chat_template_kwargs: FreeObject = {}
+    """More names for the chat template."""
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _goes_without_another_turn(cls, is_continued: bool, info: ValidationInfo) -> bool:
+        if is_continued and info.data.get("add_generation_prompt"):
+            raise ValueError("it goes with add_generation_prompt set to false")
+        return is_continued
+
+
+class ChatFields(ToolUseFields, TemplateFields, GenerationFields):
     """The body of `/v1/chat/completions`."""
 
     prompt_field = "messages"
@@ -232,12 +253,8 @@ class ChatFields(ToolUseFields, GenerationFields):
 
     messages: Messages
     """The conversation so far, for the model's chat template."""
-    add_generation_prompt: bool = True
-    """End the prompt where the assistant's turn begins."""
     add_special_tokens: bool = False
     """Begin with the tokens that the model expects there, which most templates write themselves."""
-    chat_template_kwargs: FreeObject = {}
-    """More names for the chat template."""
     logprobs: bool = False
     """Return the log probability of each token."""
     top_logprobs: Annotated[int, within("logprobs")] = 0
@@ -251,16 +268,14 @@ class ChatFields(ToolUseFields, GenerationFields):
         return self.top_logprobs if self.logprobs else None
 
 
-class TokenizeFields(OfferedTools):
+class TokenizeFields(OfferedTools, TemplateFields):
     """The body of `/tokenize`: a text, or the messages of a chat."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
     """By default yes for a text, no for a chat."""
-    chat_template_kwargs: FreeObject = {}
     return_token_strs: bool = False
     """Return the vocabulary's piece of each token too, which need not be text."""
 

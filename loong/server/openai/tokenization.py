@@ -7,7 +7,7 @@ from aiohttp import web
 from loong.server.api.errors import bad_request
 from loong.server.api.json_bodies import json_response, read_fields
 from loong.server.context import SERVER
-from loong.server.openai.prompts import chat_prompt, check_prompt_ids
+from loong.server.openai.prompts import check_prompt_ids
 from loong.server.openai.schemas import DetokenizeFields, TokenizeFields
 
 
@@ -19,7 +19,7 @@ async def tokenize(http: web.Request) -> web.Response:
     if (fields.prompt is None) == (fields.messages is None):
         raise bad_request("exactly one of prompt and messages must be given", "prompt")
     if fields.prompt is None:
-        token_ids = await chat_prompt(fields, server.tokenizer, server.ignored_keys)
+        token_ids = await server.chat_prompts.token_ids(fields)
     else:
         token_ids = await server.tokenizer.encode(
             fields.prompt, add_special_tokens=fields.add_special_tokens is not False

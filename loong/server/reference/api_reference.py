@@ -22,7 +22,8 @@ OpenAI API's, or else vLLM's. `slo` and the effect of `priority` are loong's own
   null counts as absent. **Fields that are not listed here are refused by name**, except for `store`,
   `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Numbers,
   texts and lists have bounds (`/openapi.json`).
-- Inside messages, unknown keys are ignored with a warning in the log. Audio and refusals are refused.
+- Inside messages, unknown keys are ignored with a warning in the log. Audio and refusals are refused, and so
+  is a turn that the model's chat template leaves out ([models.md](models.md#chat-templates)).
 - Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. xgrammar makes
   forced calls follow their schema.
 - Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault.

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 
 from loong.core.request import TokenId
 from loong.model.tokenizer_files import read_tokenizer
-from loong.server.text.chat_template import ChatTemplate
+from loong.server.text.chat_template import ChatTemplate, read_chat_templates
 from loong.server.text.special_tokens import Literals
 
 _LONG_TEXT = 4096  # characters; more are encoded in a thread
@@ -64,11 +64,12 @@ class Tokenizer:
         config, special_tokens = files.settings, files.special_tokens
         eos = special_tokens.get("eos_token")
         eos_id = files.tokenizer.token_to_id(eos) if eos is not None else None
+        chat_template, tool_template = read_chat_templates(folder, config, special_tokens)
         return cls(
             files.tokenizer,
             eos_token_ids=[*eos_token_ids, *([] if eos_id is None else [eos_id])],
-            chat_template=_read_chat_template(folder, config, special_tokens, "default"),
-            tool_template=_read_chat_template(folder, config, special_tokens, "tool_use"),
+            chat_template=chat_template,
+            tool_template=tool_template,
             folder=folder,
         )
 
@@ -244,15 +245,3 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_characters()
-
-
-def _read_chat_template(
-    folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str], name: str
-) -> ChatTemplate | None:
-    """Return the template in its own file, else the one in the config. Of several, the one of this name."""
-    path = folder / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template")
-    if isinstance(source, list):
-        named = {item["name"]: item["template"] for item in source if isinstance(item, dict)}
-        source = named.get(name)
-    return ChatTemplate(source, special_tokens) if isinstance(source, str) else None

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from loong.server.text.turn_content import like, text_of
+
 Turn = Mapping[str, object]  # as chat templates expect it
 
 _OFFER = """\
@@ -19,8 +21,17 @@ _CALL = "<tool_call>\n{call}\n</tool_call>"
 _RESULT = "<tool_response>\n{content}\n</tool_response>"
 
 
-def plain_turns(turns: Sequence[Turn], tools: Sequence[object] | None) -> list[Turn]:
-    """Return equal turns of system, user and assistant only, with the tools in the system turn.
+def with_offer(turns: Sequence[Turn], tools: Sequence[object]) -> Sequence[Turn]:
+    """Return turns with the tools in the system turn, which comes first."""
+    offer, first = _OFFER.format(tools="\n".join(map(_written, tools))), turns[0]
+    if first["role"] in ("system", "developer"):
+        text = "\n\n".join(filter(None, (text_of(first["content"]), offer)))
+        return [{**first, "content": like(first["content"], text)}, *turns[1:]]
+    return [{"role": "system", "content": offer}, *turns]
+
+
+def plain_turns(turns: Sequence[Turn]) -> list[Turn]:
+    """Return equal turns of system, user and assistant only.
 
     Calls become text of the assistant's turns. Results become turns of the user, and adjoining results are
     joined.
@@ -28,16 +39,15 @@ def plain_turns(turns: Sequence[Turn], tools: Sequence[object] | None) -> list[T
     plain: list[Turn] = []
     are_results = False
     for turn in turns:
-        content = str(turn["content"])
         if turn["role"] == "tool":
-            content = _RESULT.format(content=content)
+            text = _RESULT.format(content=text_of(turn["content"]))
             if are_results:
-                content = f"{plain.pop()['content']}\n{content}"
-            plain.append({"role": "user", "content": content})
+                text = f"{text_of(plain.pop()['content'])}\n{text}"
+            plain.append({"role": "user", "content": like(turn["content"], text)})
         else:
             plain.append(_with_text_calls(turn))
         are_results = turn["role"] == "tool"
-    return plain if tools is None else _with_offer(plain, tools)
+    return plain
 
 
 def _with_text_calls(turn: Turn) -> Turn:
@@ -45,16 +55,8 @@ def _with_text_calls(turn: Turn) -> Turn:
     if not isinstance(calls, list):
         return turn
     texts = [_CALL.format(call=_written(call["function"])) for call in calls]
-    content = "\n".join(filter(None, [str(turn["content"]), *texts]))
+    content = like(turn["content"], "\n".join(filter(None, [text_of(turn["content"]), *texts])))
     return {name: value for name, value in turn.items() if name != "tool_calls"} | {"content": content}
-
-
-def _with_offer(turns: list[Turn], tools: Sequence[object]) -> list[Turn]:
-    offer = _OFFER.format(tools="\n".join(map(_written, tools)))
-    if turns and turns[0]["role"] in ("system", "developer"):
-        first = {**turns[0], "content": "\n\n".join(filter(None, (str(turns[0]["content"]), offer)))}
-        return [first, *turns[1:]]
-    return [{"role": "system", "content": offer}, *turns]
 
 
 def _written(value: object) -> str:

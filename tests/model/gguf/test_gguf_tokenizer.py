@@ -6,6 +6,7 @@ from unicodedata import normalize
 
 import gguf
 import pytest
+from chat_texts import chat_text
 from gguf_files import TEXT, finish, write_tokenizer
 from transformers import AutoTokenizer
 
@@ -101,9 +102,7 @@ def test_a_folder_is_made_once_and_has_the_template_and_the_special_tokens(tmp_p
     assert tokenizer_folder(tmp_path / "a.gguf", tmp_path / "cache") == folder
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert (settings["bos_token"], settings["eos_token"]) == ("<s>", "<|im_end|>")
-    template = Tokenizer.from_folder(folder).chat_template
-    assert template is not None
-    assert template.render(HI) == "hi<|im_end|>"
+    assert chat_text(Tokenizer.from_folder(folder).chat_template, HI) == "hi<|im_end|>"
     writer = new_writer(tmp_path / "a.gguf")
     write_tokenizer(writer, "qwen2", 400)
     finish(writer)

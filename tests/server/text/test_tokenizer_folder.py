@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+from chat_texts import chat_text
 from sentence_piece import Kind, sentence_piece
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
@@ -76,13 +77,9 @@ def test_the_model_and_its_tokenizer_both_say_what_ends_a_sequence(
 def test_a_template_comes_from_its_own_file_first(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ eos_token }}"}]
     _write(tmp_path, tokenizer_config={"chat_template": named, "eos_token": "</s>"})
-    template = Tokenizer.from_folder(tmp_path).chat_template
-    assert template is not None
-    assert template.render(HI) == "</s>"
+    assert chat_text(Tokenizer.from_folder(tmp_path).chat_template, HI) == "</s>"
     (tmp_path / "chat_template.jinja").write_text("file")
-    template = Tokenizer.from_folder(tmp_path).chat_template
-    assert template is not None
-    assert template.render(HI) == "file"
+    assert chat_text(Tokenizer.from_folder(tmp_path).chat_template, HI) == "file"
 
 
 def test_a_fallback_byte_is_known_by_its_name(tmp_path: Path) -> None:

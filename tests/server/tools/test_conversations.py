@@ -8,9 +8,8 @@ from tokenizers import Tokenizer as Backend
 
 from loong.core.errors import InvalidRequestError
 from loong.server.api.errors import ApiError
-from loong.server.api.ignored_keys import IgnoredKeys
 from loong.server.api.parsing import check
-from loong.server.openai.prompts import chat_prompt
+from loong.server.openai.chat_prompts import ChatPrompts
 from loong.server.openai.schemas import ChatFields
 from loong.server.text.chat_template import ChatTemplate
 from loong.server.text.tokenizer import Tokenizer
@@ -34,7 +33,11 @@ async def written(tokenizer: Tokenizer, source: str, **body: object) -> tuple[st
     assert tokenizer.folder is not None
     backend = Backend.from_file(str(tokenizer.folder / "tokenizer.json"))
     model = Tokenizer(backend, chat_template=template)
-    ids = await chat_prompt(check(body, ChatFields), model, IgnoredKeys())
+    prompts = ChatPrompts(model)
+    try:
+        ids = await prompts.token_ids(check(body, ChatFields))
+    finally:
+        await prompts.close()
     return await model.text(ids), ids
 
 
@@ -54,7 +57,7 @@ async def test_a_template_gets_tools_calls_with_objects_and_results(tokenizer: T
 async def test_a_role_that_a_template_does_not_take_is_refused(tokenizer: Tokenizer, role: str) -> None:
     source = TOOL_TEMPLATE + "{% if messages[-1].role == 'refused' %}{{ raise_exception('no') }}{% endif %}"
     messages = [MESSAGES[0], {"role": role, "content": "hm"}]
-    with pytest.raises((ApiError, InvalidRequestError), match=r"takes no turns|refuses these messages"):
+    with pytest.raises((ApiError, InvalidRequestError), match=r"leaves this turn|refuses these messages"):
         await written(tokenizer, source, messages=messages)
 
 
