@@ -1,27 +1,25 @@
 """A process that compiles grammars on trial, so that a costly grammar can only end this process.
 
-It reads one grammar a line as JSON, and answers with a JSON string: empty on success, else the error. It
-first answers whether it can compile any grammar: an empty string, or the error before it ends.
+A request is a grammar as JSON. The answer is empty on success, else the error.
 """
 
 import os
-import resource
-import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
+from loong.bounded_process import CannotAnswerError, answer_requests
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar, GrammarKind
 from loong.grammar.availability import import_failure
 from loong.grammar.compiler import GrammarCompiler, allows_anything
 
 MAX_GRAMMAR_BYTES = 2**24  # workers keep dozens of grammars
-_MAX_EXTRA_MEMORY = 2**29  # bytes
-_MAX_SECONDS = 60  # for one grammar, if the parent is gone
 _MAX_ANSWER = 1000  # characters: names in a grammar may be long
 _WARNING = "Warning: "
 _NAMES: Mapping[GrammarKind, str] = {  # names of the kinds in messages
@@ -35,36 +33,35 @@ _NAMES: Mapping[GrammarKind, str] = {  # names of the kinds in messages
 
 
 def main() -> None:
-    """Answer lines of standard input until it ends.
+    """Answer requests until standard input ends.
 
     Arguments: a model folder, and the size of its vocabulary.
     """
     folder, vocab_size = sys.argv[1:]
-    answers = os.dup(sys.stdout.fileno())  # other output of this process is not an answer
-    with tempfile.TemporaryFile() as warnings:
-        os.dup2(warnings.fileno(), sys.stderr.fileno())
-        os.dup2(warnings.fileno(), sys.stdout.fileno())
-        signal.alarm(_MAX_SECONDS)
-        try:
-            compiler = GrammarCompiler(Path(folder), int(vocab_size))
-        except Exception as error:  # noqa: BLE001  xgrammar's import, and tokenizers, may raise anything
-            why = import_failure() or f"no grammar can be made of the model's tokens: {error}"
-            os.write(answers, msgspec.json.encode(_cut(why)) + b"\n")
-            return
-        _limit_memory()
-        signal.alarm(0)
-        os.write(answers, b'""\n')  # ready
-        for line in sys.stdin.buffer:
-            os.ftruncate(warnings.fileno(), 0)
-            os.lseek(warnings.fileno(), 0, os.SEEK_SET)
-            signal.alarm(_MAX_SECONDS)
-            grammar = msgspec.json.decode(line, type=Grammar)
-            why = _try(compiler, grammar, int(vocab_size))
-            signal.alarm(0)
-            if not why:
-                os.lseek(warnings.fileno(), 0, os.SEEK_SET)
-                why = _reported(grammar, os.read(warnings.fileno(), 4096).decode(errors="replace"))
-            os.write(answers, msgspec.json.encode(_cut(why)) + b"\n")
+    answer_requests(partial(_prepare, Path(folder), int(vocab_size)))
+
+
+def _prepare(folder: Path, vocab_size: int) -> Callable[[bytes], bytes]:
+    warnings = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open until the process ends
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(warnings.fileno(), stream.fileno())
+    try:
+        compiler = GrammarCompiler(folder, vocab_size)
+    except Exception as error:  # xgrammar's import, and tokenizers, may raise anything
+        why = import_failure() or f"no grammar can be made of the model's tokens: {error}"
+        raise CannotAnswerError(_cut(why)) from error
+    return partial(_answer, compiler, vocab_size, warnings)
+
+
+def _answer(compiler: GrammarCompiler, vocab_size: int, warnings: IO[bytes], request: bytes) -> bytes:
+    warnings.truncate(0)
+    warnings.seek(0)
+    grammar = msgspec.json.decode(request, type=Grammar)
+    why = _try(compiler, grammar, vocab_size)
+    if not why:
+        warnings.seek(0)
+        why = _reported(grammar, warnings.read(4096).decode(errors="replace"))
+    return _cut(why).encode()
 
 
 def _try(compiler: GrammarCompiler, grammar: Grammar, vocab_size: int) -> str:
@@ -96,13 +93,6 @@ def _reported(grammar: Grammar, warnings: str) -> str:
         return ""
     what = warnings.split(_WARNING, 1)[1].splitlines()[0]
     return f"{_NAMES[grammar.kind]} cannot be kept to: {what}"
-
-
-def _limit_memory() -> None:
-    """Limit the memory that this process may allocate from now on."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + _MAX_EXTRA_MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

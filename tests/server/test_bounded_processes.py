@@ -19,7 +19,7 @@ ASK = b"number of the process"
 
 @pytest.fixture(autouse=True)
 def _module_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{SUPPORT}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
 @pytest_asyncio.fixture

@@ -1,5 +1,6 @@
 """Packages that cannot be imported, to be found before the real ones."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,4 +10,4 @@ def broken_package(directory: Path, name: str, code: str) -> Mapping[str, str]:
     package = directory / "broken" / name
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(code)
-    return {"PYTHONPATH": str(package.parent)}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(package.parent), os.environ.get("PYTHONPATH"))))}

@@ -1,37 +1,26 @@
 """Trial compilation of grammars before a request is queued, bounded in time and memory."""
 
 import asyncio
-import contextlib
 import logging
-import sys
 from collections import OrderedDict
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
-from loong.core.errors import ClusterError, LoongError
 from loong.core.grammar import Grammar, GrammarKind
 from loong.grammar.availability import ARE_REFUSED
 from loong.server.api.errors import ApiError, bad_request
+from loong.server.bounded_processes import BoundedProcesses, ProcessEndedError, UnusableProcessError
 
 logger = logging.getLogger(__name__)
 
 MAX_SOURCE_BYTES = 2**16
 MAX_SECONDS = 2.0  # for one grammar; every worker needs the same time
-_START_SECONDS = 60.0
 _MAX_PENDING = 64
 MAX_KNOWN = 1024
 _CODES = dict.fromkeys((GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG), "invalid_schema")
-_PROCESS = """\
-from loong.child import leave_signals_to_parent
-leave_signals_to_parent()  # before what takes a while to import
-from loong.grammar.check_process import main
-main()"""
-
-
-class _NoGrammarsError(LoongError):
-    """No grammar can be compiled in this process."""
+_PROCESS = "loong.grammar.check_process"
 
 
 class GrammarChecker:
@@ -39,10 +28,9 @@ class GrammarChecker:
 
     def __init__(self, folder: Path | None, vocab_size: int, max_seconds: float = MAX_SECONDS) -> None:
         """Set up. `folder` has the model's tokenizer; with None, no grammar can be compiled."""
-        self._folder, self._vocab_size, self.max_seconds = folder, vocab_size, max_seconds
-        self._process: asyncio.subprocess.Process | None = None
-        self._why_unusable = ""  # reason why no grammar can be compiled
-        self._turn = asyncio.Lock()
+        self._folder, self.max_seconds = folder, max_seconds
+        self._processes = BoundedProcesses(_PROCESS, str(folder), str(vocab_size))
+        self._has_warned = False
         self._checks: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()  # error or "" by digest
 
     async def check(self, grammar: Grammar, field: str) -> None:
@@ -56,7 +44,10 @@ class GrammarChecker:
             )
         try:
             why = await asyncio.shield(self._task(source))  # goes on if the client leaves
-        except _NoGrammarsError as error:
+        except UnusableProcessError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("%s: %s", ARE_REFUSED, error)
             raise _refusal(field, str(error), "unsupported_parameter") from error
         if why:
             raise _refusal(field, why, _CODES.get(grammar.kind, "invalid_grammar"))
@@ -66,7 +57,7 @@ class GrammarChecker:
         for task in self._checks.values():
             task.cancel()
         await asyncio.gather(*self._checks.values(), return_exceptions=True)
-        await self._stop()
+        await self._processes.close()
 
     def _task(self, source: bytes) -> asyncio.Task[str]:
         digest = sha256(source).digest()  # so that results do not keep the grammars
@@ -81,64 +72,13 @@ class GrammarChecker:
         return task
 
     async def _checked(self, source: bytes, digest: bytes) -> str:
-        async with self._turn:
-            try:
-                return await self._ask(source)
-            except TimeoutError:
-                await self._stop()
-                self._checks.pop(digest, None)  # a later check may be faster
-                return f"the grammar takes more than {self.max_seconds:g} s to compile and try"
-
-    async def _ask(self, source: bytes) -> str:
-        is_new = self._process is None
-        process = self._process or await self._start()
-        assert process.stdin is not None
         try:
-            process.stdin.write(source + b"\n")
-            return await self._answer(process, self.max_seconds)
-        except (ConnectionError, msgspec.DecodeError):  # it ended
-            await self._stop()
-            if not is_new:  # perhaps before this check
-                return await self._ask(source)
+            return (await self._processes.ask(source, self.max_seconds)).decode()
+        except TimeoutError:
+            self._checks.pop(digest, None)  # a later check may be faster
+            return f"the grammar takes more than {self.max_seconds:g} s to compile and try"
+        except ProcessEndedError:
             return "the grammar takes too much memory"
-
-    async def _start(self) -> asyncio.subprocess.Process:
-        """Start the process. Raises `_NoGrammarsError` if it can compile no grammars."""
-        if self._why_unusable:
-            raise _NoGrammarsError(self._why_unusable)
-        process = self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", _PROCESS, str(self._folder), str(self._vocab_size)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        try:
-            self._why_unusable = await self._answer(process, _START_SECONDS)
-        except TimeoutError as error:
-            await self._stop()
-            message = f"the process that checks grammars did not start within {_START_SECONDS:g} s"
-            raise ClusterError(message) from error
-        except msgspec.DecodeError as error:  # it ended, perhaps by a crash of xgrammar's library
-            await self._stop()
-            why = f"the process that checks grammars ended with code {process.returncode} at its start"
-            raise _NoGrammarsError(why) from error
-        if self._why_unusable:
-            logger.warning("%s: %s", ARE_REFUSED, self._why_unusable)
-            await self._stop()
-            raise _NoGrammarsError(self._why_unusable)
-        return process
-
-    async def _answer(self, process: asyncio.subprocess.Process, seconds: float) -> str:
-        assert process.stdout is not None
-        async with asyncio.timeout(seconds):
-            return msgspec.json.decode(await process.stdout.readline(), type=str)
-
-    async def _stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
 
 
 def _refusal(field: str, why: str, code: str = "invalid_value") -> ApiError:
