@@ -24,6 +24,7 @@ _NAMES: Mapping[str, str] = {  # field names of chats, and of responses
     "the prompt": "the input",
 }
 _NAME = re.compile(rf"\b(?:{'|'.join(_NAMES)})\b")
+_TURN = re.compile(r"^messages\.([0-9]+)")
 _OF_A_FUNCTION = ".function."  # a level that tools of responses do not have
 
 
@@ -31,7 +32,7 @@ async def responses(http: web.Request) -> web.StreamResponse:
     """Answer a conversation. Nothing is stored."""
     arrived_at, server = time.monotonic(), http.app[SERVER]
     given = await read_fields(http, ResponseFields)
-    with _names_of_responses():
+    with _names_of_responses(given):
         server.check_model(given.model)
         fields = given.as_chat()
         prompt = await prompt_of_chat(fields, server)
@@ -39,12 +40,13 @@ async def responses(http: web.Request) -> web.StreamResponse:
 
 
 @contextmanager
-def _names_of_responses() -> Iterator[None]:
+def _names_of_responses(given: ResponseFields) -> Iterator[None]:
     """Rename the fields in errors raised inside the context to those of responses."""
     try:
         yield
     except (ApiError, InvalidRequestError) as error:
         reported = as_api_error(error)
-        message = _NAME.sub(lambda found: _NAMES[found[0]], reported.message).replace(_OF_A_FUNCTION, ".")
+        message = _TURN.sub(lambda found: given.field_of_turn(int(found[1])), reported.message)
+        message = _NAME.sub(lambda found: _NAMES[found[0]], message).replace(_OF_A_FUNCTION, ".")
         param = reported.param and _NAMES.get(reported.param, reported.param)
         raise ApiError(reported.status, message, reported.code, param, reported.headers) from error

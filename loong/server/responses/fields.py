@@ -176,12 +176,9 @@ class ResponseFields(Schema):
 
     def as_chat(self) -> ChatFields:
         """Return the request as a chat. Raises a 400 in terms of chats where chats allow less."""
-        turns = turns_of(self.input)
-        if self.instructions is not None:
-            turns = _with_instructions(turns, self.instructions)
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": turns,
+            "messages": self._turns()[0],
             "tools": [tool.as_chat() for tool in self.tools],
             "tool_choice": self.tool_choice.as_chat(),
             "parallel_tool_calls": self.parallel_tool_calls,
@@ -197,10 +194,20 @@ class ResponseFields(Schema):
         }
         return check(body, ChatFields)
 
+    def field_of_turn(self, index: int) -> str:
+        """Return the name of the field that a turn of the chat comes from."""
+        return self._turns()[1][index]
 
-def _with_instructions(turns: list[Turn], instructions: str) -> list[Turn]:
-    """Return the turns with instructions first, joined with a system turn at the beginning."""
-    first = turns[0] if turns else None
-    if first is not None and first["role"] in ("system", "developer"):
-        return [{**first, "content": f"{instructions}\n\n{first['content']}"}, *turns[1:]]
-    return [{"role": "system", "content": instructions}, *turns]
+    def _turns(self) -> tuple[list[Turn], list[str]]:
+        """Return the turns of the chat, and where each comes from.
+
+        Instructions come first, joined with a system turn at the beginning.
+        """
+        turns, indices = turns_of(self.input)
+        names = [f"input.{index}" for index in indices]
+        if self.instructions is None:
+            return turns, names
+        first = turns[0] if turns else None
+        if first is not None and first["role"] in ("system", "developer"):
+            return [{**first, "content": f"{self.instructions}\n\n{first['content']}"}, *turns[1:]], names
+        return [{"role": "system", "content": self.instructions}, *turns], ["instructions", *names]

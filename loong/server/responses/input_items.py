@@ -132,10 +132,14 @@ Items = Annotated[
 ]
 
 
-def turns_of(items: list[InputItem]) -> list[Turn]:
-    """Return the turns of a chat. A call belongs to the assistant's turn before it."""
+def turns_of(items: list[InputItem]) -> tuple[list[Turn], list[int]]:
+    """Return the turns of a chat, and the index of the item where each begins.
+
+    A call belongs to the assistant's turn before it.
+    """
     turns: list[Turn] = []
-    for item in items:
+    indices: list[int] = []
+    for index, item in enumerate(items):
         turn = item.turn()
         if turn is None:
             continue
@@ -147,4 +151,5 @@ def turns_of(items: list[InputItem]) -> list[Turn]:
             turns[-1] = {**last, "tool_calls": [*earlier, *calls]}
         else:
             turns.append(turn)
-    return turns
+            indices.append(index)
+    return turns, indices

@@ -5,11 +5,15 @@ from typing import Any
 import httpx
 import pytest
 from http_answers import error_of, post
+from listening import serving_with
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
+from template_styles import STYLES
+from tokenizers import Tokenizer as Backend
 
 from loong.core.request import FinishReason
 from loong.server.responses.answer_schemas import Response, ResponseEvent
+from loong.server.text.chat_template import ChatTemplate
 from loong.server.text.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
@@ -207,3 +211,45 @@ async def test_what_asks_for_nothing_is_taken(serving: Serving) -> None:
     neutral |= {"previous_response_id": None, "service_tier": "auto", "reasoning": None}
     async with serving(saying("yes")) as url:
         assert (await post(url, PATH, input="hi", **neutral)).status_code == 200
+
+
+ASKED = {"role": "user", "content": "Ask?"}
+LATE = {"role": "system", "content": "Law."}
+
+
+@pytest.fixture
+def strict(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer whose template leaves out turns of roles that it does not know."""
+    assert tokenizer.folder is not None
+    template = ChatTemplate(STYLES["known_roles"], {"eos_token": "</s>"})
+    return Tokenizer(Backend.from_file(str(tokenizer.folder / "tokenizer.json")), chat_template=template)
+
+
+async def test_instructions_are_not_lost_with_a_turn_of_the_developer(strict: Tokenizer) -> None:
+    engine = ScriptedEngine()
+    turns = [{"role": "developer", "content": "Law."}, {"role": "user", "content": "hi"}]
+    async with serving_with(strict)(engine) as url:
+        assert (await post(url, PATH, instructions="Rule.", input=turns)).status_code == 200
+    prompt = strict.decode(engine.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert prompt == "<|system|>\nRule.\n\nLaw.</s>\n<|user|>\nhi</s>\n<|assistant|>\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"instructions": "Rule.", "input": [ASKED, LATE]}, "input.1"),
+        ({"input": [ASKED, {"type": "reasoning"}, LATE]}, "input.2"),
+        ({"instructions": "Rule.", "input": [{"role": "assistant", "content": "hi"}]}, "instructions"),
+    ],
+)
+async def test_a_turn_that_the_template_leaves_out_has_the_name_of_its_item(
+    tokenizer: Tokenizer, body: dict[str, object], field: str
+) -> None:
+    assert tokenizer.folder is not None
+    source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    backend = Backend.from_file(str(tokenizer.folder / "tokenizer.json"))
+    model = Tokenizer(backend, chat_template=ChatTemplate(source, {}))
+    async with serving_with(model)(ScriptedEngine()) as url:
+        error = await error_of(url, PATH, 400, **body)
+    assert error["message"].startswith(f"{field}: the model's chat template leaves this turn")
+    assert error["param"] == "input"
