@@ -14,7 +14,8 @@ from loong.model.config import load_config
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _SMALL_FILES = [
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "additional_chat_templates/*.jinja",
+    "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
 ]  # fmt: skip
 _WEIGHTS = ["model*.safetensors", "model.safetensors.index.json"]
 _FOLDERS = "*/*"  # which hold the same weights in other formats

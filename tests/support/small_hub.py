@@ -77,14 +77,20 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "tree":
             self._send_json(
                 [
-                    {"type": "file", "path": path.name, "size": path.stat().st_size, "oid": _etag(path)}
-                    for path in sorted(folder.iterdir())
+                    {
+                        "type": "file",
+                        "path": str(path.relative_to(folder)),
+                        "size": path.stat().st_size,
+                        "oid": _etag(path),
+                    }
+                    for path in sorted(folder.rglob("*"))
+                    if path.is_file()
                 ]
             )
         elif name in self.served.gated and self.headers["Authorization"] != f"Bearer {self.served.token}":
             self._refuse(403, "GatedRepo")
         else:
-            self._send_file(folder / rest[0])
+            self._send_file(folder.joinpath(*rest))
 
     def _send_json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Iterable
 
 from loong.core.errors import ConfigError, InvalidRequestError
+from loong.server.api.errors import ApiError
 from loong.server.bounded_processes import BoundedProcesses, ProcessEndedError
 from loong.server.text.chat_template import ChatTemplate
 from loong.server.text.template_process import Outcome
 
 MAX_SECONDS = 5.0  # for one conversation
+MAX_WAITING_BYTES = 2**28
 _QUICK_SECONDS = 0.25
 _LONG_TEXT = 2**16  # bytes; more are decoded in a thread
 _PROCESS = "loong.server.text.template_process"
@@ -24,6 +26,7 @@ class ChatRenderer:
 
     def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
         self.max_seconds = max_seconds
+        self._num_bytes = 0  # of all requests that are not answered
         self._quick = BoundedProcesses(_PROCESS, most=2)
         self._slow = BoundedProcesses(_PROCESS, most=2)
 
@@ -38,7 +41,25 @@ class ChatRenderer:
         raise refusal(text)
 
     async def answer(self, request: bytes) -> tuple[Outcome, str]:
-        """Return the outcome of a request, and the text or the reason why there is none."""
+        """Return the outcome of a request, and the text or the reason why there is none.
+
+        Raises a 503 if too many wait.
+        """
+        if self._num_bytes and self._num_bytes + len(request) > MAX_WAITING_BYTES:
+            message = f"{MAX_WAITING_BYTES} bytes of chats wait for the chat template; come back later"
+            raise ApiError(503, message, "queue_full")
+        self._num_bytes += len(request)
+        try:
+            return await self._answer(request)
+        finally:
+            self._num_bytes -= len(request)
+
+    async def close(self) -> None:
+        """End all processes."""
+        await self._quick.close()
+        await self._slow.close()
+
+    async def _answer(self, request: bytes) -> tuple[Outcome, str]:
         quick_seconds = min(_QUICK_SECONDS, self.max_seconds)
         try:
             try:
@@ -52,11 +73,6 @@ class ChatRenderer:
         if len(answer) <= _LONG_TEXT:
             return _read(answer)
         return await asyncio.to_thread(_read, answer)
-
-    async def close(self) -> None:
-        """End all processes."""
-        await self._quick.close()
-        await self._slow.close()
 
 
 async def try_templates(templates: Iterable[ChatTemplate | None], max_seconds: float = MAX_SECONDS) -> None:

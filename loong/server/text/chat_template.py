@@ -50,11 +50,11 @@ class ChatTemplate:
         names |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         if tools is not None:
             names["tools"] = tools
-        return json.dumps({"source": self.source, "names": names}).encode()
+        return _encoded({"source": self.source, "names": names})
 
     def compile_request(self) -> bytes:
         """Return what a renderer needs to compile the template alone."""
-        return json.dumps({"source": self.source, "names": None}).encode()
+        return _encoded({"source": self.source, "names": None})
 
 
 def read_chat_templates(
@@ -65,9 +65,9 @@ def read_chat_templates(
     Files of the folder go before the template, or the named templates, in tokenizer_config.json.
     """
     given = config.get("chat_template")
-    sources: dict[object, object] = {_DEFAULT: given}
+    sources: dict[str, object] = {_DEFAULT: given}
     if isinstance(given, list):
-        sources = {item.get("name"): item.get("template") for item in given if isinstance(item, dict)}
+        sources = {str(item.get("name")): item.get("template") for item in given if isinstance(item, dict)}
     path = folder / "chat_template.jinja"
     if path.is_file():
         sources = {_DEFAULT: _text_of(path)}
@@ -86,5 +86,9 @@ def _text_of(path: Path) -> str:
     try:
         with path.open(encoding="utf-8") as file:
             return file.read(MAX_BYTES + 1)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text of UTF-8: {error}") from error
+    except (UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _encoded(request: Mapping[str, object]) -> bytes:
+    return json.dumps(request, ensure_ascii=False).encode()

@@ -32,8 +32,8 @@ def main() -> None:
 
 def answer(request: bytes) -> bytes:
     """Return the answer to a request."""
-    asked = json.loads(request)
     try:
+        asked = json.loads(request)
         if asked["names"] is None:
             compiled(asked["source"])
             return _encoded(Outcome.TEXT, "")

@@ -26,6 +26,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("not for loong")
     for name in ("special_tokens_map.json", "added_tokens.json"):
         (folder / name).write_text("{}")
+    for name in ("additional_chat_templates", "onnx"):
+        (folder / name).mkdir()
+        (folder / name / "tool_use.jinja").write_text("{{ tools }}")
     return folder
 
 
@@ -67,7 +70,9 @@ def test_what_is_served_is_fetched_once_and_nothing_else(hub: SmallHub, model: P
     assert folder.name == COMMIT
     small = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
     small |= {"special_tokens_map.json", "added_tokens.json"}
-    assert {path.name for path in folder.iterdir()} == {*small, "model.safetensors"}
+    others = {"additional_chat_templates", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == {*small, *others}
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
     assert (folder / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
     num_asked = len(hub.asked)
     assert find_source("org/model", "auto", "main") == source

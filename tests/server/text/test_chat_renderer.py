@@ -7,7 +7,8 @@ import pytest
 import pytest_asyncio
 
 from loong.core.errors import ConfigError, InvalidRequestError
-from loong.server.text.chat_renderer import ChatRenderer, try_templates
+from loong.server.api.errors import ApiError
+from loong.server.text.chat_renderer import MAX_WAITING_BYTES, ChatRenderer, try_templates
 from loong.server.text.chat_template import MAX_BYTES, ChatTemplate
 
 IN_ITS_LOOP = pytest.mark.asyncio(loop_scope="module")
@@ -89,6 +90,17 @@ async def test_conversations_do_not_wait_for_one_that_never_ends(source: str) ->
     assert texts == ["hi"] * 20
     assert not hostile.done()
     assert all("it takes more than 1 s" in error for error in await hostile)
+    await renderer.close()
+
+
+async def test_chats_that_would_fill_memory_are_refused_until_others_are_written() -> None:
+    renderer = ChatRenderer()
+    template = ChatTemplate("{{ messages[0].content | length }}", {})
+    large = template.request([{"role": "user", "content": "a" * (MAX_WAITING_BYTES // 3)}])
+    answers = await asyncio.gather(*(renderer.render(large) for _ in range(3)), return_exceptions=True)
+    (refused,) = [answer for answer in answers if isinstance(answer, ApiError)]
+    assert refused.status == 503
+    assert await renderer.render(large) == str(MAX_WAITING_BYTES // 3)
     await renderer.close()
 
 

@@ -62,7 +62,13 @@ def _texts(folder: Path, config: dict[str, object]) -> list[str | None]:
 
 
 def test_files_of_templates_go_before_those_of_the_config(tmp_path: Path) -> None:
-    named = [{"name": "rag", "template": "c"}, {"name": "tool_use", "template": "b"}, 1, {}]
+    named = [
+        {"name": "rag", "template": "c"},
+        {"name": "tool_use", "template": "b"},
+        1,
+        {},
+        {"name": ["default"]},
+    ]
     assert _texts(tmp_path, {}) == [None, None]
     assert _texts(tmp_path, {"chat_template": "a"}) == ["a", None]
     assert _texts(tmp_path, {"chat_template": [*named, {"name": "default", "template": "a"}]}) == ["a", "b"]
@@ -78,5 +84,5 @@ def test_files_of_templates_go_before_those_of_the_config(tmp_path: Path) -> Non
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"chat_template\.jinja is not a text of UTF-8"):
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja cannot be read: 'utf-8' codec"):
         read_chat_templates(tmp_path, {}, {})
