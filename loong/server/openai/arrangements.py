@@ -1,10 +1,10 @@
 """The choice of an arrangement in which a chat template leaves out no turn."""
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 
 from loong.server.api.errors import bad_request
 from loong.server.openai.conversation import Arrangement, SystemTurns
@@ -16,11 +16,10 @@ logger = logging.getLogger(__name__)
 
 MAX_KNOWN = 1024
 _MAX_FORMS = 3  # of contents that are tried for one form of system turns
-_AS_SENT = Arrangement()
 
 
 class Arrangements:
-    """The arrangements of the last conversations by their structure, which is all but the texts."""
+    """The arrangements of the last conversations, by their structure."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
@@ -33,19 +32,18 @@ class Arrangements:
         Raises a 400 that names what the template leaves out in any case. Of turns with calls, templates may
         leave out the content.
         """
-        key = sha256(probe.conversation.request(_AS_SENT)).digest()
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
+        if (known := self._known.get(probe.structure)) is not None:
+            self._known.move_to_end(probe.structure)
+            return known
         found = await self._found(probe)
         if found is None:
-            return _AS_SENT  # the template says why it refuses it
+            return Arrangement()  # the template says why it refuses it
         for piece in found.left_out:
             if piece.is_needed:
                 message = f"{piece.field}: the model's chat template leaves {piece.words} out"
                 raise bad_request(message, piece.field.split(".")[0])
         self._warn(found.left_out)
-        self._known[key] = found.arrangement
+        self._known[probe.structure] = found.arrangement
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return found.arrangement
@@ -81,10 +79,11 @@ class Arrangements:
 
     async def _left_out(self, probe: Probe, arrangement: Arrangement) -> list[Piece] | None:
         """Return what the template leaves out, or None if it refuses the arrangement."""
-        outcome, text = await self._renderer.answer(probe.conversation.request(arrangement))
+        request = await asyncio.to_thread(probe.conversation.request, arrangement)
+        outcome, text = await self._renderer.answer(request)
         match outcome:
             case Outcome.TEXT:
-                return probe.left_out_of(text)
+                return await asyncio.to_thread(probe.left_out_of, text)
             case Outcome.REFUSED:
                 return None
             case Outcome.EXCEEDED:

@@ -44,11 +44,9 @@ class ChatPrompts:
         if template is None:
             message = "this model has no chat template; send its prompt to /v1/completions"
             raise bad_request(message, "messages", "no_chat_template")
-        messages = fields.messages or []
-        self._ignored_keys.note(key for message in messages for key in message.ignored_keys())
         literals = self._tokenizer.literals()
         is_large = _is_large(fields)
-        conversation = await _done(is_large, lambda: _conversation(fields, template, literals))
+        conversation = await _done(is_large, lambda: self._conversation(fields, template, literals))
         probe = await _done(is_large, lambda: Probe(conversation))
         arrangement = await self._arrangements.of(probe)
         rendered = await self._renderer.render(
@@ -65,31 +63,31 @@ class ChatPrompts:
         """End all processes."""
         await self._renderer.close()
 
-
-def _conversation(
-    fields: ChatFields | TokenizeFields, template: ChatTemplate, literals: Literals
-) -> Conversation:
-    """Return a conversation where text of the client cannot become a special token."""
-    messages = fields.messages or []
-    _check_roles(messages, template, literals)
-    variables = literals.mark(fields.chat_template_kwargs)
-    if fields.reasoning_effort is not None:
-        variables = {**variables, "reasoning_effort": fields.reasoning_effort}
-    turns: Sequence[Turn] = [literals.mark(message.for_template()) for message in messages]
-    names = [f"messages.{index}" for index in range(len(turns))]
-    tools = literals.mark(fields.tools_for_template())
-    if tools is not None and not template.knows_tools:
-        turns, tools = with_offer(turns, tools), None
-        names = ["tools"][: len(turns) - len(names)] + names
-    return Conversation(
-        template,
-        turns,
-        names,
-        tools,
-        variables,
-        add_generation_prompt=fields.add_generation_prompt,
-        is_continued=fields.continue_final_message,
-    )
+    def _conversation(
+        self, fields: ChatFields | TokenizeFields, template: ChatTemplate, literals: Literals
+    ) -> Conversation:
+        """Return a conversation where text of the client cannot become a special token."""
+        messages = fields.messages or []
+        self._ignored_keys.note(key for message in messages for key in message.ignored_keys())
+        _check_roles(messages, template, literals)
+        variables = literals.mark(fields.chat_template_kwargs)
+        if fields.reasoning_effort is not None:
+            variables = {**variables, "reasoning_effort": fields.reasoning_effort}
+        turns: Sequence[Turn] = [literals.mark(message.for_template()) for message in messages]
+        names = [f"messages.{index}" for index in range(len(turns))]
+        tools = literals.mark(fields.tools_for_template())
+        if tools is not None and not template.knows_tools:
+            turns, tools = with_offer(turns, tools), None
+            names = ["tools"][: len(turns) - len(names)] + names
+        return Conversation(
+            template,
+            turns,
+            names,
+            tools,
+            variables,
+            add_generation_prompt=fields.add_generation_prompt,
+            is_continued=fields.continue_final_message,
+        )
 
 
 def _check_roles(messages: Sequence[Message], template: ChatTemplate, literals: Literals) -> None:

@@ -7,9 +7,10 @@ not in the prompt of the probe, whatever its text is.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from secrets import randbelow
 
-from loong.server.openai.conversation import Conversation
+from loong.server.openai.conversation import Arrangement, Conversation
 from loong.server.text.turn_content import followed_by
 from loong.server.tools.plain_turns import Turn
 
@@ -52,6 +53,7 @@ class Probe:
             function = {"name": self._marker(Piece("tools", "them")), "parameters": _PARAMETERS}
             tools = [{"type": "function", "function": {**function, "description": "A function."}}]
         self.conversation = replace(conversation, turns=turns, tools=tools, is_continued=False)
+        self.structure = sha256(self.conversation.request(Arrangement())).digest()  # all but the texts
 
     def left_out_of(self, prompt: str) -> list[Piece]:
         """Return the pieces that are not in the prompt of the probe.
