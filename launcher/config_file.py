@@ -8,6 +8,7 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.core.similar_words import meant
+from loong.foreign_json import NOT_JSON
 from loong.launcher.parser import CommandParser
 
 FLAG = "--config"
@@ -57,7 +58,7 @@ def _read(path: Path) -> Mapping[str, object]:
         return msgspec.yaml.decode(path.read_bytes(), type=dict[str, object])
     except OSError as error:
         raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"--config {path} is no YAML of flags and values: {why}") from None
 

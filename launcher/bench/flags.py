@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 from loong.launcher.flags import (
     add_class_flag,
     add_goal_flags,
@@ -181,7 +182,7 @@ def _flag(parse: Callable[[str], T]) -> Callable[[str], T]:
 def _fields(text: str) -> dict[str, object]:
     try:
         fields = msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{text!r} is not a JSON object: {error}") from error
     if taken := sorted(fields.keys() & FIELDS_OF_THE_LOAD):
         raise ConfigError(f"{', '.join(taken)} cannot be set: the workload or the load generator sets it")

@@ -10,6 +10,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from loong.engine.faults import FaultKind
+from loong.foreign_json import NOT_JSON
 from loong.workloads.errors import ServerUnusableError
 
 PATH = "/admin/faults"
@@ -121,5 +122,5 @@ class FaultyServer:
 def _error_of(page: bytes) -> _Error:
     try:
         return msgspec.json.decode(page, type=_Refused).error
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return _Error()

@@ -9,6 +9,7 @@ from enum import Enum
 import msgspec
 
 from loong.core.request import TokenId
+from loong.foreign_json import NOT_JSON
 from loong.launcher.chaos.prompts import Prompt
 from loong.workloads.client.connections import ConnectionPool
 from loong.workloads.client.http_response import HTTPFormatError
@@ -102,7 +103,7 @@ class StreamClient:
         except asyncio.CancelledError:
             record.end(Ending.CUT_OFF)
             raise
-        except (HTTPFormatError, OSError, msgspec.MsgspecError) as error:
+        except (HTTPFormatError, OSError, *NOT_JSON) as error:
             record.end(Ending.LOST, f"{type(error).__name__}: {error}")
 
     def _take(self, event: str, record: StreamRecord) -> None:
@@ -120,5 +121,5 @@ class StreamClient:
 def _refusal(status: int, text: str) -> str:
     try:
         return f"{status} {_decode_event(text).error}"
-    except msgspec.MsgspecError:
+    except NOT_JSON:
         return f"HTTP {status}"

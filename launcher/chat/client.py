@@ -39,7 +39,7 @@ class ChatServer:
             response = self._ask(connection, "GET", "/v1/models")
             try:
                 name: str = json.loads(response.read())["data"][0]["id"]
-            except (ValueError, LookupError, TypeError, OSError, http.client.HTTPException):
+            except (ValueError, LookupError, TypeError, RecursionError, OSError, http.client.HTTPException):
                 raise ChatError(f"{self.base_url} does not say which models it serves") from None
         return name
 
@@ -61,7 +61,7 @@ class ChatServer:
                         yield _text(json.loads(data))
             except ConnectionResetError:
                 pass  # reported below: a server that goes away ends its answer so, or cleanly and too early
-            except (ValueError, OSError, http.client.HTTPException) as error:
+            except (ValueError, RecursionError, OSError, http.client.HTTPException) as error:
                 raise ChatError(f"the answer broke off: {error}") from None
             raise ChatError("the answer broke off: the server hung up")
 
@@ -117,6 +117,6 @@ def _text(event: Any) -> str:
 def _reason(status: int, body: bytes) -> str:
     try:
         message: str = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"the server answers with status {status}"
     return message

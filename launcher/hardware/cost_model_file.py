@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from math import isfinite
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,12 +10,14 @@ import msgspec
 from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.network import LinkRates, Links, Network
 from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 
 FORMAT = 11
 FORMER = 10  # whose graph limits have no room for more KV than rows
+LEAST_BANDWIDTH, MOST_BANDWIDTH = 1.0, 1e18  # bytes a second
 
 T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
@@ -148,7 +149,7 @@ def read_cost_model(path: Path) -> CostModelFile:
             file = msgspec.structs.replace(file, format=FORMAT, graph_limits={**room, **file.graph_limits})
     except OSError as error:
         raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{path} is no cost model that this version can read: {error}") from error
     _check_names(path, "shape", file.shape, ModelShape)
     _check_names(path, "coefficients", file.coefficients, Coefficients)
@@ -158,20 +159,18 @@ def read_cost_model(path: Path) -> CostModelFile:
     _check_names(path, "links", file.links, Links)
     for name, rates in file.links.items():
         _check_names(path, f"links.{name}", rates, LinkRates)
-        if rates["bandwidth"] <= 0:
-            raise ConfigError(
-                f"{path}: bandwidth of {name} must be above 0; measure again by `loong profile`"
-            )
-    latencies = {f"latency of {name}": rates["latency"] for name, rates in file.links.items()}
-    numbers = {**file.coefficients, **file.graph_limits, **file.host, **file.lane, **latencies}
-    numbers["overlap"] = file.overlap
-    for name, value in numbers.items():
-        if not (isfinite(value) and value >= 0):
-            raise ConfigError(f"{path}: {name} must be at least 0, but is {value}")
+        for rate, least in (("bandwidth", LEAST_BANDWIDTH), ("latency", 0.0)):
+            if not least <= rates[rate] <= MOST_BANDWIDTH:
+                raise ConfigError(
+                    f"{path}: {rate} of {name} must be {least:g} to {MOST_BANDWIDTH:g}, "
+                    f"but is {rates[rate]:g}"
+                )
+    try:
+        file.cost_model(1).check()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; measure again by `loong profile`") from error
     if (tiles := file.attention_tiles) is not None and not _fit(tiles):
         raise ConfigError(f"{path}: {tiles} do not fit each other; measure again by `loong profile`")
-    if not file.coefficients["token"]:  # a step would have room for any number of them
-        raise ConfigError(f"{path}: token must be above 0; measure again by `loong profile`")
     return file
 
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
 from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 from loong.launcher.plot.logged_history import history_of_log
 from loong.launcher.plot.rejudged import rejudged
 from loong.launcher.runs.run_document import FILE_NAME
@@ -80,7 +79,7 @@ def read_run_files(paths: Sequence[Path]) -> RunFiles:
             histories[path.stem] = history_of_log(path)
             decisions[path.stem] = indexed(read_log(path))
         elif _is_trace(document):
-            histories[path.stem.removeprefix("trace-")] = _trace(path)
+            histories[document.stem.removeprefix("trace-")] = _trace(document)
         else:
             documents.append((document.parent, read_document(document)))
     if len({document.kind for _, document in documents}) > 1:
@@ -99,5 +98,5 @@ def _is_trace(path: Path) -> bool:
 def _trace(path: Path) -> ClusterHistory:
     try:
         return parse_trace(path.read_bytes())
-    except msgspec.MsgspecError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{path} is no trace of loong: {error}") from error

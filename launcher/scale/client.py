@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from loong.core.errors import ConfigError, LoongError
+from loong.foreign_json import NOT_JSON
 
 TIMEOUT_SECONDS = 30.0
 
@@ -72,13 +73,13 @@ class OperatedServer:
             raise ScaleError(_reason(response.status, answer))
         try:
             return msgspec.json.decode(answer, type=Size)
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             raise ScaleError(f"{self.base_url} is no server of loong: it answers {answer[:80]!r}") from None
 
 
 def _reason(status: int, body: bytes) -> str:
     try:
         message: str = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"the server answers with status {status}"
     return message

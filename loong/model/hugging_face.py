@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 from loong.model.rope_config import RopeConfig, parse_rope
 
 Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
@@ -135,5 +136,5 @@ def _read(path: Path, file_type: type[_File]) -> _File:
         return msgspec.json.decode(path.read_bytes(), type=file_type)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ def _read(path: Path, kind: type[T]) -> T:
         return kind()
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{path} is damaged: {error}") from error
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 from loong.model.parameters import Parameters, assemble
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import expected_shapes
@@ -102,7 +103,7 @@ def _checkpoint_paths(folder: Path) -> list[Path]:
     if index_path.exists():
         try:
             index = msgspec.json.decode(index_path.read_bytes(), type=_Index)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *NOT_JSON) as error:
             raise ConfigError(f"cannot read {index_path}: {error}") from error
         return [folder / name for name in sorted(set(index.weight_map.values()))]
     path = folder / "model.safetensors"

@@ -1,13 +1,21 @@
 """The cost model: seconds from counts of work, with one coefficient a kind of work."""
 
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass, replace
 from math import hypot
+from typing import Final
 
 from loong.core.cost.cost_model import HostTimes, PrefillTerms
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.cost.work import InstanceWork, Phase, StepWork
+from loong.core.errors import ConfigError
 from loong.core.placement import InstanceId
 from loong.scheduler.cost.network import ONE_HOST, Network
+
+# What predictions can be computed with. A step has room for any number of tokens that take no time.
+LEAST_TOKEN_SECONDS: Final = 1e-15
+MOST_SECONDS: Final = 1e9
+MOST_COUNT: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,25 @@ class WorkCostModel:
     lane: ServiceLane = ServiceLane()
     host: HostTimes = DEFAULT_HOST
     network: Network = ONE_HOST
+
+    def check(self) -> None:
+        """Raise `ConfigError`, which names it, for a number that a file must not have."""
+        for name, value, least, most in self._numbers():
+            if not least <= value <= most:
+                raise ConfigError(f"{name} must be {least:g} to {most:g}, but is {value:g}")
+
+    def _numbers(self) -> Iterator[tuple[str, float, float, float]]:
+        """Yield the name, the value, and the least and the greatest possible value of each number."""
+        for part in (self.coefficients, self.lane, self.host):
+            for name, value in asdict(part).items():
+                is_token = part is self.coefficients and name == "token"
+                yield name, value, LEAST_TOKEN_SECONDS if is_token else 0.0, MOST_SECONDS
+        for name, value in asdict(self.graph_limits).items():
+            yield name, value, 0.0, MOST_COUNT
+        yield "overlap", self.overlap, 0.0, 1.0
+        yield "slowdown", self.network.slowdown, 1.0, MOST_SECONDS
+        yield "delay", self.network.delay, 0.0, MOST_SECONDS
+        yield "message", self.network.message, 0.0, MOST_SECONDS
 
     def scaled(self, factor: float) -> "WorkCostModel":
         """Return the model of an instance that takes `factor` times as long for everything."""

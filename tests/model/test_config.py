@@ -126,6 +126,9 @@ def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": [')
     with pytest.raises(ConfigError, match=r"config.json: Input data was truncated"):
         load_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "a": ' + "[" * 100_000)
+    with pytest.raises(ConfigError, match=r"config.json: maximum recursion depth exceeded"):
+        load_config(tmp_path)
 
 
 def test_the_generation_config_knows_the_end_of_sequence_ids_better(tmp_path: Path) -> None:

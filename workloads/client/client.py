@@ -13,6 +13,7 @@ from time import perf_counter
 
 import msgspec
 
+from loong.foreign_json import NOT_JSON
 from loong.workloads.client.backends import ServerApi, ServerResponse, Wire, wire_of
 from loong.workloads.client.connections import ConnectionPool
 from loong.workloads.client.http_response import HTTPFormatError
@@ -172,7 +173,7 @@ class _Run:
             if not self._cut_off.is_set():
                 raise
             answer.fail(CUT_OFF)
-        except (HTTPFormatError, OSError, msgspec.MsgspecError) as error:
+        except (HTTPFormatError, OSError, *NOT_JSON) as error:
             answer.fail(f"{type(error).__name__}: {error}")
         finally:
             self._slots.release()

@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from loong.core.cluster_history import ClusterHistory
+from loong.foreign_json import NOT_JSON
 from loong.workloads.errors import ServerUnusableError
 from loong.workloads.metrics.counters import ServerCounters, parse_counters
 from loong.workloads.report.timeline import parse_trace
@@ -47,7 +48,7 @@ class Scraper:
             raise ServerUnusableError(f"{self.base_url}/v1/models answers with HTTP {status}; {hint}")
         try:
             models = msgspec.json.decode(page, type=_WireModels).data
-        except msgspec.MsgspecError as error:
+        except NOT_JSON as error:
             raise ServerUnusableError(
                 f"{self.base_url}/v1/models is not a list of models: {error}"
             ) from error
@@ -74,7 +75,7 @@ class Scraper:
             return None
         try:
             return parse_trace(page)
-        except msgspec.MsgspecError:
+        except NOT_JSON:
             return None
 
     async def _get(self, path: str) -> tuple[int, bytes]:

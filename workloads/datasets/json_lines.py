@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from loong.foreign_json import NOT_JSON
 from loong.workloads.datasets.recording import bad
 
 T = TypeVar("T")
@@ -24,5 +25,5 @@ def json_lines(path: Path, type: type[T]) -> Iterator[tuple[int, T]]:  # noqa: A
                 continue
             try:
                 yield number, decoder.decode(line.removeprefix(b"\xef\xbb\xbf"))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except NOT_JSON as error:
                 raise bad(path, f"line {number}", str(error)) from error

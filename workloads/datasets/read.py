@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 from loong.workloads.datasets import azure, burstgpt
 from loong.workloads.datasets.azure import read_azure
 from loong.workloads.datasets.burstgpt import read_burstgpt
@@ -78,7 +79,7 @@ def _reader(path: Path, first_line: bytes) -> Reader:
 def _keys(path: Path, line: bytes) -> Sequence[str]:
     try:
         return list(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise bad(path, "line 1", f"{error}; {_NOT_KNOWN}") from error
 
 

@@ -28,6 +28,8 @@ def read_sharegpt(path: Path) -> RecordedTrace:
     """
     try:
         entries = json.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError as error:
+        raise bad(path, "its nesting", "too deep") from error
     except json.JSONDecodeError as error:
         raise bad(path, f"line {error.lineno}", error.msg) from error
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 from loong.workloads.metrics.result import JSON
 
 SCHEMA_VERSION = 1
@@ -191,7 +192,7 @@ def read_document(path: Path) -> RunDocument:
         found: JSON = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{path} is no document of a run: {error}") from error
     if not isinstance(found, dict) or "schema_version" not in found:
         raise ConfigError(f"{path} is no document of a run: it names no schema_version")
@@ -200,7 +201,7 @@ def read_document(path: Path) -> RunDocument:
         raise ConfigError(f"{path} is of schema version {version}, and this loong reads {SCHEMA_VERSION}")
     try:
         return msgspec.convert(_prepared(found), RunDocument, strict=False)
-    except msgspec.ValidationError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{path} is no document of a run: {error}") from error
 
 

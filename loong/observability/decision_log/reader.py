@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import ConfigError
+from loong.foreign_json import NOT_JSON
 from loong.observability.decision_log.lines import VERSION, Line, StartedLine
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def _decoded(lines: Iterable[bytes], path: Path, first_number: int) -> Iterator[
     for number, raw in enumerate(lines, first_number):
         try:
             line = decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             raise ConfigError(f"{path}:{number} is damaged: {error}") from None
         if isinstance(line, StartedLine) and line.version != VERSION:
             raise ConfigError(

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from loong.core.errors import ConfigError
 from loong.core.events import Event
+from loong.foreign_json import NOT_JSON
 from loong.observability.recording.lines import (
     VERSION,
     Line,
@@ -85,8 +84,17 @@ def _lines(path: Path, text: bytes) -> Iterator[Line]:
     for number, part in enumerate(whole, 1):
         try:
             line = decoded(part)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except NOT_JSON as error:
             raise ConfigError(f"{path} is not a recording: line {number}: {error}") from error
-        if isinstance(line, Setting) and line.version != VERSION:
-            raise ConfigError(f"{path} is of version {line.version}, but this version reads {VERSION}")
+        if isinstance(line, Setting):
+            _check(path, line)
         yield line
+
+
+def _check(path: Path, setting: Setting) -> None:
+    if setting.version != VERSION:
+        raise ConfigError(f"{path} is of version {setting.version}, but this version reads {VERSION}")
+    try:
+        setting.cost_model.check()
+    except ConfigError as error:
+        raise ConfigError(f"{path} is damaged: {error}") from error

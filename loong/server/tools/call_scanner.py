@@ -5,6 +5,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from loong.foreign_json import NOT_JSON
+
 _BLANKS: Final = " \t\r\n"
 _NAME_KEY = "name"
 _ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
@@ -46,7 +48,7 @@ class CallScanner:
                 self._reading.send(character)
             except StopIteration:
                 self.is_over = True
-            except (_NoCallError, msgspec.DecodeError):
+            except (_NoCallError, *NOT_JSON):
                 self.is_over, self.is_wrong = True, self.name is None
             if self.is_over:
                 self.raw += text[:count]

@@ -115,9 +115,10 @@ def test_a_file_for_people_has_a_line_for_each_number(path: Path) -> None:
 def test_a_file_that_is_not_there_or_damaged_is_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*missing\.json"):
         read_cost_model(tmp_path / "missing.json")
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ConfigError, match="is no cost model"):
-        read_cost_model(path)
+    for damaged in (path.read_bytes()[:-30], b'{"format": 11, "a": ' + b"[" * 100_000):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="is no cost model"):
+            read_cost_model(path)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +135,21 @@ def test_a_file_that_is_not_there_or_damaged_is_refused(path: Path, tmp_path: Pa
         ),
         (
             {"links": {**FILE.links, "within_host": {"bandwidth": 0.0, "latency": 0.0}}},
-            "bandwidth of within_host must be above 0",
+            r"bandwidth of within_host must be 1 to 1e\+18, but is 0",
         ),
         (
             {"links": {**FILE.links, "within_host": {"bandwidth": 1.0, "latency": -1.0}}},
-            "latency of within_host must be at least 0",
+            "latency of within_host must be 0 to .*, but is -1",
         ),
-        ({"coefficients": asdict(Coefficients(token=-1.0))}, "token must be at least 0"),
-        ({"coefficients": asdict(Coefficients(token=0.0))}, "token must be above 0"),
+        ({"coefficients": asdict(Coefficients(token=-1.0))}, r"token must be 1e-15 to 1e\+09, but is -1"),
+        ({"coefficients": asdict(Coefficients(token=0.0))}, r"token must be 1e-15 to 1e\+09, but is 0"),
         ({"shape": {}}, r"shape\.element_bytes is missing"),
         ({"graph_limits": {}}, r"graph_limits\.keys_a_row is missing"),
         ({"host": {**FILE.host, "tea": 5.0}}, r"host\.tea is unknown"),
-        ({"host": {**FILE.host, "idle": -1.0}}, "idle must be at least 0"),
+        ({"host": {**FILE.host, "idle": -1.0}}, "idle must be 0 to .*, but is -1"),
+        ({"coefficients": asdict(Coefficients(pair=1e10))}, r"pair must be 0 to 1e\+09, but is 1e\+10"),
+        ({"overlap": 1.5}, "overlap must be 0 to 1, but is 1.5"),
+        ({"graph_limits": {**FILE.graph_limits, "most_rows": 2**60}}, "most_rows must be 0 to 1e"),
     ],
 )
 def test_keys_and_values_that_cannot_be_are_named(

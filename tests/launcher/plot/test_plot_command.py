@@ -143,3 +143,15 @@ def test_a_log_may_have_any_name_and_its_texts_any_letters(tmp_path: Path) -> No
     for path in (tmp_path / "out").glob("*.svg"):
         parseString(path.read_text())
     assert "<b>" not in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_document_that_is_nested_too_deeply_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in (
+        b'{"schema_version": 1, "configuration": ' + b"[" * 100_000,
+        b'{"traceEvents": [{"a": ' * 50_000,
+    ):
+        (tmp_path / "results.json").write_bytes(text)
+        assert plot(tmp_path) == 1
+        assert "maximum recursion depth exceeded" in capsys.readouterr().err

@@ -38,6 +38,7 @@ def test_of_several_runs_the_last_is_read(path: Path) -> None:
         (b'{"line":"first_token","time":1,"request_id":"r","more":1}', "more"),
         (b'{"line":"first_token","time":1,"request_id":"\xff"}', "utf-8"),
         (b"", "truncated"),
+        (b'{"a":' * 100_000, "recursion"),
     ],
 )
 def test_a_damaged_line_is_named(path: Path, damage: bytes, said: str) -> None:

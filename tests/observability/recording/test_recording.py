@@ -240,3 +240,29 @@ def test_a_recording_of_another_version_is_refused(tmp_path: Path) -> None:
 def replace_setting(**changes: object) -> Setting:
     fields = {name: getattr(SETTING, name) for name in SETTING.__struct_fields__}
     return Setting(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("cost_model", "said"),
+    [
+        (WorkCostModel(Coefficients(token=0.0)), "token must be 1e-15 to"),
+        (WorkCostModel(Coefficients(pair=1e300)), "pair must be 0 to"),
+        (WorkCostModel(Coefficients(step=-1.0)), "step must be 0 to .*, but is -1"),
+        (WorkCostModel(overlap=2.0), "overlap must be 0 to 1, but is 2"),
+    ],
+)
+def test_a_recording_with_times_that_cannot_be_is_refused(
+    cost_model: WorkCostModel, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    with recording(path, Setting(VERSION, "", instances_with([9]), "esp", PolicyConfig(), cost_model)):
+        pass
+    with pytest.raises(ConfigError, match=f"is damaged: {said}"):
+        read_recording(path)
+
+
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"a":' * 100_000 + b"\n")
+    with pytest.raises(ConfigError, match="is not a recording: line 1: maximum recursion depth"):
+        read_recording(path)
