@@ -102,6 +102,6 @@ def _yarn_magnitude(rope: YarnRope) -> float:
     def magnitude(slope: float) -> float:
         return 0.1 * slope * math.log(rope.factor) + 1.0
 
-    if rope.mscale is not None and rope.mscale_all_dim is not None:
+    if rope.mscale and rope.mscale_all_dim:
         return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
     return magnitude(1.0)

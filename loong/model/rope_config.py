@@ -8,6 +8,7 @@ import msgspec
 from loong.core.errors import ConfigError
 
 _Factor = Annotated[float, msgspec.Meta(ge=1.0)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
 _Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 _Length = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -52,16 +53,23 @@ class Llama3Rope(_Rope, frozen=True, tag="llama3"):
 
 
 class YarnRope(_Rope, frozen=True, tag="yarn"):
-    """Like Llama 3's, along a ramp between two numbers of rotations. Cos and sin are scaled as well."""
+    """Like Llama 3's, along a ramp between two numbers of rotations. Cos and sin are scaled as well.
+
+    A 0 among the last four numbers stands for none.
+    """
 
     factor: _Factor
     original_max_position_embeddings: _Length
     attention_factor: _Positive | None = None
-    beta_fast: _Positive | None = None
-    beta_slow: _Positive | None = None
-    mscale: _Positive | None = None
-    mscale_all_dim: _Positive | None = None
+    beta_fast: _NotNegative | None = None
+    beta_slow: _NotNegative | None = None
+    mscale: _NotNegative | None = None
+    mscale_all_dim: _NotNegative | None = None
     truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.rope_theta <= 1:
+            raise ValueError(f"rope_theta must be above 1, got {self.rope_theta}")
 
 
 RopeConfig = DefaultRope | LinearRope | DynamicRope | Llama3Rope | YarnRope

@@ -18,11 +18,12 @@ from loong.model.parameters import Parameters, assemble
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import expected_shapes
 
+_BASE, _PARTS_OF_BASE = "model.", ("embed_tokens.", "layers.", "norm.")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def load_weights(folder: Path, shard: Shard, device: torch.device) -> Parameters:
-    """Load one rank's weights from `model.safetensors`, or the files of `model.safetensors.index.json`.
+    """Load one rank's weights from `model.safetensors`, else the files of `model.safetensors.index.json`.
 
     It reads only this rank's parts. Raises ConfigError naming the file or the tensor at fault.
     """
@@ -68,11 +69,12 @@ class _Checkpoint:
     shapes: dict[str, tuple[int, ...]]
     paths: dict[str, Path]
     files: dict[Path, safe_open]
+    own_names: dict[str, str]  # in their files
 
     def read(self, name: str, *index: slice) -> Tensor:
         path = self.paths[name]
         try:
-            whole = self.files[path].get_slice(name)  # type: ignore[no-untyped-call]  # reads nothing yet
+            whole = self.files[path].get_slice(self.own_names[name])  # type: ignore[no-untyped-call]
             part: Tensor = whole[index or ...]
         except SafetensorError as error:
             raise ConfigError(f"cannot read {name} of {path}: {error}") from error
@@ -80,25 +82,37 @@ class _Checkpoint:
 
 
 def _open_checkpoint(folder: Path, open_files: ExitStack) -> _Checkpoint:
-    checkpoint = _Checkpoint({}, {}, {})
+    checkpoint = _Checkpoint({}, {}, {}, {})
     for path in _checkpoint_paths(folder):
         try:
             file = open_files.enter_context(safe_open(path, framework="pt"))
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"cannot read {path}: {error}") from error
         checkpoint.files[path] = file
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            part = file.get_slice(name)
+        for own_name in file.keys():  # noqa: SIM118 - not a mapping
+            part, name = file.get_slice(own_name), _whole_name(own_name)
             if part.get_dtype() not in _FLOATS:
                 raise ConfigError(
                     f"{name} of {path} must be one of {', '.join(_FLOATS)}, got {part.get_dtype()}"
                 )
+            if name in checkpoint.shapes:
+                raise ConfigError(f"{path} has {own_name}, but {name} is in {checkpoint.paths[name]}, too")
+            checkpoint.own_names[name] = own_name
             checkpoint.shapes[name] = tuple(part.get_shape())
             checkpoint.paths[name] = path
     return checkpoint
 
 
+def _whole_name(name: str) -> str:
+    """Return a tensor's name in a whole model. Checkpoints of a model without its head have shorter ones."""
+    return f"{_BASE}{name}" if name.startswith(_PARTS_OF_BASE) else name
+
+
 def _checkpoint_paths(folder: Path) -> list[Path]:
+    """Return the files with weights: the single one, or else those of an index."""
+    path = folder / "model.safetensors"
+    if path.exists():
+        return [path]
     index_path = folder / "model.safetensors.index.json"
     if index_path.exists():
         try:
@@ -106,12 +120,9 @@ def _checkpoint_paths(folder: Path) -> list[Path]:
         except (OSError, *NOT_JSON) as error:
             raise ConfigError(f"cannot read {index_path}: {error}") from error
         return [folder / name for name in sorted(set(index.weight_map.values()))]
-    path = folder / "model.safetensors"
-    if not path.exists():
-        raise ConfigError(
-            f"{folder} must contain model.safetensors or {index_path.name}: no other format is supported"
-        )
-    return [path]
+    raise ConfigError(
+        f"{folder} must contain model.safetensors or {index_path.name}: no other format is supported"
+    )
 
 
 class _Index(msgspec.Struct, frozen=True):

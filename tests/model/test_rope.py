@@ -25,6 +25,10 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 
         {**YARN, "factor": 1.0},
         {**YARN, "attention_factor": 0.7, "beta_fast": 20.0, "beta_slow": 2.0},
         {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 0},
+        {**YARN, "mscale": 0.0, "mscale_all_dim": 0.7},
+        {**YARN, "mscale": 0.7},
+        {**YARN, "beta_fast": 0, "beta_slow": 0.0},
         {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
     ],
 )  # fmt: skip

@@ -157,3 +157,21 @@ def test_a_dummy_model_has_activations_of_ordinary_size(tmp_path: Path, dtype: s
     hidden = decoder.forward(tokens, tokens, tokens + 1, attention)
     assert hidden.dtype == decoder.shard.config.torch_dtype
     assert 0.5 < float(decoder.logits(hidden).std()) < 2
+
+
+def test_one_file_goes_before_an_index_as_in_transformers(tmp_path: Path) -> None:
+    write_tiny_model("llama", tmp_path)
+    wanted = load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
+    assert_equal(load(tmp_path), wanted)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied"])
+def test_names_without_their_prefix_are_those_of_the_same_tensors(family: str, tmp_path: Path) -> None:
+    path = write_tiny_model(family, tmp_path) / "model.safetensors"
+    wanted, tensors = load(tmp_path), load_file(path)
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, path)
+    assert_equal(load(tmp_path), wanted)
+    save_file({**tensors, "norm.weight": torch.ones(32)}, path)
+    with pytest.raises(ConfigError, match=r"has norm\.weight, but model\.norm\.weight is in .*, too"):
+        load(tmp_path)
