@@ -1,7 +1,7 @@
 """The config files of a Hugging Face folder, and checks of unsupported options."""
 
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -17,17 +17,40 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     "Qwen3ForCausalLM",
 )
 
+_MODEL_TYPES: Final[dict[Architecture, str]] = {  # by which transformers chooses the computation
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+# Options that change the computation of other models, with the values that change nothing, besides null.
+OPTIONS_OF_OTHERS: Final[dict[str, tuple[object, ...]]] = {
+    **dict.fromkeys(("alibi", "is_encoder_decoder", "parallel_attn", "rope_interleaved"), (False,)),
+    **dict.fromkeys(("qk_layernorm", "qk_norm", "use_bidirectional_attention", "use_qk_norm"), (False,)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping"), (0,)),
+    **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts"), (0,)),
+    **dict.fromkeys(("embedding_multiplier", "logit_scale", "logits_scaling", "residual_multiplier"), (1,)),
+    **dict.fromkeys(("mup_width_scale", "scale_emb"), (1,)),
+    **dict.fromkeys(("attention_chunk_size", "attention_multiplier", "clip_qkv", "dim_model_base"), ()),
+    **dict.fromkeys(("no_rope_layer_interval", "query_pre_attn_scalar", "scale_depth"), ()),
+    "hidden_act": ("silu", "swish"),
+    "hidden_activation": ("silu", "swish"),
+    "is_causal": (True,),
+    "no_rope_layers": ([],),
+}
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
 _Size = Annotated[int, msgspec.Meta(gt=0)]
 _TokenIds = int | list[int] | None
-_File = TypeVar("_File", bound=msgspec.Struct)
+_File = TypeVar("_File")
 
 
 class _Kind(msgspec.Struct, frozen=True):
     """The fields that decide whether config.json can be read."""
 
     architectures: list[str] | None = None
+    model_type: str | None = None
     quantization_config: dict[str, object] | None = None
-    hidden_act: str = "silu"
 
 
 class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +74,7 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    sliding_window: _Size | None = 4096
+    sliding_window: int | None = 4096
     use_sliding_window: bool = False
     max_window_layers: int = 28
     layer_types: list[str] | None = None
@@ -84,7 +107,7 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
     def layered_sliding_window(self) -> int | None:
         """Qwen's sliding window, which it enables by layer; None if no layer has it."""
         if self.layer_types is not None:
-            is_used = "sliding_attention" in self.layer_types
+            is_used = _SLIDING in self.layer_types
         else:
             is_used = self.max_window_layers < self.num_hidden_layers
         return self.sliding_window if self.use_sliding_window and is_used else None
@@ -114,9 +137,40 @@ def read_config_file(folder: Path) -> ConfigFile:
             f"{path}: quantization_config must be absent, got quant_method {method!r}: "
             "only unquantized weights are supported"
         )
-    if kind.hidden_act != "silu":
-        raise ConfigError(f"{path}: hidden_act must be 'silu', got {kind.hidden_act!r}")
-    return _read(path, ConfigFile)
+    _check_options(path, kind)
+    file = _read(path, ConfigFile)
+    _check_layer_types(path, file)
+    return file
+
+
+def _check_options(path: Path, kind: _Kind) -> None:
+    architecture = (kind.architectures or [""])[0]
+    wanted = _MODEL_TYPES[architecture]  # type: ignore[index]  # one of ARCHITECTURES, as checked
+    if kind.model_type not in (None, wanted):
+        raise ConfigError(f"{path}: model_type of {architecture} must be {wanted!r}, got {kind.model_type!r}")
+    for name, value in _read(path, dict[str, object]).items():
+        if name in OPTIONS_OF_OTHERS and value is not None and value not in OPTIONS_OF_OTHERS[name]:
+            allowed = ", ".join(map(repr, OPTIONS_OF_OTHERS[name])) or "absent"
+            raise ConfigError(f"{path}: {name} must be {allowed}, got {str(value)[:80]!r}")
+
+
+def _check_layer_types(path: Path, file: ConfigFile) -> None:
+    """Raise ConfigError for kinds of layers that are not supported. Only Qwen has windows by layer.
+
+    transformers cannot compute a Mistral with kinds of layers.
+    """
+    if file.layer_types is None:
+        return
+    kinds: tuple[str, ...] = (_FULL, _SLIDING) if file.architecture.startswith("Qwen") else (_FULL,)
+    if file.architecture == "MistralForCausalLM":
+        kinds = ()
+    for kind in file.layer_types:
+        if kind not in kinds:
+            raise ConfigError(f"{path}: layer_types must be {' or '.join(kinds) or 'absent'}, got {kind!r}")
+    if len(file.layer_types) != file.num_hidden_layers:
+        raise ConfigError(
+            f"{path}: layer_types must name {file.num_hidden_layers} layers, got {len(file.layer_types)}"
+        )
 
 
 def read_eos_token_ids(folder: Path) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from families import FAMILIES, write_tiny_model
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig, load_config
+from loong.model.hugging_face import OPTIONS_OF_OTHERS
 from loong.model.rope_config import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
 from loong.model.shapes import SHAPES, find_config
 
@@ -86,7 +87,18 @@ def test_the_older_and_the_newer_layout_of_rope_mean_the_same(
         ),
         ({"architectures": None}, "architectures must start with one of .* got None"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config must be absent, .* 'awq'"),
-        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', 'swish', got 'gelu'"),
+        ({"model_type": "mistral"}, "model_type of LlamaForCausalLM must be 'llama', got 'mistral'"),
+        ({"model_type": "granite"}, "model_type of LlamaForCausalLM must be 'llama', got 'granite'"),
+        ({"layer_types": ["linear_attention"] * 2}, "layer_types must be full_attention, got 'linear_"),
+        ({"layer_types": ["full_attention"]}, "layer_types must name 2 layers, got 1"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window must be at least 1"),
+        ({"num_hidden_layers": 10**9}, "num_layers must be 1 to 4,096, got 1,000,000,000"),
+        ({"vocab_size": 10**12}, "vocab_size must be 1 to 16,777,216, got 1,000,000,000,000"),
+        ({"num_attention_heads": 64}, "head_dim must be 1 to 4,096, got 0"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps must be at least 0"),
+        ({"rope_theta": 0.0}, r"`float` > 0.0 - at `\$.rope_theta`"),
+        ({"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "head_dim must be above 2"),
         ({"hidden_size": "32"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
         ({"vocab_size": 0}, r"Expected `int` >= 1 - at `\$.vocab_size`"),
         ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads, got 4 and 3"),
@@ -118,6 +130,25 @@ def test_what_cannot_be_served_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS_OF_OTHERS))
+def test_options_of_other_models_are_refused_unless_they_change_nothing(name: str, tmp_path: Path) -> None:
+    plain = read(tmp_path)
+    for neutral in (None, *OPTIONS_OF_OTHERS[name]):
+        assert read(tmp_path, **{name: neutral}) == plain
+    for value in (0.25, "gelu", [1]):
+        with pytest.raises(ConfigError, match=rf"config\.json: {name} must be"):
+            read(tmp_path, **{name: value})
+
+
+def test_a_window_that_is_off_may_have_any_size(tmp_path: Path) -> None:
+    off = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False}
+    assert read(tmp_path, **off, sliding_window=0).sliding_window is None
+
+
+def test_an_id_of_no_token_ends_nothing(tmp_path: Path) -> None:
+    assert read(tmp_path, eos_token_id=-1).eos_token_ids == ()
 
 
 def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Every option of transformers' configs is computed as transformers does, or refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from families import write_tiny_model
+from full_attention import FullAttention
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from loong.core.errors import ConfigError
+from loong.model.config import load_config
+from loong.model.tensor_parallel import Shard, SingleDevice
+from loong.model.transformer import Decoder
+from loong.model.weights import load_weights
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 40
+TOKENS = torch.randint(97, (NUM_TOKENS,), generator=torch.Generator().manual_seed(1))
+CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+CHANGES: dict[str, list[object]] = {
+    "attention_bias": [True],
+    "attention_dropout": [0.5],
+    "eos_token_id": [-1],
+    "head_dim": [16],
+    "hidden_act": ["gelu", "swish"],
+    "hidden_size": [48],
+    "initializer_range": [0.5],
+    "intermediate_size": [40],
+    "layer_types": [["full_attention"] * 2, ["full_attention", "sliding_attention"]],
+    "max_position_embeddings": [64],
+    "max_window_layers": [0, 1],
+    "mlp_bias": [True],
+    "num_attention_heads": [8],
+    "num_hidden_layers": [1],
+    "num_key_value_heads": [1, 4],
+    "pretraining_tp": [2],
+    "rms_norm_eps": [0.5],
+    "rope_parameters": [{"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}],
+    "sliding_window": [8, 64],
+    "tie_word_embeddings": [True],
+    "use_cache": [False],
+    "use_sliding_window": [True],
+    "vocab_size": [101],
+}
+# Names and outputs, which are of no layer.
+WITHOUT_EFFECT = {
+    "_name_or_path", "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "id2label",
+    "is_encoder_decoder", "label2id", "model_type", "output_attentions", "output_hidden_states",
+    "pad_token_id", "problem_type", "return_dict", "transformers_version",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_option_is_known_here(family: str) -> None:
+    assert {*CONFIGS[family]().to_dict()} <= {*CHANGES, *WITHOUT_EFFECT}
+
+
+@torch.inference_mode()
+def logits(folder: Path) -> Tensor | None:
+    """Return the logits of all tokens, or None if the model is refused at this length."""
+    try:
+        config = load_config(folder)
+    except ConfigError:
+        return None
+    if config.max_length < NUM_TOKENS:
+        return None
+    shard, positions = Shard(config), torch.arange(NUM_TOKENS)
+    decoder = Decoder(shard, load_weights(folder, shard, CPU), SingleDevice())
+    attention = FullAttention(shard).begin(NUM_TOKENS)
+    return decoder.logits(
+        decoder.forward(TOKENS, positions, torch.full((NUM_TOKENS,), NUM_TOKENS), attention)
+    )
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_option_has_the_effect_that_it_has_in_transformers(name: str, family: str, tmp_path: Path) -> None:
+    for number, value in enumerate(CHANGES[name]):
+        changes: dict[str, object] = {name: value}
+        if name == "layer_types" and "sliding_attention" in str(value):
+            changes |= {"use_sliding_window": True, "sliding_window": 8}
+        folder = write_tiny_model(family, tmp_path / str(number), **changes)
+        found = logits(folder)
+        if found is None:
+            assert name in ("hidden_act", "layer_types", "max_window_layers", "sliding_window")
+            continue
+        with torch.inference_mode():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            wanted = model(TOKENS[None]).logits[0]
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
