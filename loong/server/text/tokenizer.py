@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
+from loong.core.errors import InvalidRequestError
 from loong.core.request import TokenId
 from loong.model.tokenizer_files import read_tokenizer
 from loong.server.text.chat_template import ChatTemplate, read_chat_templates
@@ -88,8 +89,7 @@ class Tokenizer:
         return await asyncio.to_thread(self._encode, texts, add_special_tokens)
 
     def _encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[TokenId]]:
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        return _encoded(self._backend, list(texts), add_special_tokens=add_special_tokens)
 
     async def encode_pieces(
         self, pieces: Sequence[tuple[str, bool]], *, add_special_tokens: bool
@@ -232,9 +232,23 @@ class Tokenizer:
 
 
 def _ids(backend: Backend, text: str) -> list[TokenId]:
-    (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
-    token_ids: list[TokenId] = encoding.ids
+    (token_ids,) = _encoded(backend, [text], add_special_tokens=False)
     return token_ids
+
+
+def _encoded(backend: Backend, texts: list[str], *, add_special_tokens: bool) -> list[list[TokenId]]:
+    """Return the ids of each text.
+
+    Raises `InvalidRequestError` for a text that the library gives up: a pattern backtracks too long on it.
+    """
+    try:
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # whose class cannot be imported; it is no Exception
+            raise
+        message = f"the model's tokenizer cannot encode this text: {error}"
+        raise InvalidRequestError(message, param="prompt") from error
+    return [encoding.ids for encoding in encodings]
 
 
 def _byte_characters() -> dict[str, int]:

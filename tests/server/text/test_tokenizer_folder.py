@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from chat_texts import chat_text
 from sentence_piece import Kind, sentence_piece
+from tokenizers import Regex, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers, processors
 
-from loong.core.errors import ConfigError
+from loong.core.errors import ConfigError, InvalidRequestError
 from loong.server.text.tokenizer import Tokenizer
 
 VOCAB = {"<s>": 0, "</s>": 1, "a": 2, "b": 3, "<0xE9>": 4}
@@ -105,3 +105,15 @@ async def test_the_pieces_of_a_text_are_encoded_without_new_blanks(kind: Kind) -
     token_ids = await tokenizer.encode_pieces(pieces, add_special_tokens=True)
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == "<s> My <s>the</s> cat</s>"
     assert [i for i in token_ids if i < 3] == [1, 2]
+
+
+@pytest.mark.parametrize("length", [40, 10_000])
+async def test_a_text_on_which_a_pattern_backtracks_too_long_is_refused(length: int) -> None:
+    backend = Backend(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(a|aa)+$"), "isolated")
+    tokenizer = Tokenizer(backend)
+    assert await tokenizer.encode("aab", add_special_tokens=True) == [0, 0, 1]
+    with pytest.raises(InvalidRequestError, match=r"tokenizer cannot encode this text: .* retry-limit"):
+        await tokenizer.encode("a" * length + "b", add_special_tokens=True)
+    with pytest.raises(InvalidRequestError, match="tokenizer cannot encode this text"):
+        await tokenizer.encode_pieces([("a" * length + "b", True), ("a", False)], add_special_tokens=False)
