@@ -4,7 +4,7 @@ Times are seconds of the executor's clock, other durations are seconds, sizes ar
 migrations have the executor's ids. A field with its default is left out of a line.
 """
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -26,6 +26,7 @@ EventName: TypeAlias = Literal[
 ]
 InstanceKindName: TypeAlias = Literal["full", "attention", "host"]
 TokensByInstance: TypeAlias = dict[int, int]
+Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]  # that can be reckoned with
 
 
 class _Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -100,7 +101,7 @@ class LoggedBatch(_Part, frozen=True):
     chunks: tuple[Chunk, ...] = ()
     decodes: tuple[Decode, ...] = ()
     num_steps: int = 1
-    predicted_seconds: float | None = None  # of one step
+    predicted_seconds: Number | None = None  # of one step
     holder_ids: tuple[int, ...] = ()
 
     @property
@@ -153,7 +154,7 @@ class ConsideredAlternative(_Part, frozen=True):
     """An alternative of the policy. A cost of None is infinite: the alternative was impossible."""
 
     what: str
-    cost: float | None
+    cost: Number | None
 
 
 class Reason(_Part, frozen=True):
@@ -169,7 +170,7 @@ class StartedLine(_Line, frozen=True, tag="started"):
     """A run begins. `clock_start` is the Unix time of the clock's 0, or None in virtual time."""
 
     version: int
-    clock_start: float | None = None
+    clock_start: Number | None = None
 
 
 class ArrivedLine(_Line, frozen=True, tag="arrived"):
@@ -178,13 +179,13 @@ class ArrivedLine(_Line, frozen=True, tag="arrived"):
     Another choice of `choice_of` begins when that one has computed the prompt of both.
     """
 
-    time: float
+    time: Number
     request_id: str
     num_prompt_tokens: int
     max_tokens: int
     instances: tuple[InstanceState, ...]
-    ttft_slo: float | None = None
-    tpot_slo: float | None = None
+    ttft_slo: Number | None = None
+    tpot_slo: Number | None = None
     user: str = ""
     choice_of: str | None = None
 
@@ -195,7 +196,7 @@ class PlannedLine(_Line, frozen=True, tag="planned"):
     Empty plans without reasons have no line.
     """
 
-    time: float
+    time: Number
     causes: tuple[Cause, ...]
     instances: tuple[InstanceState, ...]
     batches: tuple[LoggedBatch, ...] = ()
@@ -210,24 +211,24 @@ class PlannedLine(_Line, frozen=True, tag="planned"):
 class BatchStartedLine(_Line, frozen=True, tag="batch_started"):
     """All instances of a batch have begun it. It may have been planned during an earlier batch."""
 
-    time: float
+    time: Number
     batch_id: int
 
 
 class BatchEndedLine(_Line, frozen=True, tag="batch_ended"):
     """A batch has ended, with the mean and the predicted seconds of its steps."""
 
-    time: float
+    time: Number
     batch_id: int
     num_steps: int
-    seconds: float
-    predicted_seconds: float | None = None
+    seconds: Number
+    predicted_seconds: Number | None = None
 
 
 class MigrationEndedLine(_Line, frozen=True, tag="migration_ended"):
     """A migration has been committed or rolled back."""
 
-    time: float
+    time: Number
     migration_id: int
     is_committed: bool
 
@@ -235,14 +236,14 @@ class MigrationEndedLine(_Line, frozen=True, tag="migration_ended"):
 class FirstTokenLine(_Line, frozen=True, tag="first_token"):
     """The first output token of a request was reported."""
 
-    time: float
+    time: Number
     request_id: str
 
 
 class EndedLine(_Line, frozen=True, tag="ended"):
     """A request has ended. `reason` is that of a `FinishReason`, "abort" if its client left."""
 
-    time: float
+    time: Number
     request_id: str
     reason: str
     num_output_tokens: int
@@ -251,7 +252,7 @@ class EndedLine(_Line, frozen=True, tag="ended"):
 class InstanceLostLine(_Line, frozen=True, tag="instance_lost"):
     """An instance was lost with its KV. Its batches and migrations never end."""
 
-    time: float
+    time: Number
     instance_id: int
     why: str = ""
     void_batch_ids: tuple[int, ...] = ()  # other batches that never end because of it
@@ -260,7 +261,7 @@ class InstanceLostLine(_Line, frozen=True, tag="instance_lost"):
 class InstanceJoinedLine(_Line, frozen=True, tag="instance_joined"):
     """An instance joined, empty."""
 
-    time: float
+    time: Number
     instance_id: int
     kv_capacity: int
 
@@ -268,14 +269,14 @@ class InstanceJoinedLine(_Line, frozen=True, tag="instance_joined"):
 class InstanceDrainingLine(_Line, frozen=True, tag="instance_draining"):
     """An instance is to leave: it takes nothing new, and its KV moves or is dropped."""
 
-    time: float
+    time: Number
     instance_id: int
 
 
 class InstanceLeftLine(_Line, frozen=True, tag="instance_left"):
     """An instance left, or a lost one does not return."""
 
-    time: float
+    time: Number
     instance_id: int
 
 

@@ -36,6 +36,8 @@ def test_of_several_runs_the_last_is_read(path: Path) -> None:
         (b'{"line":"nothing"}', "nothing"),
         (b'{"line":"first_token","time":"soon","request_id":"r"}', "time"),
         (b'{"line":"first_token","time":1,"request_id":"r","more":1}', "more"),
+        (b'{"line":"first_token","time":1e308,"request_id":"r"}', "time"),
+        (b'{"line":"first_token","time":-1e308,"request_id":"r"}', "time"),
         (b'{"line":"first_token","time":1,"request_id":"\xff"}', "utf-8"),
         (b"", "truncated"),
         (b'{"a":' * 100_000, "recursion"),
