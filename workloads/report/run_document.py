@@ -77,6 +77,11 @@ class RunRow(msgspec.Struct, frozen=True):
     decision_log: str | None = None
     numbers: dict[str, Scalar] = {}
 
+    def __post_init__(self) -> None:
+        columns = (self.requested_input_lens, self.ttfts, self.tpots, self.e2els)
+        if len(lengths := {len(column) for column in columns if column}) > 1:
+            raise ValueError(f"its requests have {min(lengths)} to {max(lengths)} values each")
+
     def number(self, key: str) -> float | None:
         """Return a number of the run by its key; None if it is missing."""
         return as_number(self.numbers.get(key))

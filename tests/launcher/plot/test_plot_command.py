@@ -9,6 +9,7 @@ from eventful_run import eventful_run
 from run_documents import RULE, run_row, write_run
 from shared_files import shared_files
 
+from loong.core.errors import ConfigError
 from loong.launcher.cli import main
 from loong.launcher.plot.logged_history import history_of_log
 from loong.workloads.plots.style import MAX_NAME_LETTERS, drawable
@@ -155,3 +156,8 @@ def test_a_document_that_is_nested_too_deeply_is_refused(
         (tmp_path / "results.json").write_bytes(text)
         assert plot(tmp_path) == 1
         assert "maximum recursion depth exceeded" in capsys.readouterr().err
+
+
+def test_a_run_whose_columns_differ_in_length_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="its requests have 3 to 4 values each"):
+        write_run(tmp_path, [run_row("esp", tpots=[None, 0.004, 0.005])])
