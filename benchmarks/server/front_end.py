@@ -102,7 +102,7 @@ class ReadyEngine:
         if len(self._streams) == NUM_STREAMS:
             self._ticking = asyncio.create_task(self._tick())
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> None:
         """Do nothing, as no client leaves."""
 
     async def _tick(self) -> None:

@@ -90,10 +90,15 @@ class MigrationFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestAborted:
-    """A request is to end now, because its client left."""
+    """A request is to end now, before the engine ends it.
+
+    Its client left; or its answer is complete, for the `reason` STOP or LENGTH; or (ERROR) another part of
+    its client's call failed.
+    """
 
     time: float
     request_id: RequestId
+    reason: FinishReason = FinishReason.ABORT
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import NewRequest, RequestId
+from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.cluster_size import ClusterSize
 from loong.engine.health import Health
@@ -60,8 +60,11 @@ class TokenEngine(Protocol):
         """Begin a request, which arrives now by the engine's clock, and pass its tokens to `put`."""
         ...
 
-    def abort(self, request_id: RequestId) -> None:
-        """Abort one choice of a request unless it has ended. Its tokens stop; the other choices go on."""
+    def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Abort one choice of a request unless it has ended. Its tokens stop; the other choices go on.
+
+        The `reason` is ABORT if its client left. A complete answer has its own reason, as with a stop string.
+        """
         ...
 
 

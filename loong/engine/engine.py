@@ -20,7 +20,7 @@ from loong.core.events import (
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import NewRequest, Request, RequestId
+from loong.core.request import FinishReason, NewRequest, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, PutToken
 from loong.engine.cluster_size import ClusterSize, size_of
@@ -138,11 +138,11 @@ class Engine:
         self._unprepared.update(choice_ids)
         prepared.add_done_callback(lambda _: self._end_preparation(arrived, choice_ids, prepared.exception()))
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> None:
         """Abort one choice of a request unless it has ended. Its tokens stop."""
         self._scored.pop(request_id, None)
         if self._waiting.pop(request_id, None) is not None:
-            self._abort_arrived(request_id)
+            self._abort_arrived(request_id, reason)
 
     def health(self) -> Health:
         """Return whether the loop runs, which instances serve, and whether waiting requests make progress."""
@@ -174,9 +174,9 @@ class Engine:
     def _arrive(self, request: Request) -> None:
         self._executor.post(RequestArrived(self._executor.now, request))
 
-    def _abort_arrived(self, request_id: RequestId) -> None:
+    def _abort_arrived(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> None:
         if self._failure is None and request_id not in self._unprepared:
-            self._executor.post(RequestAborted(self._executor.now, request_id))
+            self._executor.post(RequestAborted(self._executor.now, request_id, reason))
 
     def _end_preparation(
         self, request: Request, choice_ids: Sequence[RequestId], error: BaseException | None

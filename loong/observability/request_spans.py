@@ -30,7 +30,7 @@ class RequestSpans:
                 span = RequestSpan(choice_id, len(request.prompt_token_ids), request.arrival_time)
                 self._live[choice_id] = span
         elif isinstance(event, RequestAborted):
-            self._finish(event.time, event.request_id, FinishReason.ABORT)
+            self._finish(event.time, event.request_id, event.reason)
 
     def failed(self, time: float, request_ids: Iterable[RequestId]) -> None:
         """End the requests that a plan failed."""
@@ -48,7 +48,7 @@ class RequestSpans:
     def _see_token(self, time: float, request_id: RequestId, reason: FinishReason | None) -> None:
         span = self._live.get(request_id)
         if span is None:
-            return  # its client left; its batch continues to the step boundary
+            return  # it was aborted; its batch continues to the step boundary
         if span.first_token_at is None:
             self._live[request_id] = replace(span, first_token_at=time)
         if reason is not None:

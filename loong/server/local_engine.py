@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import NewRequest, RequestId
+from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import EngineLimits, PutToken, RequestLoad, TokenEngine
 from loong.server.admission import Admission
 from loong.server.metrics.spans import Spans
@@ -40,9 +40,9 @@ class LocalEngineClient:
 
         self._engine.submit(request, count_and_put)
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> None:
         """Abort one choice of a request unless it has ended."""
-        self._engine.abort(request_id)
+        self._engine.abort(request_id, reason)
 
     def note_parent(self, request_id: RequestId, traceparent: str) -> None:
         """Record the parent of the request's span."""

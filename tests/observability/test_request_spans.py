@@ -44,6 +44,18 @@ def test_tokens_of_one_whose_client_left_change_nothing() -> None:
     assert spans.spans() == (RequestSpan("a", 5, 1.0, None, 2.0, "abort"),)
 
 
+def test_an_answer_that_is_complete_before_its_tokens_ends_as_the_answer_does() -> None:
+    spans = RequestSpans()
+    for event in (
+        arrived("a", 1.0),
+        produced(2.0, "a"),
+        RequestAborted(2.5, "a", FinishReason.STOP),
+        produced(3.0, "a", FinishReason.LENGTH),
+    ):
+        spans.on_event(event)
+    assert spans.spans() == (RequestSpan("a", 5, 1.0, 2.0, 2.5, "stop"),)
+
+
 def test_a_request_that_a_plan_gives_up_ends_in_an_error() -> None:
     timeline = Timeline()
     timeline.on_event(arrived("a", 1.0))

@@ -20,7 +20,7 @@ from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import Request, RequestId
+from loong.core.request import FinishReason, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
@@ -274,7 +274,7 @@ class _Clients:
                 tokens.append(token)
                 self._pass(After(token.request_id, len(tokens)))
                 if self._leaving.get(token.request_id) == len(tokens):
-                    stream.abort(token.request_id)
+                    stream.abort(token.request_id, FinishReason.ABORT)
         for moment in self._moments:
             if moment.request_id == request_id:
                 self._pass(moment)

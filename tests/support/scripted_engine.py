@@ -78,6 +78,7 @@ class ScriptedEngine:
     requests: list[NewRequest] = field(default_factory=list)
     num_produced: dict[str, int] = field(default_factory=dict)
     aborted: set[str] = field(default_factory=set)
+    abort_reasons: dict[str, FinishReason] = field(default_factory=dict)
     _running: dict[str, tuple[dict[str, NewRequest], asyncio.Task[None]]] = field(default_factory=dict)
 
     def submit(self, request: NewRequest, put: PutToken) -> None:
@@ -90,8 +91,9 @@ class ScriptedEngine:
         task = asyncio.create_task(self._produce(open_choices, replies, put))
         self._running.update(dict.fromkeys(open_choices, (open_choices, task)))
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         self.aborted.add(request_id)
+        self.abort_reasons[request_id] = reason
         open_choices, task = self._running[request_id]
         open_choices.pop(request_id, None)
         if not open_choices:

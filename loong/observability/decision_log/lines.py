@@ -8,6 +8,8 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from loong.core.request import FinishReason
+
 VERSION = 6
 
 EventName: TypeAlias = Literal[
@@ -24,6 +26,7 @@ EventName: TypeAlias = Literal[
     "instance_draining",
     "instance_left",
 ]
+ABORT = FinishReason.ABORT.value
 InstanceKindName: TypeAlias = Literal["full", "attention", "host"]
 TokensByInstance: TypeAlias = dict[int, int]
 Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]  # that can be reckoned with
@@ -52,13 +55,14 @@ class InstanceState(_Part, frozen=True):
 
 
 class Cause(_Part, frozen=True):
-    """An event that caused a plan, and its subject."""
+    """An event that caused a plan, and its subject. An abort has a `reason`, as `EndedLine`."""
 
     event: EventName
     request_id: str | None = None
     batch_id: int | None = None
     migration_id: int | None = None
     instance_id: int | None = None
+    reason: str = ABORT
 
 
 class Chunk(_Part, frozen=True):
@@ -241,7 +245,7 @@ class FirstTokenLine(_Line, frozen=True, tag="first_token"):
 
 
 class EndedLine(_Line, frozen=True, tag="ended"):
-    """A request has ended. `reason` is that of a `FinishReason`, "abort" if its client left."""
+    """A request has ended. `reason` is that of a `FinishReason`, `ABORT` if its client left."""
 
     time: Number
     request_id: str

@@ -90,7 +90,7 @@ class DecisionLog:
             case MigrationFinished():
                 self._write(lines.MigrationEndedLine(event.time, event.migration_id, event.is_committed))
             case RequestAborted():
-                self._end_request(event.time, event.request_id, FinishReason.ABORT)
+                self._end_request(event.time, event.request_id, event.reason)
             case InstanceLost():
                 self._lose(event)
             case InstanceJoined():

@@ -76,7 +76,7 @@ def _cause(event: Event) -> Cause:
         case RequestArrived():
             return Cause("request_arrived", request_id=event.request.request_id)
         case RequestAborted():
-            return Cause("request_aborted", request_id=event.request_id)
+            return Cause("request_aborted", request_id=event.request_id, reason=event.reason.value)
         case TokensProduced():
             has_ended = any(token.finish_reason for token in event.tokens)
             return Cause("tokens_produced" if has_ended else "lease_ending", batch_id=event.batch_id)

@@ -42,7 +42,7 @@ async def generate(
                 if delta.index == 0 and tokens.prompt_logprobs is not None:
                     delta = delta._replace(prompt_logprobs=tokens.prompt_logprobs)
                 if delta.finish_reason is not None:
-                    tokens.abort(token.request_id)
+                    tokens.abort(token.request_id, delta.finish_reason)
                     if len(answers) == 1:
                         reason = delta.finish_reason
                     else:

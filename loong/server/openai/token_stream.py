@@ -6,7 +6,7 @@ from typing import Self
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import NewRequest, RequestId
+from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import TokenEngine
 from loong.stream import Stream
 
@@ -14,6 +14,7 @@ from loong.stream import Stream
 class TokenStream:
     """A request, which is aborted at the end of its context unless it has ended.
 
+    Then its client has left, or one of its choices has failed.
     Iterating yields the tokens of all choices. It raises the error that ends the request.
     `prompt_logprobs` are set before the first token, if the request wants them.
     """
@@ -29,10 +30,11 @@ class TokenStream:
         return self
 
     def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _where: TracebackType | None
+        self, _kind: type[BaseException] | None, error: BaseException | None, _where: TracebackType | None
     ) -> None:
+        reason = FinishReason.ERROR if isinstance(error, LoongError) else FinishReason.ABORT
         for request_id in tuple(self._open):
-            self.abort(request_id)
+            self.abort(request_id, reason)
 
     def __aiter__(self) -> Self:
         return self
@@ -52,8 +54,8 @@ class TokenStream:
             return token
         raise StopAsyncIteration
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId, reason: FinishReason) -> None:
         """Abort one choice unless it has ended. No more of its tokens are yielded."""
         if request_id in self._open:
             self._open.remove(request_id)
-            self._engine.abort(request_id)
+            self._engine.abort(request_id, reason)

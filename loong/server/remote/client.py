@@ -8,7 +8,7 @@ from socket import socket
 from typing import assert_never
 
 from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError, LoongError
-from loong.core.request import NewRequest, RequestId
+from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import EngineLimits, PutToken, RequestLoad
 from loong.server.api.errors import ApiError
 from loong.server.remote.channel import RemoteChannel
@@ -81,10 +81,10 @@ class RemoteEngineClient:
         self._puts.update(dict.fromkeys(request.choice_ids, put))
         self._call(Submit(request))
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId, reason: FinishReason = FinishReason.ABORT) -> None:
         """Abort one choice of a request unless it has ended."""
         if self._puts.pop(request_id, None) is not None:
-            self._call(Abort(request_id))
+            self._call(Abort(request_id, reason))
 
     def note_parent(self, request_id: RequestId, traceparent: str) -> None:
         """Record the parent of the request's span."""

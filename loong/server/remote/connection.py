@@ -98,7 +98,7 @@ class ApiConnection:
                 self._submit(call.request)
             case Abort():
                 self._open.discard(call.request_id)
-                self._engine.abort(call.request_id)
+                self._engine.abort(call.request_id, call.reason)
             case Admit():
                 self._admit(call)
             case Leave():

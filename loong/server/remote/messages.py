@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import NewRequest, RequestId
+from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import EngineLimits, RequestLoad
 from loong.wire import MessageDecoder
 
@@ -45,9 +45,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Aborts one choice of a request."""
+    """Aborts one choice of a request, with the reason of its end."""
 
     request_id: RequestId
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)

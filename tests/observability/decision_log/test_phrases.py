@@ -75,6 +75,14 @@ def test_every_cause_has_words(event: EventName, words: str) -> None:
     assert phrases.happenings([Cause(event, "r", 1, 2, 3)]) == words
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [("abort", "the client of r leaves"), ("stop", "the answer to r is complete"), ("error", "r fails")],
+)
+def test_only_a_client_that_left_is_said_to_leave(reason: str, words: str) -> None:
+    assert phrases.happenings([Cause("request_aborted", "r", reason=reason)]) == words
+
+
 def test_all_that_called_for_a_plan_is_reported_but_no_end_twice() -> None:
     ended = [Cause("tokens_produced", batch_id=1), Cause("batch_finished", batch_id=1)]
     arrived = [Cause("request_arrived", request_id=f"r{number}") for number in range(6)]

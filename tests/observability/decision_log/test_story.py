@@ -42,6 +42,7 @@ from loong.observability.decision_log.log import decision_log
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story import words
 from loong.observability.decision_log.story.index import indexed
+from loong.observability.decision_log.story.phrases import happenings
 from loong.observability.decision_log.story.steps import ComputedBatches, Move, Wait
 from loong.observability.decision_log.story.story import story_of
 from loong.observability.decision_log.story.summary import Latency
@@ -475,7 +476,7 @@ def test_a_part_of_a_prompt_whose_kv_was_lost_is_prefilled_again(tmp_path: Path)
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        (FinishReason.STOP, "It ends by itself, after 2 tokens."),
+        (FinishReason.STOP, "Its answer is complete, after 2 tokens."),
         (FinishReason.ERROR, "It fails, after 2 tokens."),
     ],
 )
@@ -492,6 +493,34 @@ def test_every_end_is_reported(tmp_path: Path, reason: FinishReason, said: str) 
     )
     assert "Scale-up: instance 2 joins the group, for which no KV moves." in text
     assert said in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "cause"),
+    [
+        (FinishReason.STOP, "Its answer is complete, after 2 tokens.", "the answer to r000 is complete"),
+        (FinishReason.ERROR, "It fails, after 2 tokens.", "r000 fails"),
+        (FinishReason.ABORT, "Its client leaves, after 2 tokens.", "the client of r000 leaves"),
+    ],
+)
+def test_only_a_client_that_left_is_said_to_leave(
+    tmp_path: Path, reason: FinishReason, said: str, cause: str
+) -> None:
+    def script(reporter: EventReporter) -> None:
+        first, second = prefill_two(reporter)
+        both = decode([first, second], (0, 1, 2), {"r000": 1, "r001": 2}, num_steps=5)
+        reporter.plan(10.0, IterationPlan((both,)))
+        reporter.report(tokens(3, 0, "r000"))
+        reporter.report(tokens(3, 0, "r001"))
+        aborted = RequestAborted(11.0, "r000", reason)
+        reporter.report(aborted, IterationPlan(lease_ends=(LeaseEnd(3, 2),)))
+
+    log = reported(tmp_path / "log", THREE, script)
+    assert said in story(log, "r000")
+    (ended,) = (line for line in log if isinstance(line, EndedLine))
+    assert (ended.reason, ended.num_output_tokens) == (reason.value, 2)
+    plans = [line for line in log if isinstance(line, PlannedLine)]
+    assert happenings(plans[-1].causes) == cause
 
 
 def test_a_request_on_a_real_clock_is_reported_with_the_date(tmp_path: Path) -> None:

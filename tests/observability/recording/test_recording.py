@@ -99,6 +99,7 @@ def all_events() -> list[Event]:
         BatchFinished(0.30000000000000004, 3, 2),
         MigrationFinished(0.4, 4, is_committed=False),
         RequestAborted(0.5, "r"),
+        RequestAborted(0.5, "r", FinishReason.STOP),
         InstanceLost(0.6, 2, "gone"),
         InstanceJoined(0.7, ElasticInstance(9, 2, InstanceKind.HOST, 100)),
     ]

@@ -7,10 +7,10 @@ import pytest
 from http_answers import error_of, events_of, get_json, post
 from listening import BESIDE_ITS_ENGINE
 from openai import APIError, AsyncOpenAI
-from raw_http import request_head
+from raw_http import request_head, until
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.request import NewRequest, TokenId
+from loong.core.request import FinishReason, NewRequest, TokenId
 from loong.engine.client import EngineLimits
 
 PATH = "/v1/completions"
@@ -109,6 +109,19 @@ async def test_a_client_that_leaves_ends_its_request(
     assert load == 0
     left = f"request {request.request_id} aborted after {pause_at} tokens: the client has left"
     assert left in caplog.messages
+    assert engine.abort_reasons == {request.request_id: FinishReason.ABORT}
+
+
+async def test_a_choice_that_fails_ends_the_others_as_failed_too(serving: Serving) -> None:
+    def reply(request: NewRequest) -> Sequence[TokenId]:
+        return b"abcde"[: 5 - 4 * request.sampling_params.seed]
+
+    engine = ScriptedEngine(reply, last_reason=FinishReason.ERROR, pause_at=1)
+    async with serving(engine) as url:
+        await error_of(url, PATH, 500, prompt="abc", n=2, seed=0)
+        first, _ = engine.requests[0].choice_ids
+        await until(lambda: bool(engine.aborted))
+    assert engine.abort_reasons == {first: FinishReason.ERROR}
 
 
 async def test_the_official_client_stops_half_way(serving: Serving) -> None:

@@ -64,7 +64,7 @@ CALLS = (
     Admit(3, RequestLoad({"a": 5, "b": 6}, 2, 1)),
     Leave(3),
     Submit(REQUEST),
-    Abort("a"),
+    Abort("a", FinishReason.STOP),
     NoteParent("a", "00-1-2-01"),
 )
 NOTICES = (

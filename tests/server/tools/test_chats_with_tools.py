@@ -186,7 +186,7 @@ async def test_without_parallel_calls_the_first_one_ends_the_request(serving: Se
         (choice,) = (await post(url, PATH, **body)).json()["choices"]
     assert called(choice["message"]) == [("weather", '{"city": "日本"}')]
     assert choice["finish_reason"] == "tool_calls"
-    assert engine.aborted
+    assert list(engine.abort_reasons.values()) == [FinishReason.STOP]
 
 
 async def test_where_no_call_may_be_nothing_is_read_or_reported_tools(

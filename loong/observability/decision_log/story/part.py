@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loong.core.request import FinishReason
-from loong.observability.decision_log.lines import BatchEndedLine, Cause, Chunk, EndedLine
+from loong.observability.decision_log.lines import ABORT, BatchEndedLine, Cause, Chunk, EndedLine
 from loong.observability.decision_log.story.index import LogIndex, Ran
 from loong.observability.decision_log.story.steps import StoryPart
-
-ABORT = FinishReason.ABORT.value
 
 
 @dataclass(frozen=True, slots=True)

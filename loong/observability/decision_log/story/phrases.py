@@ -101,12 +101,15 @@ def change_words(changes: Iterable[InstanceChange]) -> Iterator[str]:
         yield f"Meanwhile {some_of(reported)}."
 
 
+_ABORTS = {"abort": "the client of {} leaves", "error": "{} fails"}
+
+
 def _cause_words(cause: Cause) -> str:
     match cause.event:
         case "request_arrived":
             return f"{cause.request_id} arrives"
         case "request_aborted":
-            return f"the client of {cause.request_id} leaves"
+            return _ABORTS.get(cause.reason, "the answer to {} is complete").format(cause.request_id)
         case "tokens_produced":
             return f"a request of batch {cause.batch_id} ends"
         case "lease_ending":

@@ -35,7 +35,7 @@ from loong.observability.decision_log.story.summary import Latency
 
 _ENDS = {
     "length": "It ends with {}, all that it may have.",
-    "stop": "It ends by itself, after {}.",
+    "stop": "Its answer is complete, after {}.",
     "abort": "Its client leaves, after {}.",
 }
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import msgspec
 
 from loong.core.request import RequestId
+from loong.observability.decision_log.lines import ABORT
 from loong.observability.decision_log.story.index import LogIndex
-from loong.observability.decision_log.story.part import ABORT
 from loong.observability.decision_log.story.steps import (
     ComputedBatches,
     Drop,
