@@ -16,7 +16,9 @@ from loong.core.similar_words import meant
 from loong.server.api.errors import ApiError, bad_request
 from loong.server.api.schema_base import Schema
 
-HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+HARMLESS = frozenset(
+    {"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "cache_salt"}
+)
 NEUTRAL: Mapping[str, object] = {  # unsupported fields, and the value that asks for nothing
     "suffix": "",
     "tools": [],
@@ -29,6 +31,10 @@ NEUTRAL: Mapping[str, object] = {  # unsupported fields, and the value that asks
     "spaces_between_special_tokens": True,
     "continue_final_message": False,
     "bad_words": [],
+    "return_tokens_as_token_ids": False,
+    "logits_processors": [],
+    "early_stopping": False,
+    "echo": False,
 }
 _MAX_NAME = 64  # characters
 _OURS = "Value error, "  # how pydantic's messages of errors in our own words begin

@@ -1,5 +1,7 @@
 """The base of all request schemas, and the bounds of their numbers."""
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
@@ -13,6 +15,19 @@ def within(name: str, least: int | None = None) -> FieldInfo:
     return bounds
 
 
+def as_integer(value: object) -> object:
+    """Return a whole number of 64 bits as an integer, and any other value unchanged."""
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
+    return int(value) if is_whole else value  # type: ignore[call-overload]  # a float
+
+
+def as_integers(values: Any) -> Any:  # Any: JSON
+    """Return a list with its whole numbers as integers, and any other value unchanged."""
+    if isinstance(values, list) and float in set(map(type, values)):
+        return list(map(as_integer, values))
+    return values
+
+
 class Schema(BaseModel):
     """A JSON object in which each field has its type, and no other field is allowed."""
 
@@ -20,8 +35,11 @@ class Schema(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_nulls(cls, content: object) -> object:
-        """Drop fields that are null: clients send back messages with all possible fields."""
+    def _as_meant(cls, content: object) -> object:
+        """Drop fields that are null: clients send back messages with all possible fields.
+
+        Whole numbers become integers: JSON does not tell 2.0 from 2.
+        """
         if isinstance(content, dict):
-            return {name: value for name, value in content.items() if value is not None}
+            return {name: as_integer(value) for name, value in content.items() if value is not None}
         return content

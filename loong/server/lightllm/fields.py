@@ -20,8 +20,8 @@ class GenerateParameters(Schema):
     """Sample tokens. By default the likeliest token is taken, and temperature and `top_p` have no effect."""
     temperature: Annotated[float, within("temperature")] = 1.0
     """0 takes the likeliest token."""
-    top_p: Annotated[float, within("top_p")] = 1.0
-    """Sample among the likeliest tokens that together have this probability."""
+    top_p: Annotated[float, within("top_p", least=0)] = 1.0
+    """Sample among the likeliest tokens that together have this probability; 0 takes the likeliest token."""
     top_k: Annotated[int, within("top_k", least=-1)] = -1
     """Sample among this number of the likeliest tokens; 0 and -1: all."""
     max_new_tokens: Annotated[int, within("max_tokens")] = 16

@@ -39,6 +39,7 @@ class ResponseContext:
     num_prompt_logprobs: int | None = None  # of the likeliest tokens, at each position of the prompt
     num_echoed_logprobs: int | None = None  # the same for an echoed prompt
     is_prompt_only: bool = False  # produced tokens are left out
+    are_tokens_named_by_id: bool = False
 
     @property
     def has_prompt_logprobs(self) -> bool:
@@ -144,6 +145,12 @@ class AnswerShape(ABC):
             "total_tokens": num_prompt_tokens + num_output_tokens,
         }
 
+    def token_name(self, token_id: TokenId) -> str:
+        """Return the name of a token in log probabilities."""
+        return (
+            name_by_id(token_id) if self.asked.are_tokens_named_by_id else self.tokenizer.token_name(token_id)
+        )
+
     def token_ids(self, deltas: Sequence[Delta]) -> Json:
         """Return the ids of the tokens of `deltas`, if the request wants ids."""
         if not self.asked.return_token_ids:
@@ -191,6 +198,11 @@ class NewShape(Protocol):
     def __call__(self, asked: ResponseContext, tokenizer: Tokenizer) -> AnswerShape:
         """Return the shape of one answer."""
         ...
+
+
+def name_by_id(token_id: TokenId) -> str:
+    """Return the name of a token that does not depend on its text."""
+    return f"token_id:{token_id}"
 
 
 def finish_fields(delta: Delta) -> Json:

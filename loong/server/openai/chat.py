@@ -85,7 +85,7 @@ class ChatShape(AnswerShape):
         return {"content": content} if content else None
 
     def _token(self, token_id: TokenId, logprob: float) -> Json:
-        token = self.tokenizer.token_name(token_id)
+        token = self.token_name(token_id)
         return {"token": token, "logprob": logprob, "bytes": list(self.tokenizer.token_bytes(token_id))}
 
 

@@ -20,9 +20,11 @@ from loong.server.openai.answer import (
     NewShape,
     ResponseContext,
     finish_fields,
+    name_by_id,
     send_stream,
     send_whole,
 )
+from loong.server.openai.bad_words import bad_word_ids
 from loong.server.openai.choices import Choices, generate_choices
 from loong.server.openai.output import Delta, OutputOptions
 from loong.server.openai.parameters import (
@@ -84,7 +86,7 @@ class CompletionShape(AnswerShape):
         ]
         if not rows:
             return None
-        name = self.tokenizer.token_name
+        name = self.token_name
         return {
             "tokens": [name(row.token_id) for row in rows],
             "token_logprobs": [row.logprobs and row.logprobs.chosen for row in rows],
@@ -109,12 +111,12 @@ class CompletionShape(AnswerShape):
         Among tokens with equal text, the chosen one gets the name, or else the likeliest one. The others are
         named by their ids, as vLLM does with `return_tokens_as_token_ids`.
         """
-        chosen = self.tokenizer.token_name(chosen_id)
+        chosen = self.token_name(chosen_id)
         found: dict[str, float] = {}
         for token_id, logprob in logprobs.top:
-            text = self.tokenizer.token_name(token_id)
+            text = self.token_name(token_id)
             is_taken = text in found or (text == chosen and token_id != chosen_id)
-            found[f"token_id:{token_id}" if is_taken else text] = logprob
+            found[name_by_id(token_id) if is_taken else text] = logprob
         return found if chosen in found else found | {chosen: logprobs.chosen}
 
 
@@ -144,7 +146,7 @@ async def complete(
     user = user_of(http, fields.user, len(server.settings.api_keys))
     prompts = await truncated(prompts, fields, server.tokenizer, server.engine.limits)
     held_to = asked_grammar(fields, prompts[0].tools, server.tokenizer.eos_token_ids)
-    by_prompt = _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
+    by_prompt = await _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
     asked = ResponseContext(
         answer_id,
         server.name_in_answers(fields.model),
@@ -152,6 +154,7 @@ async def complete(
         choices=tuple(choices for choices in by_prompt for _ in range(fields.n)),
         num_prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         return_token_ids=fields.return_token_ids,
+        are_tokens_named_by_id=fields.return_tokens_as_token_ids,
         stream_options=fields.stream_options,
         num_prompt_logprobs=fields.prompt_logprobs,
         num_echoed_logprobs=fields.num_echoed_logprobs,
@@ -175,18 +178,23 @@ def _output_options(
 ) -> OutputOptions:
     """Return the options that turn the tokens of all answers into text."""
     tools = prompt.tools
+    limiting = {"allowed_token_ids": fields.allowed_token_ids, "bad_words": fields.bad_words}
     return OutputOptions(
         tuple(fields.stop),
         tuple(fields.stop_token_ids),
-        fields.skip_special_tokens,
-        num_asked_tokens(fields) == 0,
-        held_to and held_to.field,
-        tools,
-        frozenset() if tools is None else server.tokenizer.special_token_ids(tools.form.markers),
+        includes_stop=fields.include_stop_str_in_output,
+        skip_special_tokens=fields.skip_special_tokens,
+        is_prompt_only=num_asked_tokens(fields) == 0,
+        grammar_field=held_to and held_to.field,
+        limiting_fields=tuple(name for name, value in limiting.items() if value),
+        tools=tools,
+        kept_token_ids=frozenset()
+        if tools is None
+        else server.tokenizer.special_token_ids(tools.form.markers),
     )
 
 
-def _choices(
+async def _choices(
     server: Server,
     fields: GenerationFields,
     prompts: Sequence[Prompt],
@@ -197,6 +205,7 @@ def _choices(
     """Return the engine's requests for all prompts, checked against the limits."""
     limits, eos_token_ids = server.engine.limits, server.tokenizer.eos_token_ids
     num_scored, choices = num_prompt_logprobs(fields, prompts), []
+    bad_words = await bad_word_ids(fields.bad_words, server.tokenizer, limits.vocab_size)
     for index, prompt in enumerate(prompts):
         params = sampling_params(
             fields,
@@ -204,6 +213,7 @@ def _choices(
             eos_token_ids=eos_token_ids,
             vocab_size=limits.vocab_size,
             grammar=grammar,
+            bad_words=bad_words,
         )
         request_id = answer_id if len(prompts) == 1 else f"{answer_id}-{index}"
         request = NewRequest(

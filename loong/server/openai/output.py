@@ -44,9 +44,11 @@ class OutputOptions:
 
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[TokenId, ...] = ()  # of the request
+    includes_stop: bool = False  # the text ends with the stop string, or the text of the stop token
     skip_special_tokens: bool = True
     is_prompt_only: bool = False
     grammar_field: str | None = None  # the request's field with the grammar
+    limiting_fields: tuple[str, ...] = ()  # others that limit the tokens
     tools: ToolUse | None = None  # the tool calls that the text may have
     kept_token_ids: frozenset[TokenId] = frozenset()  # special tokens whose text is never skipped
 
@@ -67,19 +69,17 @@ class Output:
             kept_token_ids=options.kept_token_ids if options.skip_special_tokens else (),
         )
         self._calls = None if options.tools is None else options.tools.parser()
-        self._stop_strings = StopStrings(options.stop_strings)
+        self._stop_strings = StopStrings(options.stop_strings, is_included=options.includes_stop)
         self._num_characters = 0  # detokenized, sent or held back
         self.num_tokens = 0
 
     def add(self, token: ProducedToken) -> Delta:
         """Take the next token.
 
-        Raises `ClusterError` if the request failed, and `InvalidRequestError` if its grammar is the cause.
+        Raises `ClusterError` if the request failed, and `InvalidRequestError` if no token is allowed.
         """
         if token.finish_reason is FinishReason.STUCK:
-            field = self._options.grammar_field
-            message = f"{field}: the grammar allows no token after {self.num_tokens} of the answer"
-            raise InvalidRequestError(message, param=field)
+            raise self._stuck()
         if token.finish_reason is FinishReason.ERROR:
             raise ClusterError(
                 f"request {token.request_id} failed after {self.num_tokens} tokens: the model's logits are "
@@ -103,6 +103,14 @@ class Output:
         )
         return delta if self._calls is None else self._with_parts(delta, self._calls)
 
+    def _stuck(self) -> InvalidRequestError:
+        """Return the error of an answer that no token can continue."""
+        field, others = self._options.grammar_field, self._options.limiting_fields
+        what = "the grammar allows no token" if field is not None and not others else "no token is allowed"
+        names = [*([] if field is None else [field]), *others]
+        message = f"{' and '.join(names)}: {what} after {self.num_tokens} of the answer"
+        return InvalidRequestError(message, param=next(iter(names), None))
+
     def _with_parts(self, delta: Delta, calls: CallParser) -> Delta:
         """Return the delta with the parts of its text. A call that must be the only one ends the answer."""
         parts = calls.add(delta.text)
@@ -113,8 +121,9 @@ class Output:
         return delta._replace(parts=parts, is_cut=calls.is_cut)
 
     def _new_text(self, token: ProducedToken) -> str:
-        """Return the token's text before the search for stop strings. A stop token itself has no text."""
-        text = "" if token.finish_reason is FinishReason.STOP else self._detokenizer.add(token.token_id)
+        """Return the token's text before the search for stop strings. A stop token may be left out."""
+        is_left_out = token.finish_reason is FinishReason.STOP and not self._options.includes_stop
+        text = "" if is_left_out else self._detokenizer.add(token.token_id)
         if token.finish_reason is not None:
             text += self._detokenizer.finish()
         self._num_characters += len(text)

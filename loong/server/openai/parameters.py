@@ -22,6 +22,7 @@ def sampling_params(
     eos_token_ids: tuple[TokenId, ...],
     vocab_size: int,
     grammar: Grammar | None,
+    bad_words: tuple[tuple[TokenId, ...], ...],
 ) -> SamplingParams:
     """Return the engine's parameters. Without a seed a random one is used; end-of-sequence tokens stop it.
 
@@ -29,6 +30,7 @@ def sampling_params(
     `InvalidRequestError` for a value out of range.
     """
     check_token_ids("stop_token_ids", fields.stop_token_ids, vocab_size)
+    check_token_ids("allowed_token_ids", fields.allowed_token_ids or (), vocab_size)
     if max_tokens == 0 and fields.min_tokens:
         message = f"min_tokens must be 0 where no token is asked for, but is {fields.min_tokens}"
         raise bad_request(message, "min_tokens")
@@ -36,8 +38,8 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max(1, max_tokens),
         min_tokens=fields.min_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
+        temperature=fields.temperature if fields.top_p else 0.0,
+        top_p=fields.top_p or 1.0,
         top_k=fields.top_k if fields.top_k > 0 else None,
         min_p=fields.min_p,
         presence_penalty=fields.presence_penalty,
@@ -48,6 +50,8 @@ def sampling_params(
         num_logprobs=fields.num_logprobs,
         logit_bias=_logit_bias(fields, vocab_size),
         grammar=grammar,
+        allowed_token_ids=None if fields.allowed_token_ids is None else tuple(fields.allowed_token_ids),
+        bad_words=bad_words,
     )
 
 

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from loong.core.request import TokenId
 from loong.server.api.errors import bad_request
+from loong.server.api.schema_base import as_integers
 from loong.server.openai.schemas import MAX_PROMPTS, CompletionFields
 from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.use import ToolUse
@@ -58,13 +59,27 @@ async def _token_ids(
     prompts: Sequence[object], tokenizer: Tokenizer, *, add_special_tokens: bool
 ) -> Sequence[Sequence[TokenId]]:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    lists = [prompt for prompt in prompts if isinstance(prompt, list) and await _are_integers(prompt)]
+    lists = [
+        token_ids
+        for prompt in prompts
+        if isinstance(prompt, list) and (token_ids := await _integers(prompt)) is not None
+    ]
     if len(texts) == len(prompts):
         return await tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
     if len(lists) == len(prompts):  # bools are ints, but not token ids
         return lists
     what = "a string, a list of token ids, or a list of strings or of lists of token ids"
     raise bad_request(f"prompt must be {what}", "prompt")
+
+
+async def _integers(items: Sequence[object]) -> Sequence[TokenId] | None:
+    """Return a list of whole numbers as integers, or None for others."""
+    if await _are_integers(items):
+        return cast("Sequence[TokenId]", items)
+    whole: list[object] = []
+    async for piece in _pieces(items):
+        whole += as_integers(piece)
+    return cast("Sequence[TokenId]", whole) if await _are_integers(whole) else None
 
 
 async def _are_integers(items: Sequence[object]) -> bool:

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, fie
 
 from loong.core.request import MAX_TOKEN_ID, NUM_SEEDS
 from loong.server.api.errors import bad_request
-from loong.server.api.schema_base import Schema, within
+from loong.server.api.schema_base import Schema, as_integers, within
 from loong.server.openai.messages import Messages
 from loong.server.structured.free_json import FreeObject
 from loong.server.structured.structured_outputs import (
@@ -24,6 +24,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 256  # characters
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 4096
+MAX_BAD_WORDS = 256
 MAX_USER_LENGTH = 256  # characters
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -38,7 +40,8 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-TokenIdField = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+_TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
+TokenIdList = Annotated[list[_TokenId], BeforeValidator(as_integers, list[_TokenId])]
 LogitBias = Annotated[float, within("logit_bias")]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 _StopList = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)]
@@ -87,8 +90,8 @@ class GenerationFields(Schema, ABC):
     """Before this number of tokens, nothing ends the answer."""
     temperature: Annotated[float, within("temperature")] = 1.0
     """0 takes the likeliest token."""
-    top_p: Annotated[float, within("top_p")] = 1.0
-    """Sample among the likeliest tokens that together have this probability."""
+    top_p: Annotated[float, within("top_p", least=0)] = 1.0
+    """Sample among the likeliest tokens that together have this probability; 0 takes the likeliest token."""
     top_k: Annotated[int, within("top_k", least=-1)] = 0
     """Sample among this number of the likeliest tokens; 0 and -1: all."""
     min_p: Annotated[float, within("min_p")] = 0.0
@@ -109,8 +112,17 @@ class GenerationFields(Schema, ABC):
     """The seed of all samples; further choices count up from it. The default is a random one."""
     stop: StopStrings = []
     """The answer ends before the first of these strings."""
-    stop_token_ids: Annotated[list[TokenIdField], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    stop_token_ids: Annotated[TokenIdList, Field(max_length=MAX_STOP_TOKEN_IDS)] = []
     """The answer ends with the first of these tokens, whose text is left out."""
+    include_stop_str_in_output: bool = False
+    """Leave the stop string, or the text of the token that ends the answer, in the text."""
+    allowed_token_ids: (
+        Annotated[TokenIdList, Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None
+    ) = None
+    """The answer has no other tokens. It ends with the model's end-of-sequence token only if that is one."""
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] = []
+    """Words that the answer does not have, in the tokens that each has at the beginning of a text. A word of
+    as many tokens after a blank does not come either."""
     ignore_eos: bool = False
     """Continue after the model's end-of-sequence token."""
     truncate_prompt_tokens: Annotated[int, within("max_tokens", least=-1)] | None = None
@@ -136,12 +148,16 @@ class GenerationFields(Schema, ABC):
     """Targets of the request, instead of the server's."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = True
+    """No effect, because no blanks are put between special tokens."""
     stream: bool = False
     """Send the answer as it grows, as server-sent events. The last one is `[DONE]`."""
     stream_options: StreamOptions = StreamOptions()
     """For streams only."""
     return_token_ids: bool = False
     """Return the ids of the prompt's and the answer's tokens as well."""
+    return_tokens_as_token_ids: bool = False
+    """Name each token in log probabilities `token_id:ID`."""
     prompt_logprobs: Annotated[int, within("prompt_logprobs")] | None = None
     """Return the log probability and the rank of each token of the prompt but the first, and those of this
     number of the likeliest tokens in its place. Not for streams."""
@@ -284,4 +300,4 @@ class DetokenizeFields(Schema):
     """The body of `/detokenize`."""
 
     model: str | None = None
-    tokens: list[TokenIdField]
+    tokens: TokenIdList

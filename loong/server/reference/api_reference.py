@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from loong.server.api.parsing import HARMLESS, NEUTRAL
+from loong.server.openai.schemas import GenerationFields
 from loong.server.reference.api_examples import EXAMPLES, Example
 from loong.server.reference.openapi import OPERATIONS, Operation, document
 
@@ -20,8 +21,8 @@ OpenAI API's, or else vLLM's. `slo` and the effect of `priority` are loong's own
 
 - Bodies are JSON objects of the Content-Type `application/json` or `application/*+json`. A field that is
   null counts as absent. **Fields that are not listed here are refused by name**, except for `store`,
-  `metadata`, `service_tier`, `safety_identifier` and `prompt_cache_key`, which have no effect. Numbers,
-  texts and lists have bounds (`/openapi.json`).
+  `metadata`, `service_tier`, `safety_identifier`, `prompt_cache_key` and `cache_salt`, which have no effect.
+  Numbers, texts and lists have bounds (`/openapi.json`). Integers may be written as 2.0.
 - Inside messages, unknown keys are ignored with a warning in the log. Audio and refusals are refused, and so
   is a turn that the model's chat template leaves out ([models.md](models.md#chat-templates)).
 - Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. xgrammar makes
@@ -83,11 +84,7 @@ def _is_explained(schema: Json) -> bool:
 def _shared(components: Json) -> Json:
     """Return the fields common to both kinds of completion, without those that have no effect."""
     one, other = (components[name]["properties"] for name in ("CompletionFields", "ChatFields"))
-    return {
-        name: field
-        for name, field in one.items()
-        if other.get(name) == field and name not in HARMLESS and name not in NEUTRAL
-    }
+    return {name: one[name] for name in GenerationFields.model_fields if other[name] == one[name]}
 
 
 def _section(operation: Operation, components: Json, shared: Json) -> Iterator[str]:

@@ -304,7 +304,7 @@ def _as_parsed(schema: Json, *, is_generation: bool) -> Json:
             name: {"enum": [value, None], "description": "Not supported: only what asks for nothing."}
             for name, value in NEUTRAL.items()
         }
-        properties = {**others, **properties}
+        properties = {**properties, **{name: others[name] for name in others if name not in properties}}
     return {**schema, "properties": properties}
 
 

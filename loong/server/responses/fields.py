@@ -149,8 +149,8 @@ class ResponseFields(Schema):
     """The most tokens to produce; by default all that fit."""
     temperature: Annotated[float, within("temperature")] = 1.0
     """0 takes the likeliest token."""
-    top_p: Annotated[float, within("top_p")] = 1.0
-    """Sample among the likeliest tokens that together have this probability."""
+    top_p: Annotated[float, within("top_p", least=0)] = 1.0
+    """Sample among the likeliest tokens that together have this probability; 0 takes the likeliest token."""
     seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
     """The seed of all samples. Not in the OpenAI API."""
     priority: Annotated[int, within("priority")] = 0

@@ -10,8 +10,9 @@ class StopStrings:
     ends first, and the longest of several that end together. So the result does not depend on the pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
+    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
+        """Search for `stops`. The text ends before the first one, or with it if `is_included`."""
+        self._stops, self._is_included = stops, is_included
         self._held = ""
         self.matched: str | None = None
 
@@ -24,7 +25,7 @@ class StopStrings:
         if may_end and (matched := self._first(text, num_before)) is not None:
             end, self.matched = matched
             self._held = ""
-            return text[: end - len(self.matched)]
+            return text[: end if self._is_included else end - len(self.matched)]
         num_held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

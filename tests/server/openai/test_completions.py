@@ -127,6 +127,8 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
             "logprobs": 2,
             "stop_token_ids": [5],
             "logit_bias": {"5": -100, "97": 1.5},
+            "allowed_token_ids": [97, 5],
+            "bad_words": ["ab", " c", "d"],
         }
         response = await post(url, PATH, prompt="a", user="me", **asked_otherwise, **asked)
         assert (await post(url, PATH, prompt="a", slo={"tpot": 0.5})).status_code == 200
@@ -135,6 +137,8 @@ async def test_every_parameter_reaches_the_engine(serving: Serving) -> None:
     assert {name: getattr(params, name) for name in asked} == asked
     assert params.num_logprobs == 2
     assert params.logit_bias == ((5, -100.0), (97, 1.5))
+    assert params.allowed_token_ids == (97, 5)
+    assert params.bad_words == ((97, 98), (99,), (100,))
     assert params.stop_token_ids == (5, 257, 259)
     assert engine.requests[0].user == "me"
     assert [request.slo for request in engine.requests] == [SLO(2.0, 0.5), SLO(tpot=0.5)]
@@ -192,6 +196,87 @@ async def test_a_stop_string_cuts_the_text_and_ends_the_request(serving: Serving
     (num_produced,) = engine.num_produced.values()
     assert len("one STOP") <= num_produced < 50  # soon after
     assert engine.closed.is_set()
+
+
+@pytest.mark.parametrize(
+    ("more", "text", "reason"),
+    [
+        ({"stop": "foo"}, "one foo", "foo"),
+        ({"stop": ["f", "o f"]}, "one f", "f"),
+        ({"stop": "foo", "min_tokens": 7}, "one foo foo", "foo"),
+        ({"stop_token_ids": [ord("f")]}, "one f", ord("f")),
+        ({"stop": "bar"}, "one foo foo", None),
+        ({"skip_special_tokens": False}, "one foo foo<|eos|>", None),
+    ],
+)
+async def test_what_stops_an_answer_may_stay_in_its_text(
+    serving: Serving, more: dict[str, object], text: str, reason: object
+) -> None:
+    body = {"prompt": "x", "max_tokens": 50, "include_stop_str_in_output": True, **more}
+    async with serving(ScriptedEngine(lambda _: [*b"one foo foo", 257])) as url:
+        choice = (await post(url, PATH, **body)).json()["choices"][0]
+        events = events_of(await post(url, PATH, stream=True, **body))
+    assert (choice["text"], choice["stop_reason"], choice["finish_reason"]) == (text, reason, "stop")
+    assert "".join(event["choices"][0]["text"] for event in events) == text
+
+
+async def test_log_probabilities_may_name_tokens_by_their_ids(serving: Serving) -> None:
+    body = {"max_tokens": 1, "return_tokens_as_token_ids": True}
+    async with serving(ScriptedEngine(say("a"))) as url:
+        answer = (await post(url, PATH, prompt="x", logprobs=2, **body)).json()
+        messages = [{"role": "user", "content": "hi"}]
+        chat_body = {"messages": messages, "logprobs": True, "top_logprobs": 2, **body}
+        chat = (await post(url, "/v1/chat/completions", **chat_body)).json()
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:97"]
+    assert list(logprobs["top_logprobs"][0]) == ["token_id:97", "token_id:96"]
+    (token,) = chat["choices"][0]["logprobs"]["content"]
+    assert (token["token"], bytes(token["bytes"])) == ("token_id:97", b"a")
+    assert [top["token"] for top in token["top_logprobs"]] == ["token_id:97", "token_id:96"]
+
+
+async def test_whole_numbers_are_integers(serving: Serving) -> None:
+    engine = ScriptedEngine()
+    asked = {"max_tokens": 2.0, "seed": -5.0, "top_k": 3.0, "n": 1.0, "logprobs": 0.0, "min_tokens": 1.0}
+    async with serving(engine) as url:
+        body = {"prompt": [97.0, 98], "stop_token_ids": [3.0], "allowed_token_ids": [97.0, 3]}
+        assert (await post(url, PATH, **body, **asked)).status_code == 200
+        assert (await post(url, "/detokenize", tokens=[97.0])).json() == {"prompt": "a"}
+        parameters = {"max_new_tokens": 3.0, "top_k": 1.0}
+        assert (await post(url, "/generate", inputs=[97.0], parameters=parameters)).status_code == 200
+        assert (await post(url, "/v1/responses", input="a", max_output_tokens=4.0)).status_code == 200
+    params = engine.requests[0].sampling_params
+    assert (params.max_tokens, params.top_k, params.num_logprobs, params.min_tokens) == (2, 3, 0, 1)
+    assert (params.stop_token_ids[0], params.allowed_token_ids) == (3, (97, 3))
+    assert engine.requests[0].prompt_token_ids == (97, 98)
+    assert [request.sampling_params.max_tokens for request in engine.requests] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+async def test_no_probability_takes_the_likeliest_token(
+    serving: Serving, path: str, body: dict[str, object]
+) -> None:
+    engine = ScriptedEngine()
+    async with serving(engine) as url:
+        assert (await post(url, path, **body, top_p=0, temperature=0.8)).status_code == 200
+    assert engine.requests[0].sampling_params.temperature == 0
+
+
+@pytest.mark.parametrize("field", ["allowed_token_ids", "bad_words"])
+async def test_an_answer_that_no_token_can_continue_names_the_field(serving: Serving, field: str) -> None:
+    engine = ScriptedEngine(say("ab"), last_reason=FinishReason.STUCK)
+    value: object = ["x"] if field == "bad_words" else [5]
+    async with serving(engine) as url:
+        error = await error_of(url, PATH, 400, **{"prompt": "a", field: value})
+    assert error["message"] == f"{field}: no token is allowed after 1 of the answer"
+    assert error["param"] == field
 
 
 async def test_no_stop_string_ends_what_must_be_longer(serving: Serving) -> None:

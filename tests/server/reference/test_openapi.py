@@ -130,6 +130,7 @@ def test_the_bounds_are_those_that_the_engine_holds_requests_to() -> None:
     assert reported == own | {
         "top_k": (-1, LIMITS["top_k"][1]),
         "seed": (-NUM_SEEDS, NUM_SEEDS - 1),
+        "top_p": (0, 1.0),  # 0 takes the likeliest token
         "max_tokens": (0, most_tokens),  # of an answer about the prompt alone
         "max_completion_tokens": (0, most_tokens),
     }
