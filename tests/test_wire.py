@@ -122,6 +122,8 @@ OF_REQUEST = {"n": "num_choices", "priority": "priority", "prompt_logprobs": "nu
 OF_SAMPLING: dict[str, Callable[[float], dict[str, object]]] = {
     "logprobs": lambda number: {"num_logprobs": number},
     "logit_bias": lambda number: {"logit_bias": ((5, number),)},
+    "allowed token": lambda number: {"allowed_token_ids": (number,)},
+    "token of a bad word": lambda number: {"bad_words": ((5, number),)},
     "biased token": lambda number: {"logit_bias": ((number, 1.0),)},
     "stop_token_ids": lambda number: {"stop_token_ids": (5, number)},
 }
@@ -140,7 +142,7 @@ def request_with(name: str, number: float) -> NewRequest:
     return NewRequest("r", [1], SamplingParams(**params), **of_request)
 
 
-@pytest.mark.parametrize("name", [*LIMITS, "stop_token_ids", "biased token"])
+@pytest.mark.parametrize("name", [*LIMITS, *(OF_SAMPLING.keys() - LIMITS.keys())])
 @given(data=st.data())
 def test_whatever_number_a_request_is_accepted_with_it_can_be_sent(name: str, data: st.DataObject) -> None:
     is_whole = isinstance(LIMITS.get(name, (0, 0))[0], int)

@@ -70,7 +70,8 @@ class SamplingParams:
     on any instance and at any DoP. `stop_token_ids` holds every token that ends the output, the model's
     end-of-sequence tokens included; they cannot be drawn before `min_tokens`. `num_logprobs` None asks for
     none. `logit_bias` is added to the logits of these tokens. The output follows the `grammar`;
-    `stop_token_ids` may end it only where it is complete.
+    `stop_token_ids` may end it only where it is complete. It has only tokens of `allowed_token_ids`; None
+    allows all. It has none of `bad_words`, which are sequences of tokens.
     """
 
     max_tokens: int = 16
@@ -87,6 +88,8 @@ class SamplingParams:
     num_logprobs: int | None = None
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
     grammar: Grammar | None = None
+    allowed_token_ids: tuple[TokenId, ...] | None = None
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()
 
     def __post_init__(self) -> None:
         # A worker does this for each of its requests with every step.
@@ -116,13 +119,15 @@ class SamplingParams:
             self.num_logprobs is None
             and not self.min_tokens
             and not self.logit_bias
+            and self.allowed_token_ids is None
+            and not self.bad_words
             and not self.needs_output
         )
 
     @property
     def needs_output(self) -> bool:
         """Return whether the choice depends on the output so far, by itself or through the host."""
-        return self.has_penalties or self.grammar is not None
+        return self.has_penalties or self.grammar is not None or any(len(word) > 1 for word in self.bad_words)
 
     def finish_reason(self, num_output_tokens: int, token_id: TokenId) -> FinishReason | None:
         """Return why the request ends with `token_id` as its output token `num_output_tokens`.
@@ -210,6 +215,8 @@ class NewRequest:
         params = self.sampling_params
         _check_token_ids("stop_token_ids", params.stop_token_ids)
         _check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
+        _check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
+        _check_token_ids("bad_words", [token_id for word in params.bad_words for token_id in word])
 
     @property
     def choice_ids(self) -> tuple[RequestId, ...]:

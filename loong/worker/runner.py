@@ -35,6 +35,8 @@ _ASKING = SamplingParams(  # that use every operation on logits
     presence_penalty=1.0,
     logit_bias=((0, 1.0),),
     num_logprobs=1,
+    allowed_token_ids=(0, 1),
+    bad_words=((0, 1),),
 )
 _WARM_UP_BATCH_ID = 0
 

@@ -44,7 +44,7 @@ INPUT = RequestInput(
     9,
     1,
     Placement((SEGMENT,)),
-    SamplingParams(stop_token_ids=(1, 2)),
+    SamplingParams(stop_token_ids=(1, 2), allowed_token_ids=(1, 2, 9), bad_words=((1,), (2, 9))),
     [5],
     [6],
     (Sibling("r-1", SamplingParams(seed=1)),),

@@ -179,7 +179,7 @@ def _take_tokens(
             reason = params.finish_reason(given.num_output_tokens + step + 1, token_id)
             yield ProducedToken(given.request_id, token_id, reason, logprobs.get(row))
         else:
-            token_id, reason = 0, sampling.why_invalid(row)
+            token_id, reason = 0, sampling.why_invalid(row, largest[row])
             yield ProducedToken(given.request_id, token_id, reason)
         sampling.take(row, token_id, reason)
         if reason is not None:

@@ -14,6 +14,7 @@ from sys import getsizeof
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,6 +70,12 @@ class Constraints:
                 self._grammars[grammar] = self._thread.submit(self._compile, grammar)
             self._grammars.move_to_end(grammar)
             return self._grammars[grammar]
+
+    def mask_of(self, token_ids: Sequence[TokenId]) -> Tensor:
+        """Return the mask that allows these tokens, as `allowed` does."""
+        bits = np.zeros(-(-self._vocab_size // _BITS) * _BITS, dtype=np.uint8)
+        bits[[token_id for token_id in token_ids if token_id < self._vocab_size]] = 1
+        return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
 
     def allowed(
         self,

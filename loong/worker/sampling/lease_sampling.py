@@ -1,5 +1,6 @@
 """Sampling in leases for requests that need more than a draw from unchanged logits."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -33,10 +34,12 @@ class LeaseSampling:
         }
         inputs = {row: self._input(row) for row in self._new_token_ids}
         self._allowed = {row: item.allowed for row, item in inputs.items() if item.allowed is not None}
+        self._held = {row for row, item in inputs.items() if item.params.grammar is not None}
         self._adjusted: Tensor | None = None
-        if adjusted := {row: item for row, item in inputs.items() if item.has_logits_processors}:
-            self._adjusted = self._upload([*adjusted])
-            self._logits_processors = LogitsProcessors([*adjusted.values()], vocab_size, backend.sampler)
+        self._inputs = {row: item for row, item in inputs.items() if item.has_logits_processors}
+        if self._inputs:
+            self._adjusted = self._upload([*self._inputs])
+            self._logits_processors = LogitsProcessors([*self._inputs.values()], vocab_size, backend.sampler)
         self._num_logprobs = {
             row: item.params.num_logprobs
             for row, item in inputs.items()
@@ -47,7 +50,7 @@ class LeaseSampling:
     @property
     def needs_tokens(self) -> bool:
         """Return whether each step's tokens must be read before the next one's are chosen."""
-        return bool(self._allowed)
+        return bool(self._held)
 
     def choose(
         self, logits: Tensor, params: DrawParams, *, tokens: Tensor, largest: Tensor
@@ -76,12 +79,12 @@ class LeaseSampling:
 
     def take(self, row: int, token_id: TokenId, reason: FinishReason | None) -> None:
         """Record the token of a row, and its end if there is a reason."""
-        if row not in self._allowed:
+        if row not in self._held:
             return
         self._new_token_ids[row].append(token_id)
         if reason is None:
             allowed = self._input(row).allowed
-            assert allowed is not None, "it has a schema"
+            assert allowed is not None, "it has a grammar"
             self._allowed[row] = allowed
         else:
             self._constraints.forget(self._given[row].request_id)
@@ -91,9 +94,9 @@ class LeaseSampling:
         """End a step, all of whose tokens have been taken."""
         self._logits_processors.allow(self._allowed.values())
 
-    def why_invalid(self, row: int) -> FinishReason:
-        """Return why a row has no token."""
-        return why_invalid(self._allowed.get(row))
+    def why_invalid(self, row: int, largest: float) -> FinishReason:
+        """Return why a row has no token, given its largest logit."""
+        return why_invalid(self._inputs.get(row), largest)
 
     def _input(self, row: int) -> SamplingInput:
         given = self._given[row]
@@ -109,7 +112,7 @@ def _params(given: RequestInput) -> SamplingParams:
     return given.sampling_params
 
 
-def why_invalid(allowed: Tensor | None) -> FinishReason:
-    """Return why there is no token, given the allowed ones; see `SamplingInput.allowed`."""
-    is_stuck = allowed is not None and not allowed.any()
+def why_invalid(given: SamplingInput | None, largest: float) -> FinishReason:
+    """Return why a row has no token, given its largest logit: nothing is allowed, or it is not finite."""
+    is_stuck = given is not None and given.has_logits_processors and largest == -math.inf
     return FinishReason.STUCK if is_stuck else FinishReason.ERROR

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loong.core.request import TokenId
+from loong.core.request import MAX_TOKENS, TokenId
 from loong.kernels.sampling.draw_params import Penalties
+from loong.worker.sampling.bad_words import BadWords
 from loong.worker.sampling.sampling_input import SamplingInput
 
 
@@ -27,8 +28,8 @@ class LogitsOps(Protocol):
 class LogitsProcessors:
     """Adjusts the logits of N rows, of which each gets one token a step.
 
-    They apply in this order: `min_tokens` blocks tokens that would end the output, then biases, penalties,
-    and the mask of a grammar.
+    They apply in this order: `min_tokens` blocks tokens that would end the output, bad words their last
+    tokens, then biases, penalties, and the mask of allowed tokens.
     """
 
     def __init__(self, inputs: Sequence[SamplingInput], vocab_size: int, ops: LogitsOps) -> None:
@@ -36,6 +37,8 @@ class LogitsProcessors:
         self._ops, self._vocab_size = ops, vocab_size
         self._num_steps = 0
         self._find_stops(inputs)
+        has_bad_words = any(len(word) > 1 for item in inputs for word in item.params.bad_words)
+        self._bad_words = BadWords(inputs, vocab_size, ops.upload) if has_bad_words else None
         self._find_biases(inputs)
         penalized = [row for row, item in enumerate(inputs) if item.params.has_penalties]
         self._penalized = self._upload(penalized)
@@ -50,6 +53,8 @@ class LogitsProcessors:
         flat = logits.view(-1)
         if num_stops := bisect_left(self._stops_end, -self._num_steps):
             flat.index_fill_(0, self._stops[:num_stops], -torch.inf)
+        if self._bad_words is not None:
+            self._bad_words.apply(flat)
         if len(self._biases):
             flat.index_add_(0, self._biased, self._biases)
         if len(rows := self._penalized):
@@ -62,6 +67,8 @@ class LogitsProcessors:
     def advance(self, tokens: Tensor) -> None:
         """Go to the next step, given the tokens [N] int64 of this one."""
         self._num_steps += 1
+        if self._bad_words is not None:
+            self._bad_words.advance(tokens)
         if len(self._penalized):
             seen = self._first + tokens[self._penalized]
             self._penalties.num_in_output.view(-1).index_add_(0, seen, self._ones)
@@ -72,12 +79,19 @@ class LogitsProcessors:
             self._allowed = self._ops.upload(torch.stack(words))
 
     def _find_stops(self, inputs: Sequence[SamplingInput]) -> None:
-        """List the tokens that may not come yet, those blocked for most steps first."""
+        """List the tokens that may not come yet, those blocked for most steps first.
+
+        Bad words of one token are blocked for ever.
+        """
         found = sorted(
-            (item.num_output_tokens - item.params.min_tokens, row * self._vocab_size + token_id)
+            (end, row * self._vocab_size + token_id)
             for row, item in enumerate(inputs)
-            for token_id in item.params.stop_token_ids
-            if item.num_output_tokens < item.params.min_tokens and token_id < self._vocab_size
+            for end, token_ids in (
+                (item.num_output_tokens - item.params.min_tokens, item.params.stop_token_ids),
+                (-MAX_TOKENS, [word[0] for word in item.params.bad_words if len(word) == 1]),
+            )
+            for token_id in token_ids
+            if end < 0 and token_id < self._vocab_size
         )
         self._stops_end = [end for end, _ in found]
         self._stops = self._upload([place for _, place in found])

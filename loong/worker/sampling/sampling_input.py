@@ -34,6 +34,7 @@ class SamplingInput:
             self.num_output_tokens < params.min_tokens
             or params.has_penalties
             or params.logit_bias != ()
+            or params.bad_words != ()
             or self.allowed is not None
         )
 
@@ -44,9 +45,10 @@ def sampling_input(
     """Return the input of a request or of its sibling, with `new_token_ids` after those of its batch."""
     params = drawn.sampling_params
     output = (*given.output_token_ids, *new_token_ids) if params.needs_output else ()
-    allowed = None
+    allowed = None if params.allowed_token_ids is None else constraints.mask_of(params.allowed_token_ids)
     if (grammar := params.grammar) is not None:
-        allowed = constraints.allowed(drawn.request_id, grammar, output, params.stop_token_ids)
+        by_grammar = constraints.allowed(drawn.request_id, grammar, output, params.stop_token_ids)
+        allowed = by_grammar if allowed is None else by_grammar & allowed
     num_output_tokens = given.num_output_tokens + len(new_token_ids)
     return SamplingInput(
         params=params,

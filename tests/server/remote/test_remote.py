@@ -51,7 +51,7 @@ from loong.wire import WireError, encode
 REQUEST = NewRequest(
     "cmpl-1",
     (1, 2, 3),
-    SamplingParams(max_tokens=5, stop_token_ids=(7,), logit_bias=((3, -1.5),)),
+    SamplingParams(max_tokens=5, stop_token_ids=(7,), logit_bias=((3, -1.5),), bad_words=((3, 4),)),
     slo=SLO(1.0, 0.5),
     user="key 1",
     num_choices=2,

@@ -144,6 +144,26 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "least length": {"min_tokens": 7, "stop_token_ids": tuple(range(0, 97, 2))},
     "least length passed": {"min_tokens": 1, "stop_token_ids": (5,)},
     "bias": {"logit_bias": ((5, 9.0), (6, 9.0), (40, -100.0))},
+    "allowed": {"allowed_token_ids": (3, 5, 40, 41, 96), "temperature": 2.0},
+    "a bad token": {"bad_words": tuple((token_id,) for token_id in range(0, 97, 2))},
+    "bad words": {
+        "bad_words": ((3, 5), (5, 3), (40, 40, 40), (96, 3), (3, 3), (5,)),
+        "allowed_token_ids": (3, 5, 40, 41, 96),
+        "temperature": 5.0,
+        "num_logprobs": 2,
+    },
+    "bad words in a schema": {
+        "grammar": SCHEMA,
+        "bad_words": ((91, 49), (48, 44), (49, 49), (50,)),
+        "temperature": 3.0,
+        "stop_token_ids": (2,),
+    },
+    "allowed in a schema": {
+        "grammar": SCHEMA,
+        "allowed_token_ids": (91, 93, 44, 49, 50, 2),
+        "temperature": 3.0,
+        "stop_token_ids": (2,),
+    },
     "schema": {"grammar": SCHEMA, "temperature": 3.0, "stop_token_ids": (2,)},
     "all": {
         "num_logprobs": 5,

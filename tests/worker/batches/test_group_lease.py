@@ -60,6 +60,7 @@ def test_any_groups_one_after_the_other_give_the_tokens_of_transformers(folder: 
         {"repetition_penalty": 1.5, "frequency_penalty": 0.4},
         {"num_logprobs": 2, "logit_bias": ((5, 9.0),), "min_tokens": 7, "stop_token_ids": (5, 6)},
         {"temperature": 0.8, "presence_penalty": 1.0, "seed": 3},
+        {"allowed_token_ids": (5, 6, 7, 8), "bad_words": ((5, 6), (7, 7), (6, 8, 6), (8,)), "seed": 3},
     ],
     ids=str,
 )

@@ -40,11 +40,13 @@ PLAIN: Sequence[Mapping[str, object]] = (
     {"seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7},
     {"temperature": 0.0, "logit_bias": ((5, 9.0), (6, 9.0), (40, -100.0))},
     {"seed": 4, "min_tokens": 4, "stop_token_ids": (90, 91), "num_logprobs": 1},
+    {"seed": 6, "allowed_token_ids": (5, 6, 7, 40), "bad_words": ((5,),)},
 )
 PENALIZED: Sequence[Mapping[str, object]] = (
     *PLAIN,
     {"temperature": 0.0, "presence_penalty": 1.0, "num_logprobs": 0},
     {"seed": 5, "frequency_penalty": 0.9, "repetition_penalty": 1.7, "temperature": 0.8},
+    {"seed": 8, "allowed_token_ids": (5, 6, 7), "bad_words": ((5, 6), (6, 6), (7, 5, 5))},
 )
 
 

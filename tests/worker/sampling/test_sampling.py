@@ -8,11 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from loong.core.instructions import RequestInput, Sibling
+from loong.core.placement import Placement
 from loong.core.request import SamplingParams
 from loong.kernels import reference_draw
+from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.logits_processors import LogitsProcessors
 from loong.worker.sampling.random_sampling import draw_params, uniform
 from loong.worker.sampling.sampler import InvalidLogits, Sampled, SamplingResult, TorchSampler, sample
-from loong.worker.sampling.sampling_input import SamplingInput
+from loong.worker.sampling.sampling_input import SamplingInput, sampling_input
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -263,6 +267,78 @@ def test_stop_tokens_cannot_be_chosen_before_min_tokens() -> None:
             tokens = token_ids(logits.expand(200, -1), [at(n, params, output) for n in range(200)])
             assert set(tokens) == allowed
         assert token_ids(logits, [at(0, params, (3, 3))])[0] in (1, 2)
+
+
+_few = st.integers(0, 3)
+
+
+def is_possible(token_id: int, output: tuple[int, ...], params: SamplingParams) -> bool:
+    """Return whether a token may follow an output."""
+    longer = (*output, token_id)
+    is_bad = any(longer[-len(word) :] == word for word in params.bad_words if len(word) <= len(longer))
+    return not is_bad and (params.allowed_token_ids is None or token_id in params.allowed_token_ids)
+
+
+@laws
+@given(
+    st.lists(st.lists(_few, min_size=1, max_size=4).map(tuple), max_size=6).map(tuple),
+    st.none() | st.lists(_few, min_size=1).map(tuple),
+    st.lists(st.lists(_few, max_size=5).map(tuple), min_size=1, max_size=4),
+    seeds,
+)
+def test_neither_bad_words_nor_other_tokens_than_the_allowed_ones_come(
+    bad_words: tuple[tuple[int, ...], ...],
+    allowed: tuple[int, ...] | None,
+    outputs: list[tuple[int, ...]],
+    seed: int,
+) -> None:
+    constraints = Constraints(None, 4)
+    params = SamplingParams(
+        temperature=1.5, bad_words=bad_words, allowed_token_ids=allowed, logit_bias=((2, 3.0),), seed=seed
+    )
+    bare = SamplingParams(temperature=1.5, logit_bias=((2, 3.0),), seed=seed)
+    logits = draw_logits(seed, len(outputs), 4)
+    inputs = [
+        sampling_input(Sibling("a", params), known(output, params), (), constraints) for output in outputs
+    ]
+    for row, result in enumerate(sample_rows(logits, inputs)):
+        possible = [i for i in range(4) if is_possible(i, outputs[row], params)]
+        if not possible:
+            assert result == InvalidLogits(-math.inf)
+            continue
+        left = torch.full((1, 4), -torch.inf)
+        left[0, possible] = logits[row, possible]
+        assert result == sample_rows(left, [at(inputs[row].position, bare, outputs[row])])[0]
+
+
+@laws
+@given(
+    st.lists(st.lists(_few, min_size=2, max_size=4).map(tuple), min_size=1, max_size=6).map(tuple),
+    st.lists(st.lists(_few, max_size=5).map(tuple), min_size=1, max_size=3),
+    st.integers(0, 4),
+    seeds,
+)
+def test_bad_words_go_on_from_step_to_step(
+    bad_words: tuple[tuple[int, ...], ...], outputs: list[tuple[int, ...]], num_plain: int, seed: int
+) -> None:
+    params = SamplingParams(bad_words=bad_words)
+    rows = [*outputs, *[(0,)] * num_plain]
+    inputs = [at(0, params if row < len(outputs) else GREEDY, output) for row, output in enumerate(rows)]
+    processors = LogitsProcessors(inputs, 4, TorchSampler())
+    new = torch.randint(4, (6, len(rows)), generator=torch.Generator().manual_seed(seed))
+    for tokens in new:
+        logits = torch.zeros(len(rows), 4)
+        processors.apply(logits)
+        for row, output in enumerate(rows):
+            possible = [row >= len(outputs) or is_possible(i, output, params) for i in range(4)]
+            assert logits[row].isfinite().tolist() == possible
+        processors.advance(tokens)
+        rows = [(*output, int(token_id)) for output, token_id in zip(rows, tokens, strict=True)]
+
+
+def known(output: tuple[int, ...], params: SamplingParams) -> RequestInput:
+    """Return the input of a request with this output."""
+    return RequestInput("a", (), 1, len(output), Placement(), params, (), output)
 
 
 @laws
