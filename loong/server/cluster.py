@@ -12,6 +12,8 @@ from loong.server.admission import Admission
 from loong.server.metrics.request_observers import RequestObservers
 from loong.server.settings import ServerSettings
 
+MAX_UNREAD_TRACES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -25,6 +27,7 @@ class Cluster:
     request_observers: RequestObservers | None = None
     faults: WorkerFaults | None = None  # None: no fault can be injected
     one_trace: asyncio.Lock = field(default_factory=asyncio.Lock)  # a trace may have hundreds of megabytes
+    unread_traces: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UNREAD_TRACES))
 
 
 CLUSTER = web.AppKey("cluster", Cluster)

@@ -8,7 +8,7 @@ from aiohttp import web
 import loong
 from loong.server.api.errors import ApiError
 from loong.server.api.json_bodies import json_response
-from loong.server.cluster import CLUSTER
+from loong.server.cluster import CLUSTER, MAX_UNREAD_TRACES
 from loong.server.context import SERVER
 from loong.server.metrics.prometheus import exposition
 from loong.server.metrics.trace import chrome_trace
@@ -52,10 +52,21 @@ async def metrics(http: web.Request) -> web.Response:
 async def trace(http: web.Request) -> web.Response:
     """Return the last minutes of the cluster as a trace for Perfetto."""
     cluster = http.app[CLUSTER]
-    history = cluster.engine.history()
-    async with cluster.one_trace:
-        written = await asyncio.to_thread(chrome_trace, history)
-    return web.Response(body=written, content_type="application/json")
+    if cluster.unread_traces.locked():
+        message = f"{MAX_UNREAD_TRACES} clients have yet to read a trace, and no more may"
+        raise ApiError(503, message, "too_many_traces")
+    async with cluster.unread_traces:
+        async with cluster.one_trace:
+            written = await asyncio.to_thread(chrome_trace, cluster.engine.history())
+        response = web.Response(body=written, content_type="application/json")
+        await response.prepare(http)
+        try:
+            async with asyncio.timeout(cluster.settings.write_timeout):
+                await response.write_eof()
+        except TimeoutError:
+            if http.transport is not None:
+                http.transport.abort()
+    return response
 
 
 async def models(http: web.Request) -> web.Response:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing
 from importlib.resources import files
 from typing import TypeVar
 
@@ -10,22 +10,22 @@ import msgspec
 from aiohttp import web
 
 from loong.core.request import RequestId
-from loong.observability.decision_log.recent import index_of
 from loong.observability.decision_log.story.index import LogIndex
 from loong.observability.decision_log.story.story import story_of
 from loong.observability.decision_log.story.words import chapters, heading
 from loong.server.api.errors import ApiError
 from loong.server.api.json_bodies import json_response
-from loong.server.api.sse import EventStream, event_of
+from loong.server.api.sse import EventStream
 from loong.server.cluster import CLUSTER
 from loong.server.dashboard.batches import BatchPart, BatchReport, report_of_batch
 from loong.server.dashboard.feed import Feed
 from loong.server.dashboard.past import PAST, Past, keep_past
+from loong.server.dashboard.shared_feed import SharedFeed
+from loong.server.dashboard.shared_index import SharedIndex
 from loong.server.metrics.request_observers import RequestObservers
 
 T = TypeVar("T")
 
-TICK_SECONDS = 0.5
 _PARTS = {part.name: part for part in files("loong.server.dashboard").joinpath("page").iterdir()}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
@@ -33,16 +33,15 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
 }
-_REQUEST_OBSERVERS = web.AppKey("request_observers", RequestObservers)
-_STOPPING = web.AppKey("stopping", asyncio.Event)
-_LOG_LOCK = web.AppKey("log_lock", asyncio.Lock)  # one report at a time: each reads the whole log
+_FEED = web.AppKey("feed", SharedFeed)
+_INDEX = web.AppKey("index", SharedIndex)
 
 
 def add_dashboard(app: web.Application, request_observers: RequestObservers) -> None:
     """Prepare an application to serve `DASHBOARD_ROUTES`."""
-    app[_REQUEST_OBSERVERS] = request_observers
-    app[_STOPPING], app[_LOG_LOCK] = asyncio.Event(), asyncio.Lock()
-    app[PAST] = Past(request_observers)
+    past = app[PAST] = Past(request_observers)
+    app[_FEED] = SharedFeed(lambda: Feed(app[CLUSTER], request_observers, past))
+    app[_INDEX] = SharedIndex(request_observers.recent)
     app.cleanup_ctx.append(keep_past)
     app.on_shutdown.append(_stop)
 
@@ -64,15 +63,11 @@ async def page_file(http: web.Request) -> web.Response:
 
 async def events(http: web.Request) -> web.StreamResponse:
     """Stream the state of the cluster while the page is open."""
-    stream = EventStream(http.app[CLUSTER].settings)
-    stopping = http.app[_STOPPING]
-    feed = Feed(http.app[CLUSTER], http.app[_REQUEST_OBSERVERS], http.app[PAST])
-    async with stream.open(http):
-        await stream.send(event_of(feed.hello()))
-        while not stopping.is_set():
-            await stream.send(event_of(feed.tick()))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), TICK_SECONDS)
+    stream, feed = EventStream(http.app[CLUSTER].settings), http.app[_FEED]
+    with feed.page():
+        async with stream.open(http), aclosing(feed.events()) as found:
+            async for event in found:
+                await stream.send(event)
     return stream.response
 
 
@@ -97,11 +92,7 @@ async def request(http: web.Request) -> web.Response:
 
 async def _reported(http: web.Request, report: Callable[[LogIndex], T]) -> T:
     """Return a report on the recent decisions, computed in a thread."""
-    async with http.app[_LOG_LOCK]:
-        written = http.app[
-            _REQUEST_OBSERVERS
-        ].recent.written()  # in this thread, so that no line is added meanwhile
-        return await asyncio.to_thread(lambda: report(index_of(written)))
+    return await asyncio.to_thread(report, await http.app[_INDEX].get())
 
 
 def _bare(http: web.Request, batch_id: int) -> BatchReport | None:
@@ -132,7 +123,7 @@ def _file(name: str) -> web.Response:
 
 
 async def _stop(app: web.Application) -> None:
-    app[_STOPPING].set()
+    app[_FEED].stop()
 
 
 DASHBOARD_ROUTES = (
