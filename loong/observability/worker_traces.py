@@ -77,13 +77,20 @@ class WorkerTraces:
         target = self._folder / f"{strftime('trace-%Y%m%d-%H%M%S')}-{next(self._numbers)}.json"
         with TemporaryDirectory(dir=self._folder) as folder:
             files = await self._executor.calls.write_traces(Path(folder))
-            await asyncio.to_thread(join_traces, files, target)
+            try:
+                await asyncio.to_thread(join_traces, files, target)
+            except OSError:
+                target.unlink(missing_ok=True)  # a part of it, on a full disk
+                raise
         return target
 
 
 def join_traces(files: Mapping[WorkerId, Path], target: Path) -> None:
-    """Write the events of all files to one Chrome trace, with each worker's processes named after it."""
-    traces = {worker_id: msgspec.json.decode(path.read_bytes()) for worker_id, path in files.items()}
+    """Write the events of all files to one Chrome trace, with each worker's processes named after it.
+
+    Raises `ClusterError` if a file is not whole: torch reports no full disk.
+    """
+    traces = {worker_id: _read(worker_id, path) for worker_id, path in files.items()}
     bases = {worker_id: trace.get("baseTimeNanoseconds", 0) for worker_id, trace in traces.items()}
     first_base = min(bases.values())
     events: list[dict[str, Any]] = []  # Any: what torch writes
@@ -91,6 +98,16 @@ def join_traces(files: Mapping[WorkerId, Path], target: Path) -> None:
         shift = (bases[worker_id] - first_base) / _US
         events += _moved(trace["traceEvents"], _name(worker_id), number * _PIDS_APART, shift)
     write_private(target, msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+
+def _read(worker_id: WorkerId, path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        where = path.parent.parent
+        raise ClusterError(
+            f"{_name(worker_id)} wrote a part of its trace; {where} may be full: {error}"
+        ) from None
 
 
 def _name(worker_id: WorkerId) -> str:

@@ -45,6 +45,15 @@ def test_one_timeline_has_the_events_of_all_workers_apart_and_at_one_clock(tmp_p
     assert [event["ts"] for event in events if event["name"] == "note"] == [2011.0]
 
 
+@pytest.mark.parametrize("written", ["", '{"traceEvents": [{"ph": "X"', "[]"])
+def test_a_part_of_a_trace_is_an_error_that_names_its_worker(tmp_path: Path, written: str) -> None:
+    """The disk was full when torch wrote it."""
+    (tmp_path / "part").write_text(written)
+    with pytest.raises(ClusterError, match=r"instance 1 rank 1 wrote a part of its trace; .* may be full"):
+        join_traces({(1, 1): tmp_path / "part"}, tmp_path / "all.json")
+    assert not (tmp_path / "all.json").exists()
+
+
 Commands: TypeAlias = "zmq.Socket[bytes]"  # of a worker
 
 
