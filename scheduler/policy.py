@@ -12,8 +12,8 @@ from loong.core.decision import Decision, DecisionKind
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.placement import InstanceId
-from loong.core.plan import Failure, IterationPlan
-from loong.core.request import RequestId, RequestView
+from loong.core.plan import Failure, FailureCause, IterationPlan
+from loong.core.request import RequestView
 from loong.core.similar_words import meant
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import max_tokens_moved, plan_disaggregated
@@ -27,13 +27,15 @@ from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one
 from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.common.cluster_parts import Parts, groups_of
 from loong.scheduler.common.draining import Draining
+from loong.scheduler.common.fragments import drop_fragments
 from loong.scheduler.common.lease_extensions import extending
+from loong.scheduler.common.leases import first_ends
+from loong.scheduler.common.suspects import guilty, isolating
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.policy import ABLATIONS, plan_esp
 from loong.scheduler.infinite.policy import plan_infinite
 from loong.scheduler.paper.batching_program import warm_up
 from loong.scheduler.paper.policy import plan_esp_paper
-from loong.scheduler.tuning import MAX_LOSSES
 
 DEFAULT_CONFIG = PolicyConfig()
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
@@ -144,9 +146,10 @@ def _fixed_kind(size: int) -> PolicyKind:
 def make_policy(name: str, config: PolicyConfig) -> Policy:
     """Return the policy called `name`. Raises `ConfigError` if there is none.
 
-    After a loss, it first fails requests that the remaining instances can never finish. It does not preempt a
-    request on instances whose batch is ending, but waits for the KV that the batch frees. It empties draining
-    instances, and plans as if these were not there.
+    After a loss, it first fails requests that the remaining instances can never finish, and those at which
+    too many were lost; it isolates those that may be next. KV in too many pieces is dropped. It does not
+    preempt a request on instances whose batch is ending, but waits for the KV that the batch frees. It
+    empties draining instances, and plans as if these were not there.
     """
     kind = policy_kind(name)
     kind.prepare()
@@ -160,17 +163,17 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
         return extending(plan, snapshot, config.lease_steps)
 
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        if (failing := fail_stranded(snapshot, kind, config)) is not None:
-            return failing
+        if (first := fail_stranded(snapshot, kind, config) or drop_fragments(snapshot)) is not None:
+            return first
         if (draining := Draining.of(snapshot)) is None:
-            return policy_of_others(snapshot, cost_model)
+            return isolating(policy_of_others(snapshot, cost_model), snapshot)
         emptying = draining.plan(kind.parts(tuple(sorted(snapshot.pools)), config))
-        plan = policy_of_others(draining.hidden(emptying), cost_model)
+        plan = isolating(policy_of_others(draining.hidden(emptying), cost_model), snapshot)
         return replace(
             plan,
             migrations=emptying.migrations + plan.migrations,
             evictions=emptying.evictions + plan.evictions,
-            lease_ends=emptying.lease_ends + plan.lease_ends,
+            lease_ends=first_ends(emptying.lease_ends + plan.lease_ends),
             decisions=emptying.decisions + plan.decisions,
         )
 
@@ -196,34 +199,33 @@ def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
 
 
 def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) -> IterationPlan | None:
-    """Return failures of the requests not in flight that need more KV than one can have now, or None.
+    """Return failures of the requests not in flight that can never go on, or None.
 
-    While no instance is left, they wait for one, as all others do.
+    They need more KV than one can have now, or too many instances were lost at them. While no instance is
+    left, they wait for one, as all others do.
     """
     pools = {**snapshot.pools, **snapshot.returning}
     if not pools:
         return None
     limit = kind.max_request_tokens(pools, config)
     left = f"{len(pools)} instances that are left" if len(pools) > 1 else "instance that is left"
-    reasons: dict[RequestId, str] = {}
+    failures = [*guilty(_resting(snapshot))] if snapshot.stats.num_losses else []
     if snapshot.most_tokens > limit:
-        for view in _resting(snapshot):
-            if view.num_final_tokens > limit:
-                reasons[view.request_id] = (
-                    f"it needs KV for {view.num_final_tokens} tokens, but can have that of {limit} "
-                    f"on the {left}"
-                )
-    if snapshot.stats.num_losses:
-        for view in _resting(snapshot):
-            if view.num_losses >= MAX_LOSSES:
-                reasons[view.request_id] = (
-                    f"{view.num_losses} instances were lost while they computed request {view.request_id}"
-                )
-    if not reasons:
+        guilty_ids = {failure.request_id for failure in failures}
+        failures += [
+            Failure(
+                view.request_id,
+                f"it needs KV for {view.num_final_tokens} tokens, but can have that of {limit} on the {left}",
+                FailureCause.NO_ROOM,
+            )
+            for view in _resting(snapshot)
+            if view.num_final_tokens > limit and view.request_id not in guilty_ids
+        ]
+    if not failures:
         return None
     return IterationPlan(
-        failures=tuple(Failure(*reason) for reason in reasons.items()),
-        decisions=tuple(Decision(DecisionKind.FAIL, (i,), reason) for i, reason in reasons.items()),
+        failures=tuple(failures),
+        decisions=tuple(Decision(DecisionKind.FAIL, (f.request_id,), f.reason) for f in failures),
     )
 
 

@@ -43,4 +43,6 @@ MAX_BATCHING_WAIT = 0.1  # of the TTFT target that short prompts wait to be batc
 LENT_BLOCK = 16  # tokens of KV that move at least, and in multiples, so that their messages are worth it
 
 # Failures
-MAX_LOSSES = 3  # instances lost while they computed a request, since its last token; then the request fails
+MAX_PIECES = 64  # of a request's KV, with the gaps between them: the time of a plan is quadratic in them
+MAX_LOSSES = 3  # instances lost in a row at the same positions of a request; then the request fails
+MAX_OTHER_LOSSES = 3  # meanwhile, each of which lets the row be longer by one

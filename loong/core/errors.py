@@ -8,6 +8,7 @@ LoongError
 ├── InvalidEventError      a worker reported what cannot have happened: a bug
 └── ClusterError           the cluster cannot go on with what it was asked
     ├── EngineStoppedError     the engine has failed or ended, and makes no more tokens
+    ├── RequestFailedError     a request cannot go on, and a retry would not help
     └── (loong.fabric.errors)  a peer is lost, a deadline has passed
 """
 
@@ -42,6 +43,14 @@ class InvalidEventError(LoongError):
 
 class ClusterError(LoongError):
     """The cluster lost what it needs to go on."""
+
+
+class RequestFailedError(ClusterError):
+    """A request cannot go on; `code` is the cause as clients see it."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class EngineStoppedError(ClusterError):

@@ -37,7 +37,7 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class BatchStarted:
-    """All instances of a batch's group have begun it, or some have already finished their part.
+    """All instances of a batch's group have begun it, or one has finished its part or was lost in it.
 
     Its tokens and its end come later, and so do the starts of later batches on its instances.
     """

@@ -205,12 +205,21 @@ class Eviction:
     segment: KVSegment
 
 
+class FailureCause(Enum):
+    """The cause of a failure. The values are error codes of the API."""
+
+    NO_PLAN = "internal_error"  # the policy has none for the request: a bug
+    NO_ROOM = "kv_capacity_lost"  # the instances that are left cannot hold its KV
+    LOSSES = "repeated_instance_loss"  # instances were lost in a row while they computed it
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A request ends now, with the tokens that it has, because it could never go on."""
 
     request_id: RequestId
     reason: str
+    cause: FailureCause = FailureCause.NO_PLAN
 
 
 @dataclass(frozen=True, slots=True)

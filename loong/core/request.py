@@ -10,6 +10,7 @@ from typing import Self, TypeAlias
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar
 from loong.core.placement import InstanceId, OwnerId, Placement
+from loong.core.positions import EMPTY
 from loong.core.value import value
 
 RequestId: TypeAlias = OwnerId
@@ -262,8 +263,9 @@ class RequestView:
     `first_token_time` is that of the event with the first output token, `last_token_time` that of the newest;
     a preemption keeps both. `num_siblings` is the number of requests that begin with the KV of its prompt
     once that is computed; policies see them from then on. `shared` is the part of its KV that other choices
-    hold too, in the same slots. `num_losses` counts the instances that were lost while they computed it,
-    since its last token.
+    hold too, in the same slots. `num_losses` counts the instances that were lost in a row while they computed
+    it, or served its KV: each while some of the `suspected` positions were in computation. None of these has
+    been computed since. `num_other_losses` counts the losses meanwhile that are not in this row.
     """
 
     request_id: RequestId
@@ -284,6 +286,8 @@ class RequestView:
     priority: int = 0
     last_token_time: float | None = None
     num_losses: int = 0
+    suspected: range = EMPTY
+    num_other_losses: int = 0
 
     @property
     def has_begun(self) -> bool:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loong.core.cluster_history import ClusterHistory
-from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError, LoongError
+from loong.core.errors import (
+    ClusterError,
+    EngineStoppedError,
+    InvalidRequestError,
+    LoongError,
+    RequestFailedError,
+)
 from loong.core.events import (
     BatchFinished,
     Event,
@@ -240,7 +246,8 @@ class Engine:
             is_too_large = not view.has_begun and view.num_final_tokens > self.limits.max_request_kv
             self._scored.pop(failure.request_id, None)
             if (put := self._waiting.pop(failure.request_id, None)) is not None:
-                put((InvalidRequestError if is_too_large else ClusterError)(failure.reason))
+                failed = RequestFailedError(failure.reason, failure.cause.value)
+                put(InvalidRequestError(failure.reason) if is_too_large else failed)
 
 
 def _reason(error: BaseException | None) -> str:

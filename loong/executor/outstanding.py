@@ -64,6 +64,15 @@ class Outstanding:
         instance_ids.discard(report.instance_id)
         return is_awaited and not instance_ids
 
+    def begun_by(self, instance_id: InstanceId) -> list[int]:
+        """Return the batches that an instance has begun and others have yet to begin."""
+        return [
+            batch_id
+            for batch_id, not_begun in self._not_begun.items()
+            if instance_id not in not_begun
+            and any(w[0] == instance_id for w in self._batches.get(batch_id, ()))
+        ]
+
     def start(self, batch_id: int) -> bool:
         """Mark a batch as started, even before all reports. Return whether it was not started before."""
         return self._not_begun.pop(batch_id, None) is not None

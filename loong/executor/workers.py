@@ -148,6 +148,8 @@ class WorkersExecutor:
             self.post(InstanceLost(self.now, instance_id, reason))
             return
         logger.error("instance %d was lost: %s", instance_id, reason)
+        for batch_id in self._outstanding.begun_by(instance_id):
+            self._start(batch_id)  # the others may never begin what ended this one
         workers = self.members.drop(instance_id)
         self._recovery.lose(instance_id, reason)
         self._queue.drop(self._recovery.refuses)

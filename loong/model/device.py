@@ -1,7 +1,7 @@
 """The device of a model: its kernels, and copies to it. It is chosen once, at start."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -177,9 +177,11 @@ class CpuDevice:
     def wait(self) -> None:
         """See Device."""
 
-    def calling(self, meanwhile: Callable[[], None]) -> AbstractContextManager[None]:  # noqa: ARG002 - see Device
-        """See Device. A processor has computed what the host has launched."""
-        return nullcontext()
+    @contextmanager
+    def calling(self, meanwhile: Callable[[], None]) -> Iterator[None]:
+        """See Device. A processor has computed what was launched, so it is called at once."""
+        meanwhile()
+        yield
 
     def keep_memory(self, num_bytes: int) -> None:
         """See Device. The system gives memory at any time."""

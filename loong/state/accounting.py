@@ -337,7 +337,8 @@ class Accounting:
     def _leave_siblings(self, live: LiveRequest) -> None:
         """Drop a sibling that ends before it begins.
 
-        If a primary ends, its first sibling becomes the primary.
+        If a primary ends, its first sibling becomes the primary. It is suspected like the primary, whose
+        prompt it has.
         """
         if live.primary is not None:
             live.primary.siblings = [sibling for sibling in live.primary.siblings if sibling is not live]
@@ -345,6 +346,7 @@ class Accounting:
         elif live.siblings:
             new_primary, *rest = live.siblings
             new_primary.primary, new_primary.siblings = None, rest
+            new_primary.num_losses, new_primary.suspected = live.num_losses, live.suspected
             for sibling in rest:
                 sibling.primary = new_primary
             self.view_cache.mark_stale(new_primary)

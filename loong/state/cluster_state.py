@@ -159,7 +159,9 @@ class ClusterState:
             raise InvalidEventError(f"tokens came from batch {event.batch_id}, which is not running")
         lives = batch.take_step(event.step, event.tokens, event.time)
         for live in lives:
-            live.predicted_token_time, live.num_losses = None, 0
+            live.predicted_token_time = None
+            if live.num_losses:
+                live.clear()
             if not live.is_view_stale:  # true for most; a call would cost more
                 self._accounting.view_cache.mark_stale(live)
             if live.has_ended:
@@ -202,9 +204,15 @@ class ClusterState:
             num_computed_tokens=batch.num_computed_tokens,
             num_recomputed_tokens=self._num_recomputed_tokens(batch),
         )
-        if batch.ends_at is None:
-            return Applied(accounting.settle(accounting.close_batch(event.batch_id)))
-        released = accounting.settle(accounting.close_ending(event.batch_id))
+        is_predicted = batch.ends_at is not None
+        close = accounting.close_ending if is_predicted else accounting.close_batch
+        lives = close(event.batch_id)
+        for live in lives:
+            if live.num_losses:
+                live.clear_computed()
+        released = accounting.settle(lives)
+        if not is_predicted:
+            return Applied(released)
         is_planned_for = accounting.are_busy(batch.plan.group.instance_ids) and not released
         return Applied(released, needs_plan=not is_planned_for)
 

@@ -150,6 +150,13 @@ class InFlightBatch:
             if (rest := range(first, segment.positions.stop))
         )
 
+    def unfinished_positions(self, live: LiveRequest) -> range:
+        """Return the positions of `unfinished`, and any between them."""
+        positions = [segment.positions for segment in self.unfinished(live)]
+        return range(
+            min((p[0] for p in positions), default=0), max((p[-1] + 1 for p in positions), default=0)
+        )
+
     @property
     def num_computed_tokens(self) -> int:
         """Return the tokens whose KV was made; in a lease one for each token produced."""

@@ -7,7 +7,7 @@ from loong.core.errors import InvalidEventError
 from loong.core.instructions import RequestInput, Sibling
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration
-from loong.core.positions import num_below
+from loong.core.positions import EMPTY, intersection, num_below
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import NOTHING, Request, RequestView, TokenId
 from loong.state.shared_kv import SharedKV
@@ -24,7 +24,8 @@ class LiveRequest:
     While its batch is ending, the batch id moves from `batch_id` to `ending_id`, so that the next batch can
     be planned. `predicted_token_time` is the time of a token that is predicted but not there yet. A request
     that is predicted to end then `is_leaving`: no policy sees it any more. Positions below `lost_until` that
-    have no KV had some, which was evicted or lost with an instance.
+    have no KV had some, which was evicted or lost with an instance. `num_losses`, `suspected` and
+    `num_other_losses` are those of its view.
     """
 
     request: Request
@@ -46,6 +47,8 @@ class LiveRequest:
     shared: SharedKV | None = None
     number: int = 0
     num_losses: int = 0
+    suspected: range = EMPTY
+    num_other_losses: int = 0
     lost_until: int = 0
     is_scored: bool = False  # the whole prompt, if asked for
 
@@ -58,6 +61,30 @@ class LiveRequest:
     def num_output_tokens(self) -> int:
         """Return the tokens that it has, with the one that is predicted."""
         return len(self.output_token_ids) + (self.predicted_token_time is not None)
+
+    def suspect(self, positions: range) -> None:
+        """Count the loss of an instance by a batch that was to compute these positions of it.
+
+        The loss is one in a row only if the batches before it failed at some of the same positions.
+        """
+        if common := intersection(self.suspected, positions):
+            self.num_losses, self.suspected = self.num_losses + 1, common
+        else:
+            self.num_other_losses += self.num_losses
+            self.num_losses, self.suspected = 1, positions
+
+    def clear(self) -> None:
+        """End the suspicion, because a token was produced."""
+        self.num_losses, self.suspected, self.num_other_losses = 0, EMPTY, 0
+
+    def clear_computed(self) -> None:
+        """End the suspicion of positions that were computed since the last loss. KV that is computed again
+        clears no others.
+        """
+        first = max(self.suspected.start, self.placement.first_missing)
+        self.suspected = range(first, self.suspected.stop)
+        if not self.suspected:
+            self.clear()
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is lost."""
@@ -106,6 +133,8 @@ class LiveRequest:
             request.priority,
             self.last_token_time if predicted_token_time is None else predicted_token_time,
             self.num_losses,
+            self.suspected,
+            self.num_other_losses,
         )
 
     def input_for(self, batch: BatchPlan) -> RequestInput:

@@ -30,7 +30,7 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruct
     instance_id = event.instance_id
     if instance_id not in accounting.instances:
         raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
-    _count_losses(accounting, instance_id)
+    _suspect_requests(accounting, instance_id)
     instructions: list[Instruction] = []
     hit: dict[RequestId, LiveRequest] = {}
     for batch_id in _void_batch_ids(accounting, event):
@@ -49,19 +49,25 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruct
     return (*instructions, *accounting.settle(hit.values()))
 
 
-def _count_losses(accounting: Accounting, instance_id: InstanceId) -> None:
-    """Count the loss against the requests that the instance had begun to compute.
+def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:
+    """Suspect the requests that the instance may have been computing, or serving, when it was lost.
 
-    A batch that never started had no part in it: its instance may have been lost before.
+    A batch behind one whose end is near may have begun, and the report of that is lost with the instance. No
+    other batch that has not started had a part in the loss: its instance may have been lost before.
     """
-    in_flight = (*accounting.batches.values(), *accounting.ending.values())
-    batches = [
-        batch
-        for batch in in_flight
-        if batch.running.has_started and instance_id in batch.plan.group.instance_ids
-    ]
-    for request_id in {request_id for batch in batches for request_id in batch.plan.request_ids}:
-        accounting.changing(request_id).num_losses += 1
+    suspected: dict[RequestId, range] = {}
+    for batch in (*accounting.ending.values(), *accounting.batches.values()):
+        may_have_begun = batch.running.has_started or accounting.ending_on(batch.plan)
+        for request_id in batch.plan.request_ids if may_have_begun and batch.has_part(instance_id) else ():
+            positions = batch.unfinished_positions(accounting.requests[request_id])
+            if before := suspected.get(request_id):
+                positions = range(min(before.start, positions.start), max(before.stop, positions.stop))
+            suspected[request_id] = positions
+    for request_id, live in accounting.requests.items():
+        if positions := suspected.get(request_id):
+            accounting.changing(request_id).suspect(positions)
+        elif live.num_losses:
+            accounting.changing(request_id).num_other_losses += 1
 
 
 def _void_batch_ids(accounting: Accounting, event: InstanceLost) -> tuple[int, ...]:

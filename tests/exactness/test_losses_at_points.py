@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cluster import Cluster
-from failing_worker import ARMED, MESSAGE, MODULE, arm
+from failing_worker import MESSAGE, MODULE, arm, variables
 from families import write_tiny_model
 from leak_checks import shared_cluster
 from plans import decode, in_group, move, plannable, prefill
@@ -58,7 +58,7 @@ def armed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(model: Path, armed: Path) -> Iterator[Cluster]:
-    environment = {**ENVIRONMENT, ARMED: str(armed), "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
+    environment = {**ENVIRONMENT, **variables(armed)}
     config = ClusterConfig(str(model), num_instances=NUM_INSTANCES, kv_capacity=256)
     with (
         closing(ForkServer(MODULE, environment)) as fork_server,

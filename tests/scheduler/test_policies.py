@@ -13,7 +13,7 @@ from snapshots import begun, snapshot_of, waiting
 
 from loong.core.decision import DecisionKind
 from loong.core.events import Event, InstanceJoined, InstanceLost, RequestAborted
-from loong.core.plan import Failure
+from loong.core.plan import Failure, FailureCause
 from loong.core.request import FinishReason, Request
 from loong.core.snapshot import ClusterStats
 from loong.scheduler.config import PolicyConfig
@@ -172,11 +172,13 @@ def test_a_request_that_holds_kv_fails_too_once_the_rest_can_never_fit(num_compu
 
 
 def test_a_request_that_lost_too_many_instances_fails_by_name_and_no_other() -> None:
-    views = [replace(waiting(f"lost{n}", 20), num_losses=n) for n in (MAX_LOSSES - 1, MAX_LOSSES)]
+    numbers, suspected = (MAX_LOSSES - 1, MAX_LOSSES), range(8, 16)
+    views = [replace(waiting(f"lost{n}", 20), num_losses=n, suspected=suspected) for n in numbers]
     snapshot = replace(snapshot_of([3000], views), stats=ClusterStats(num_losses=MAX_LOSSES))
     plan = make_policy("esp", PolicyConfig())(snapshot, WorkCostModel())
-    reason = f"{MAX_LOSSES} instances were lost while they computed request lost{MAX_LOSSES}"
-    assert plan.failures == (Failure(f"lost{MAX_LOSSES}", reason),)
+    lost = f"{MAX_LOSSES} instances were lost while they computed request lost{MAX_LOSSES}"
+    reason = f"{lost}, each at positions 8 to 15"
+    assert plan.failures == (Failure(f"lost{MAX_LOSSES}", reason, FailureCause.LOSSES),)
 
 
 @pytest.mark.parametrize("name", [n for n in POLICY_NAMES if policy_kind(n).max_instances is None])

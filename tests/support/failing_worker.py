@@ -1,23 +1,29 @@
 """A worker process that fails at a point of its work that a test names: it is killed, or raises an error.
 
 A test arms an instance by a file `<instance id>` in the folder of the variable `ARMED`. The first call at the
-point removes the file and fails. Without a file, the process is a worker like any other.
+point removes the file and fails. A file `token` names one that kills each worker that computes it. Without a
+file, the process is a worker like any other.
 """
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 
 from loong.core.instructions import MoveKV
+from loong.core.plan import QueryBlock
+from loong.core.request import TokenId
 from loong.wire import Heartbeat
 from loong.worker import process
 from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
+from loong.worker.steps.step_inputs import Progress
 from loong.worker.transfer import SegmentMover
 
 ARMED = "LOONG_TEST_ARMED"
+TOKEN = "token"
 MODULE = __name__
 MESSAGE = "an error that the test injected"
 
@@ -27,6 +33,17 @@ def arm(folder: Path, instance_id: int, point: str, *, raises: bool = False) -> 
     written = folder / "new"
     written.write_text(f"{'raise' if raises else 'kill'} {point}")
     written.rename(folder / str(instance_id))
+
+
+def variables(armed: Path) -> dict[str, str]:
+    """Return the variables of processes that are to find this module, and look for files in `armed`."""
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {ARMED: str(armed), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def arm_token(folder: Path, token_id: TokenId) -> None:
+    """Let a token kill every worker that computes it, until the file is removed."""
+    (folder / TOKEN).write_text(str(token_id))
 
 
 def main() -> None:
@@ -70,6 +87,16 @@ def _install(order: Path) -> None:
         return is_committed
 
     setattr(SegmentMover, "move", move_and_come)  # noqa: B010  mypy allows no assignment to a method
+    token_ids = Progress.token_ids
+
+    def fatal_token_ids(progress: Progress, block: QueryBlock) -> Sequence[TokenId]:
+        found = token_ids(progress, block)
+        with suppress(FileNotFoundError):
+            if int((order.parent / TOKEN).read_text()) in found:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    setattr(Progress, "token_ids", fatal_token_ids)  # noqa: B010  as above
 
 
 def _is_heartbeat(*reports: object) -> bool:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import failing_worker
 import httpx
 from child_processes import fork_servers_of, forked_of
 from openai import OpenAI, Stream
@@ -33,6 +34,12 @@ def serve_hastily(config, *others):
     return serve(replace(config, cluster=cluster), *others)
 
 serving.serve_until_stopped = serve_hastily
+{ENTRY}
+"""
+FAILING_ENTRY = f"""
+from loong.launcher.serve import worker_fork_server
+
+worker_fork_server._WORKER = "{failing_worker.MODULE}"
 {ENTRY}
 """
 IMPATIENT_FAILURES = 2
@@ -117,6 +124,7 @@ def served(
     """Serve until the context ends; fails the test if that leaves a worker behind.
 
     `redirections` are a shell's. `stderr` is a descriptor, which is closed here once the server has it.
+    With `FAILING_ENTRY` workers fail on demand, as in `failing_worker`.
     With `HASTY_ENTRY` there are heartbeats every `HASTY_HEARTBEAT`, so a silent worker is soon given up. With
     `IMPATIENT_ENTRY`, an instance that failed `IMPATIENT_FAILURES` times is quarantined.
     """

@@ -4,10 +4,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError, RequestTooLargeError
+from loong.core.errors import (
+    EngineStoppedError,
+    InvalidRequestError,
+    LoongError,
+    RequestFailedError,
+    RequestTooLargeError,
+)
 from loong.server.api.request_ids import logged_name
 
 logger = logging.getLogger(__name__)
+
+_NO_RETRY = {"X-Should-Retry": "false"}  # OpenAI's clients send other requests again that got 500
 
 
 @dataclass(eq=False)
@@ -50,6 +58,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(409, str(error), "request_too_large")
         case EngineStoppedError():
             return ApiError(503, str(error), "engine_stopped")
+        case RequestFailedError():
+            return ApiError(500, str(error), error.code, headers=_NO_RETRY)
         case LoongError():
             return ApiError(500, str(error) or type(error).__name__, "internal_error")
         case _:

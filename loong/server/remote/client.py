@@ -7,7 +7,13 @@ from itertools import count
 from socket import socket
 from typing import assert_never
 
-from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError, LoongError
+from loong.core.errors import (
+    ClusterError,
+    EngineStoppedError,
+    InvalidRequestError,
+    LoongError,
+    RequestFailedError,
+)
 from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import EngineLimits, PutToken, RequestLoad
 from loong.server.api.errors import ApiError
@@ -147,4 +153,6 @@ class RemoteEngineClient:
 def _error_of(failed: Failed) -> LoongError:
     if failed.reason is None:
         return EngineStoppedError()
+    if failed.code is not None:
+        return RequestFailedError(failed.reason, failed.code)
     return InvalidRequestError(failed.reason) if failed.is_invalid else ClusterError(failed.reason)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from socket import socket
 from typing import assert_never
 
-from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError
+from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError, RequestFailedError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
@@ -140,7 +140,8 @@ class ApiConnection:
             self._open -= failed
             self._report_tokens()  # the tokens before the failure
             reason = None if isinstance(token, EngineStoppedError) else str(token)
-            self._report(Failed(tuple(failed), reason, isinstance(token, InvalidRequestError)))
+            code = token.code if isinstance(token, RequestFailedError) else None
+            self._report(Failed(tuple(failed), reason, isinstance(token, InvalidRequestError), code))
 
         prompt = tuple(request.prompt_token_ids)  # decoding gives a list
         self._engine.submit(replace(request, prompt_token_ids=prompt), put)

@@ -97,12 +97,13 @@ class Scored:
 class Failed:
     """These choices of a request have failed. Without a reason, the engine has stopped.
 
-    With `is_invalid`, the request is at fault.
+    With `is_invalid`, the request is at fault. `code` is that of a `RequestFailedError`.
     """
 
     request_ids: tuple[RequestId, ...]
     reason: str | None
     is_invalid: bool = False
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
