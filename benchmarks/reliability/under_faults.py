@@ -1,9 +1,10 @@
 """Checks that a server under faults loses no request and changes no token, and does not grow.
 
 A server of the tiny model starts with four CPU instances. `loong chaos` sends requests to it, kills and stops
-workers, and compares all outputs. Meanwhile the number of instances changes as by `loong scale`. Memory and
-descriptors of all processes and the KV of all instances are sampled. At the end no KV may be held. "Growth"
-is the slope over the last third of the samples. The ceiling is 0 of everything.
+workers, and compares all outputs. Meanwhile the number of instances changes as by `loong scale`, and hostile
+clients send what does a server harm. Memory and descriptors of all processes and the KV of all instances are
+sampled. At the end no KV may be held. "Growth" is the slope over the last third of the samples. The ceiling is
+0 of everything.
 """
 
 import json
@@ -21,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
+from hostile_clients import KINDS, HostileClients
 from result import print_result, script_parser
 from server_processes import ProcessUse, child_pid, kv_tokens, processes_of
 
@@ -148,6 +150,13 @@ def main() -> None:
         "--sample-seconds", type=float, default=30.0, help="seconds between two samples (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the load and the changes (%(default)s)")
+    parser.add_argument(
+        "--hostile",
+        nargs="*",
+        choices=KINDS,
+        default=list(KINDS),
+        help="kinds of hostile clients (all); none: --hostile",
+    )
     args = parser.parse_args()
     random.seed(args.seed)
     sizes = ("--max-instances", str(max(SIZES)), "--kv-cache-tokens", str(KV_TOKENS), "--dtype", "float32")
@@ -160,7 +169,11 @@ def main() -> None:
         log = Path(folder) / "server.log"
         with spawn_server(config, args.policy, log) as url:
             server = ChangingServer(url, child_pid())
-            with subprocess.Popen([*command, "--base-url", url], stdout=subprocess.PIPE, text=True) as chaos:
+            hostile = HostileClients(url, child_pid(), args.hostile)
+            with (
+                subprocess.Popen([*command, "--base-url", url], stdout=subprocess.PIPE, text=True) as chaos,
+                hostile,
+            ):
                 try:
                     follow(server, chaos, args)
                 finally:
@@ -176,11 +189,13 @@ def main() -> None:
     print("\n".join(output.splitlines()[:-1]))
     print_table(server.samples)
     print(f"changes: {dict(server.changes)}; growth an hour: {grown}")
+    print(f"hostile: {dict(hostile.counts)}")
     numbers = {
         "policy": args.policy,
         **{name: value for name, value in report.items() if not isinstance(value, (list, dict))},
         "num_faults": dict(Counter(fault["kind"] for fault in report["faults"])),
         "changes": dict(server.changes),
+        "hostile": dict(hostile.counts),
         "growth_per_hour": grown,
         "columns": [field.name for field in fields(Sample)],
         "samples": [astuple(sample) for sample in server.samples],

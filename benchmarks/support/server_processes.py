@@ -10,6 +10,7 @@ from urllib.request import urlopen
 class ProcessUse:
     """The resources of a process, by its name: `loong-worker-3` is the worker of instance 3."""
 
+    pid: int
     name: str
     command: str
     memory_mib: float
@@ -35,7 +36,7 @@ def processes_of(pid: int) -> list[ProcessUse]:
             int(found[0]) if (found := re.findall(rf"{name}:\s+(\d+)", status)) else 0
             for name in ("VmRSS", "Threads")
         )
-        own = ProcessUse(name, command, resident / 1024, len([*(folder / "fd").iterdir()]), threads)
+        own = ProcessUse(pid, name, command, resident / 1024, len([*(folder / "fd").iterdir()]), threads)
     except (FileNotFoundError, ProcessLookupError):
         return []
     return [own, *(use for child in children for use in processes_of(int(child)))]

@@ -64,8 +64,8 @@ def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:
                 positions = range(min(before.start, positions.start), max(before.stop, positions.stop))
             suspected[request_id] = positions
     for request_id, live in accounting.requests.items():
-        if positions := suspected.get(request_id):
-            accounting.changing(request_id).suspect(positions)
+        if in_question := suspected.get(request_id):
+            accounting.changing(request_id).suspect(in_question)
         elif live.num_losses:
             accounting.changing(request_id).num_other_losses += 1
 
