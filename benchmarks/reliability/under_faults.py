@@ -3,8 +3,8 @@
 A server of the tiny model starts with four CPU instances. `loong chaos` sends requests to it, kills and stops
 workers, and compares all outputs. Meanwhile the number of instances changes as by `loong scale`, and hostile
 clients send what does a server harm. Memory and descriptors of all processes and the KV of all instances are
-sampled. At the end no KV may be held. "Growth" is the slope over the last third of the samples. The ceiling is
-0 of everything.
+sampled. At the end no KV may be held. "Growth" is the slope over the last third of the samples. The ceiling
+is 0 of everything.
 """
 
 import json
