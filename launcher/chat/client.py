@@ -5,7 +5,7 @@ import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 from loong.core.errors import ConfigError, LoongError
@@ -16,6 +16,13 @@ LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 DEFAULT_PORT = 8000  # of `loong serve`
 
 Message: TypeAlias = Mapping[str, str]
+
+
+class Piece(NamedTuple):
+    """A piece of an answer, or (with `num_tokens`) the number of all its tokens at the end."""
+
+    text: str
+    num_tokens: int | None = None
 
 
 class ChatError(LoongError):
@@ -45,12 +52,13 @@ class ChatServer:
 
     def answer(
         self, messages: Sequence[Message], options: Mapping[str, object]
-    ) -> Generator[str, None, None]:
+    ) -> Generator[Piece, None, None]:
         """Yield the next message piece by piece; closing the iterator stops the answer.
 
         Raises `ChatError`.
         """
-        body = json.dumps({**options, "messages": list(messages), "stream": True}).encode()
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        body = json.dumps({**options, **streamed, "messages": list(messages)}).encode()
         with closing(self._connection()) as connection:
             response = self._ask(connection, "POST", "/v1/chat/completions", body)
             try:
@@ -58,7 +66,7 @@ class ChatServer:
                     if line.startswith(b"data:"):
                         if (data := line[5:].strip()) == b"[DONE]":
                             return
-                        yield _text(json.loads(data))
+                        yield _piece(json.loads(data))
             except ConnectionResetError:
                 pass  # reported below: a server that goes away ends its answer so, or cleanly and too early
             except (ValueError, RecursionError, OSError, http.client.HTTPException) as error:
@@ -106,12 +114,13 @@ def _is_http(url: str) -> bool:
         return False
 
 
-def _text(event: Any) -> str:
+def _piece(event: Any) -> Piece:
     if not isinstance(event, dict):
         raise ChatError(f"the server streams {event!r}, which is no event of a chat")
     if (error := event.get("error")) is not None:
         raise ChatError(error["message"] if isinstance(error, dict) and "message" in error else str(error))
-    return "".join(choice.get("delta", {}).get("content") or "" for choice in event.get("choices", ()))
+    text = "".join(choice.get("delta", {}).get("content") or "" for choice in event.get("choices", ()))
+    return Piece(text, (event.get("usage") or {}).get("completion_tokens"))
 
 
 def _reason(status: int, body: bytes) -> str:

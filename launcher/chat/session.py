@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from loong.launcher.chat.client import ChatError, ChatServer, Message
+from loong.launcher.chat.speed import AnswerSpeed
 
 HELP = """\
 /reset          forget what was said
@@ -16,12 +17,16 @@ HELP = """\
 
 @dataclass
 class Session:
-    """One conversation, printed to `out`; `take` returns whether it goes on."""
+    """One conversation, printed to `out`, and the speed of its answers to `notes`.
+
+    `take` returns whether it goes on.
+    """
 
     server: ChatServer
     options: Mapping[str, object]
     system: str | None = None
     out: TextIO = field(default_factory=lambda: sys.stdout)
+    notes: TextIO = field(default_factory=lambda: sys.stderr)
     messages: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,11 +61,13 @@ class Session:
         """Print the answer as it comes. An answer that fails is dropped; one that is interrupted is kept."""
         asked: Message = {"role": "user", "content": line}
         pieces: list[str] = []
+        speed = AnswerSpeed()
         try:
             with closing(self.server.answer([*self.messages, asked], self.options)) as answer:
                 for piece in answer:
-                    pieces.append(piece)
-                    self.out.write(piece)
+                    speed.take(piece)
+                    pieces.append(piece.text)
+                    self.out.write(piece.text)
                     self.out.flush()
             self._say("")
         except KeyboardInterrupt:
@@ -68,7 +75,15 @@ class Session:
         except ChatError as error:
             self._say(f"error: {error}")
             return
+        self._note(str(speed))
         self.messages += [asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _note(self, text: str) -> None:
+        """Print a note that is no part of the answer, in pale letters on a terminal."""
+        if text:
+            print(
+                f"\x1b[2m({text})\x1b[0m" if self.notes.isatty() else f"({text})", file=self.notes, flush=True
+            )
 
     def _say(self, text: str) -> None:
         print(text, file=self.out, flush=True)

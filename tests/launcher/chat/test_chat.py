@@ -4,7 +4,9 @@ import asyncio
 import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from re import fullmatch
 
 import pytest
 from aiohttp import web
@@ -15,6 +17,7 @@ from scripted_engine import ScriptedEngine, say
 from loong.core.errors import ConfigError
 from loong.launcher.chat.client import ChatError, ChatServer
 from loong.launcher.chat.session import Session
+from loong.launcher.chat.speed import AnswerSpeed
 from loong.launcher.cli import main
 from loong.model.tiny import CONFIG, tiny_model
 from loong.server.text.tokenizer import Tokenizer
@@ -24,7 +27,7 @@ from loong.server.text.tokenizer import Tokenizer
 async def talking(folder: Path, engine: ScriptedEngine, **settings: object) -> AsyncIterator[Session]:
     tokenizer = Tokenizer.from_folder(tiny_model(folder), CONFIG.eos_token_ids)
     async with serving_with(tokenizer)(engine, **settings) as url:
-        yield Session(ChatServer(url), {"max_tokens": 100}, out=io.StringIO())
+        yield Session(ChatServer(url), {"max_tokens": 100}, out=io.StringIO(), notes=io.StringIO())
 
 
 async def take(session: Session, *lines: str) -> str:
@@ -43,6 +46,25 @@ async def test_an_answer_is_printed_and_remembered(tmp_path: Path) -> None:
     contents = [message["content"] for message in session.messages]
     assert contents == ["hello", "Well, well.", "and now?", "Well, well."]
     assert len(engine.requests[1].prompt_token_ids) > len(engine.requests[0].prompt_token_ids) + 10
+
+
+async def test_an_answer_is_followed_by_a_note_of_its_speed_apart_from_it(tmp_path: Path) -> None:
+    async with talking(tmp_path, ScriptedEngine(say("Well, well."))) as session:
+        assert await take(session, "hello") == "Well, well.\n"
+    assert isinstance(session.notes, io.StringIO)
+    noted = fullmatch(
+        r"\(first token after \d+\.\d\d s, then (\d+\.\d) tokens/s\)\n", session.notes.getvalue()
+    )
+    assert noted is not None
+    assert float(noted[1]) > 0
+
+
+def test_the_speed_counts_the_tokens_after_the_first() -> None:
+    speed = AnswerSpeed(asked_at=10.0, first_at=12.5, last_at=14.5, num_tokens=9)
+    assert str(speed) == "first token after 2.50 s, then 4.0 tokens/s"
+    assert str(replace(speed, num_tokens=None)) == "first token after 2.50 s"
+    assert str(replace(speed, num_tokens=1, last_at=12.5)) == "first token after 2.50 s"
+    assert not str(replace(speed, first_at=None))
 
 
 async def test_commands_reset_instruct_help_and_end(tmp_path: Path) -> None:
