@@ -29,7 +29,9 @@ _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
 
 _DEFAULT_WORDS = {
     "decode_instances": "half",
-    "max_step_time": f"esp: {MAX_STEP_SHARE} of the least TTFT target; others: {USUAL_STEP_TIME}",
+    "max_step_time": (
+        f"esp: {MAX_STEP_SHARE} of the least TTFT target, more if steps are slow; others: {USUAL_STEP_TIME}"
+    ),
 }
 
 

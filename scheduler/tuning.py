@@ -23,6 +23,8 @@ MIN_CHUNK_TOKENS = 16  # of some prompt in every step, in any case
 MIN_CHUNK_SHARE = 0.05  # of a step's budget: a chunk that is cut shorter costs more than it is worth
 CHUNK_TOLERANCE = 0.02  # of a step's budget that the search for a chunk's size may leave unused
 MAX_CHUNK_GUESSES = 12  # of that search
+MAX_OVERHEAD_SHARE = 0.5  # of a step of prompts: beginning it; a shorter step would delay everybody
+MIN_OVERHEAD_SHARE = 0.1  # of the same, below which a step is not longer than its bound
 MAX_READING_SHARE = 0.125  # of a step of prompts, for reading the history of the first prompt
 
 # Prompts and decodes in turn

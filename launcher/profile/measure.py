@@ -23,6 +23,7 @@ from loong.scheduler.cost.fit import BatchSample, MigrationSample, Sample
 NUM_REPEATS = 3  # enough for a median; more scenarios determine coefficients better than more repeats
 PAUSE = 0.004  # seconds before a plan, as a server has some between plans
 SHARE_IDLE = 0.25  # of the plans behind the first of a scenario
+WARM_UP_SHARE = 0.2  # of the time for samples
 HELD_OUT = 0.2  # of all scenarios
 
 
@@ -75,15 +76,25 @@ class Profiler:
         return self._divided([scenario for scenario in scenarios if scenario])
 
     async def sample(self, duration: float) -> list[BatchSample]:
-        """Run scenarios of batches, each once, for about `duration` seconds, after one that warms up."""
-        end, samples = self._cluster.now + duration, list[BatchSample]()
-        await self._report(self._round(BATCH_KINDS)[-1], end)
-        while not samples or self._cluster.now < end:
+        """Run scenarios of batches, each once, for about `duration` seconds, after one that warms up.
+
+        Short and long prompts come first. So even few batches determine how the time of a step depends on
+        its tokens. Where steps are slow, they may take as long again.
+        """
+        end = self._cluster.now + duration
+        await self._report(self._round(BATCH_KINDS)[-1], self._cluster.now + WARM_UP_SHARE * duration)
+        contrast, *_ = self._round((ScenarioGenerator.contrast,))  # on one instance
+        samples = await self._batches(contrast, end + duration)
+        while self._cluster.now < end:
             cases = self._round(BATCH_KINDS)
             for case in self._random.sample(cases, len(cases)):
-                reported, _ = await self._report(case, end)
-                samples += [sample for sample in reported if isinstance(sample, BatchSample)]
+                samples += await self._batches(case, end)
         return samples
+
+    async def _batches(self, case: ProfileCase, end: float) -> list[BatchSample]:
+        """Run a scenario once, cut off at `end` but not before its first batch."""
+        samples, _ = await self._report(case, end)
+        return [sample for sample in samples if isinstance(sample, BatchSample)]
 
     def _round(self, kinds: Sequence[Callable[[ScenarioGenerator], Scenario]] = KINDS) -> list[ProfileCase]:
         """Return a scenario of each kind for each DoP, and where others serve, of decodes on one instance."""

@@ -33,6 +33,9 @@ MAX_AT_ONCE = 64  # prompts, in as many parts: workers capture steps of no more
 MAX_CHUNKS = 6  # of a prompt
 MAX_LEASE_STEPS = 16
 MAX_MOVES = 4  # of a prompt's segments
+NUM_CONTRASTS = 2  # of a short and a long prompt
+LONG_PROMPT_TOKENS = 512  # the most of such a long prompt
+LONG_PROMPT_SECONDS = 0.5  # the same, as predicted by the prior cost model
 ROOM_FOR_OUTPUT = 64  # tokens of a request
 LEAST_ROOM = 1024  # tokens of an instance
 LEAST_CHUNK = 2  # tokens: one alone counts as a decode, but no captured step takes it
@@ -67,6 +70,14 @@ class ScenarioGenerator:
         longest = self._longest_prompt(MAX_PROMPTS)
         count = self.random.randint(1, MAX_PROMPTS)
         yield from self._compute([self._arrive(self._size(longest)) for _ in range(count)])
+
+    def contrast(self) -> Scenario:
+        """Yield plans for a short and a long prompt in turn, each in one step of one instance."""
+        room = min(self._free().values()) // (2 * NUM_CONTRASTS)
+        longest = min(room, LONG_PROMPT_TOKENS, self._timely(LONG_PROMPT_SECONDS, 1))
+        for num_tokens in (LEAST_CHUNK, longest) * NUM_CONTRASTS:
+            (view,) = self.cluster.views([self._arrive(num_tokens)])
+            yield IterationPlan((batch_of(self.group, [self._whole(view, num_tokens)]),))
 
     def decode(self) -> Scenario:
         """Yield plans for many equal prompts: decode steps, leases, and steps with a late prompt.

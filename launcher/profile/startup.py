@@ -14,12 +14,18 @@ from loong.launcher.profile.profiled_cluster import ProfiledCluster, TimedExecut
 from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
 from loong.scheduler.cost.calibration import mean_error
 from loong.scheduler.cost.cost_model import WorkCostModel
-from loong.scheduler.cost.fit import BatchSample, fit
+from loong.scheduler.cost.fit import NAMES, BatchSample, fit
 
 logger = logging.getLogger(__name__)
 
 _LIMITS = Limits(max_decode_requests=16, max_step_seconds=0.1, max_prompt_seconds=0.2)
-_LEAST_SAMPLES = 60  # enough to determine coefficients
+_LEAST_SAMPLES = 60  # enough to determine all coefficients
+_DETERMINED_BY_FEW = (
+    "step",
+    "weights",
+    "token",
+    "member",
+)  # the fixed time of a step, and that of each token
 _MEASURING_SHARE = 0.85  # of the time; the fit takes the remainder
 
 
@@ -32,8 +38,9 @@ async def calibrate(
 ) -> tuple[WorkCostModel, int]:
     """Run batches of every kind for about `seconds`, and fit `prior` to their times.
 
-    Few batches, as of a busy machine, only scale it. Nothing is measured if there is no time or too little
-    room. Returns the model, and the id of the last batch, since workers take no id twice.
+    Few batches, as of a busy or slow machine, scale it, and fit only the times of a step and a token. Nothing
+    is measured if there is no time or too little room. Returns the model, and the id of the last batch, since
+    workers take no id twice.
     """
     room = min(instance.kv_capacity for instance in instances if instance.kind is InstanceKind.FULL)
     if seconds == 0 or room < LEAST_ROOM:
@@ -42,9 +49,10 @@ async def calibrate(
     longest = 1.25 * prior.host.idle  # a pause is no longer than it takes to count as idle
     profiler = Profiler(cluster, _LIMITS, prior, pause=lambda length: pause(min(length, longest)))
     samples = await profiler.sample(seconds * _MEASURING_SHARE)
-    found = scaled = prior.scaled(median(each.seconds / each.predicted(prior) for each in samples))
-    if len(samples) >= _LEAST_SAMPLES:
-        found = (await asyncio.to_thread(fit, scaled, samples)).model
+    scaled = prior.scaled(median(each.seconds / each.predicted(prior) for each in samples))
+    few = [name for name in _DETERMINED_BY_FEW if getattr(prior.coefficients, name)]
+    names = NAMES if len(samples) >= _LEAST_SAMPLES else few
+    found = (await asyncio.to_thread(fit, scaled, samples, names)).model
     if found.coefficients.token == 0:  # a step would have room for any number of tokens
         found = scaled
     logger.info(

@@ -5,7 +5,7 @@ With the derivatives at the present coefficients the fit is linear, and is repea
 (Gauss-Newton). Coefficients that the samples do not determine keep their prior values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import TypeAlias
 
@@ -83,30 +83,34 @@ class Fit:
     undetermined: tuple[str, ...]
 
 
-def fit(prior: WorkCostModel, samples: Sequence[Sample]) -> Fit:
+def fit(prior: WorkCostModel, samples: Sequence[Sample], names: Collection[str] = NAMES) -> Fit:
     """Return the model nearest to at least one sample; `prior` gives the undetermined coefficients.
 
-    Coefficients are fixed one by one, the least determined first, until the samples determine all others.
+    Only coefficients of these `names` change. They are fixed one by one, the least determined first, until
+    the samples determine all others.
     """
     predictions = _Predictions(prior, samples)
     for least in LEAST_STARTS:
-        found = _fit_from(least, prior, predictions)
+        found = _fit_from(least, prior, predictions, names)
         if "launch" not in found.undetermined:
             break
     return found
 
 
-def _fit_from(least: Mapping[str, float], prior: WorkCostModel, predictions: "_Predictions") -> Fit:
+def _fit_from(
+    least: Mapping[str, float], prior: WorkCostModel, predictions: "_Predictions", names: Collection[str]
+) -> Fit:
     """Return the model that a search from `prior` finds, with starting values of at least `least`."""
     known = np.array(astuple(prior.coefficients))
     start = np.maximum(known, [least.get(name, 0.0) for name in NAMES])
-    values, held = start, np.zeros(len(start), dtype=bool)
+    held = ~np.isin(NAMES, tuple(names))
+    values = np.where(held, known, start)
     while True:
         values, doubt = _descend(start, predictions, values, held)
         values = np.where(held, known, values)
         if doubt.max() <= VAGUE:
-            names = tuple(name for name, is_held in zip(NAMES, held, strict=True) if is_held)
-            return Fit(_with(prior, values), names)
+            undetermined = tuple(name for name, is_held in zip(NAMES, held, strict=True) if is_held)
+            return Fit(_with(prior, values), undetermined)
         held[doubt.argmax()] = True
         values = np.where(held, known, values)
 

@@ -10,11 +10,12 @@ from loong.scheduler.common.leases import first_ends
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
-from loong.scheduler.esp.layout import instances_for_prompts, step_seconds
+from loong.scheduler.esp.layout import instances_for_prompts
 from loong.scheduler.esp.lease_timing import end_for, least_lease_seconds
 from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.esp.quick import QuickPrompts
 from loong.scheduler.esp.service import can_reach, leased
+from loong.scheduler.esp.step_time import step_seconds
 
 
 def build(draft: PlanDraft) -> PlanDraft:

@@ -15,10 +15,10 @@ from loong.scheduler.esp.interleaving import PrefillDecodeInterleaving
 from loong.scheduler.esp.late_prompts import is_share_due
 from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.esp.step_builder import StepBuilder
+from loong.scheduler.esp.step_time import worthwhile_seconds
 from loong.scheduler.tuning import (
     INTERLEAVING_GAIN,
     LONG_LEASE_KV_SHARE,
-    MAX_READING_SHARE,
     MIN_CHUNK_TOKENS,
     MIN_TPOT_SHARE,
     PLANNED_TPOT_SHARE,
@@ -163,17 +163,8 @@ class BatchBuilder:
         return num_added
 
     def _paying(self, step: StepBuilder, prefill: PrefillCandidate, budget: float) -> float:
-        """Return the budget, raised in a step without decodes so that useful work outweighs overhead.
-
-        Reading a long history may raise it up to half the TTFT target.
-        """
-        if step.decodes:
-            return budget
-        least, spent = step.sizer.least_seconds(prefill.view), step.begun_seconds
-        worth_reading = min(
-            step.reading_seconds(prefill.view) / MAX_READING_SHARE, self.draft.config.target_ttft / 2
-        )
-        return max(budget, worth_reading, 2 * least, 2 * spent if spent > budget else 0.0)
+        """Return the budget, raised in a step without decodes so that useful work outweighs overhead."""
+        return budget if step.decodes else worthwhile_seconds(step, prefill, budget, self.draft.config)
 
     def budget(self, decodes: Iterable[RequestView]) -> float:
         """Return the seconds that a step may take."""

@@ -7,18 +7,18 @@ computed, so that idle instances go on with decodes meanwhile.
 """
 
 from collections.abc import Sequence
-from math import inf
 
 from loong.core.cost.work import WorkCount
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.request import RequestView
-from loong.scheduler.common.slo_targets import FirstTokenTargets, tightest_tpot
+from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate, prefill_work
 from loong.scheduler.esp.service import serves_others
-from loong.scheduler.tuning import MAX_STEP_SECONDS, MAX_STEP_SHARE, PLANNED_TPOT_SHARE
+from loong.scheduler.esp.step_time import longest_step
+from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 
 def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[InstanceId, ...]:
@@ -44,30 +44,6 @@ def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[Ins
 def _is_prompt_in_flight(draft: PlanDraft, decodes: ServedDecodes) -> bool:
     """Return whether some instances compute prompts, and can run nothing with others before that ends."""
     return len(decodes.leases) < len(draft.snapshot.batches)
-
-
-def step_seconds(draft: PlanDraft) -> float:
-    """Return the seconds that a step without decodes may take.
-
-    Long steps are more efficient, which counts while long prompts wait for each other.
-    """
-    least_long = draft.config.step_time * draft.view.num_instances
-    num_long = sum(prefill.work > least_long for prefill in draft.prefills)
-    return longest_step(draft) if num_long > 1 else max(draft.config.step_time, longest_step(draft) / 2)
-
-
-def longest_step(draft: PlanDraft) -> float:
-    """Return the most seconds of a step without decodes.
-
-    A prompt may come when the step has just begun, and then needs a step of its own before its target.
-    """
-    config = draft.config
-    if config.max_step_time is not None:
-        return config.max_step_time
-    targets = FirstTokenTargets(draft.cost_model.prefill_terms(draft.view.cluster_size), config)
-    live = (view for view in draft.snapshot.request.values() if not view.has_ended)
-    least = min(map(targets.of, live), default=inf)
-    return min(MAX_STEP_SECONDS, MAX_STEP_SHARE * min(least, config.target_ttft))
 
 
 def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[RequestView]) -> float:

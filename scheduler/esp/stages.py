@@ -20,7 +20,6 @@ from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import pause_unsafe
 from loong.scheduler.esp.late_prompts import pause_late
-from loong.scheduler.esp.layout import step_seconds
 from loong.scheduler.esp.reasons import (
     NOT_CONSIDERED,
     explain,
@@ -28,6 +27,7 @@ from loong.scheduler.esp.reasons import (
     reason_to_wait,
     reasons_while_busy,
 )
+from loong.scheduler.esp.step_time import step_seconds
 
 
 def plan_parts(

@@ -11,7 +11,7 @@ from profile_samples import profile_samples
 from simulation import instances_with
 
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.profile.scenarios import LEAST_ROOM
+from loong.launcher.profile.scenarios import LEAST_ROOM, LONG_PROMPT_TOKENS
 from loong.launcher.profile.startup import calibrate
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.cost.fit import BatchSample, Sample, relative_errors
@@ -54,7 +54,18 @@ def test_batches_before_the_first_request_measure_the_machine(seed: int) -> None
 def test_few_batches_of_a_slow_machine_scale_the_model() -> None:
     found, last_id = calibrated(PRIOR.scaled(50))
     assert last_id < 60
-    assert astuple(found.coefficients) == pytest.approx(astuple(PRIOR.scaled(50).coefficients))
+    assert astuple(found.coefficients) == pytest.approx(astuple(PRIOR.scaled(50).coefficients), rel=1e-3)
+
+
+@pytest.mark.parametrize(("step", "token"), [(200, 20), (50, 200)])
+def test_few_batches_determine_what_a_step_costs_besides_its_tokens(step: float, token: float) -> None:
+    known = PRIOR.coefficients
+    clock = replace(PRIOR, coefficients=replace(known, step=step * known.step, token=token * known.token))
+    found, last_id = calibrated(clock)
+    assert last_id < 60
+    for num_tokens in (2, LONG_PROMPT_TOKENS):
+        expected = clock.prefill_terms(1).time(num_tokens, 0, num_tokens**2)
+        assert found.prefill_terms(1).time(num_tokens, 0, num_tokens**2) == pytest.approx(expected, rel=0.1)
 
 
 def test_the_log_says_in_one_line_what_was_gained(caplog: pytest.LogCaptureFixture) -> None:
