@@ -37,6 +37,20 @@ KINDS: tuple[dict[str, object], ...] = (
     {"seed": 5, "min_tokens": 8, "stop_token_ids": tuple(range(0, 97, 3))},
     {"seed": 6, "stop_token_ids": tuple(range(0, 97, 8))},
     {"seed": 7, "temperature": 3.0, "grammar": SCHEMA, "stop_token_ids": (2,)},
+    {
+        "seed": 8,
+        "temperature": 2.0,
+        "allowed_token_ids": (3, 5, 40),
+        "bad_words": ((3, 5), (5, 5), (40, 3, 40)),
+    },
+    {"seed": 9, "bad_words": tuple((token_id,) for token_id in range(0, 97, 2)), "num_logprobs": 1},
+    {
+        "seed": 10,
+        "temperature": 3.0,
+        "grammar": SCHEMA,
+        "stop_token_ids": (2,),
+        "bad_words": ((91, 49), (48,)),
+    },
 )
 
 
