@@ -15,7 +15,7 @@ from listening import serving_with
 from scripted_engine import ScriptedEngine, say
 
 from loong.core.errors import ConfigError
-from loong.launcher.chat.client import ChatError, ChatServer
+from loong.launcher.chat.client import ChatError, ChatServer, Piece
 from loong.launcher.chat.session import Session
 from loong.launcher.chat.speed import AnswerSpeed
 from loong.launcher.cli import main
@@ -139,7 +139,7 @@ async def test_what_a_server_of_another_kind_streams_is_reported_in_a_line(event
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=f"data: {event}\n\n")
 
-    def read(url: str) -> list[str]:
+    def read(url: str) -> list[Piece]:
         return [*ChatServer(url).answer([], {})]
 
     app = web.Application()
