@@ -51,9 +51,9 @@ _ALWAYS_GIVEN = (
 class FinishReason(Enum):
     """The reason why a request ended.
 
-    The values are the OpenAI API's, `abort` and `error` are vLLM's, `stuck` is ours.
+    The values are the OpenAI API's, `abort` and `error` are vLLM's, the last two are ours.
 
-    A request is stuck where its grammar allows no token.
+    A request is stuck where its grammar allows no token, and costly where these take too long to find.
     """
 
     STOP = "stop"
@@ -61,6 +61,7 @@ class FinishReason(Enum):
     ABORT = "abort"
     ERROR = "error"
     STUCK = "stuck"
+    COSTLY = "costly"
 
 
 @dataclass(frozen=True, slots=True)

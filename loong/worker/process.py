@@ -15,10 +15,11 @@ from io import FileIO
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 import torch
 import zmq
+from torch import Tensor
 
 from loong.child import config_of, leave_signals_to_parent, name_process
 from loong.core.errors import ClusterError, LoongError
@@ -27,6 +28,7 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerError
 from loong.fabric.messages.sockets import SocketFabric
+from loong.grammar.mask_process import SharedMasks, fork_mask_process
 from loong.logs import log_to_stderr
 from loong.model.load import load_model
 from loong.model.shapes import find_config
@@ -60,12 +62,10 @@ from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
 from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.mask_processes import MaskProcesses
 from loong.worker.service import AttentionService
 from loong.worker.tracer import Tracer
 from loong.worker.transfer import SegmentMover
-
-if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,13 @@ class Worker:
     """One rank of one instance."""
 
     def __init__(
-        self, config: WorkerConfig, sockets: SocketFabric, context: "zmq.Context[zmq.Socket[bytes]]"
+        self,
+        config: WorkerConfig,
+        sockets: SocketFabric,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        masks: MaskProcesses | None = None,
     ) -> None:
+        """`masks` are the result of `start_masks`."""
         self._config, self._sockets, self._context = config, sockets, context
         name = f"the commands' socket of rank {config.tp_rank} of instance {config.instance_id}"
         self._strays = StrayFrames(name)
@@ -120,8 +125,9 @@ class Worker:
         if self._backend.serves is not Service.NONE:
             pool = self._pools[config.instance_id]
             self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._backend)
-        folder = config.tokenizer_folder
-        self._constraints = Constraints(None if folder is None else Path(folder), shard.config.vocab_size)
+        has_others = config.tokenizer_folder is not None and config.tp_size > 1
+        tell = self._tell if has_others else None
+        self._constraints = Constraints(masks, shard.config.vocab_size, tell=tell)
         self._batches: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()  # None: check for traces
         self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
@@ -207,13 +213,19 @@ class Worker:
         self._service.begin(command)
 
     def _prepare(self, command: PrepareGrammar) -> None:
-        def on_prepared(prepared: "Future[CompiledGrammar]") -> None:
+        def on_prepared(prepared: "Future[int]") -> None:
             failure = "" if (error := prepared.exception()) is None else f"{type(error).__name__}: {error}"
             config = self._config
             with self._preparing:
                 self._prepared.send(CommandDone(command.number, config.instance_id, config.tp_rank, failure))
 
         self._constraints.prepare(command.grammar).add_done_callback(on_prepared)
+
+    def _tell(self, tensor: Tensor) -> Tensor:
+        """Return the first rank's tensor [...] int64 on all ranks of the instance, in an open batch."""
+        instance_id = self._config.instance_id
+        told = self._fabric.exchange_control((instance_id,), tensor.flatten())[instance_id]
+        return told.view(tensor.shape)
 
     def _release(self, command: ReleaseKV) -> None:
         if command.positions is None or command.is_void:  # what is known here may go on elsewhere, or end
@@ -316,16 +328,29 @@ def main() -> None:
     config = config_of(stdin.readline(), WorkerConfig)
     name_process(f"loong-worker-{config.instance_id}"[:15])
     log_to_stderr(config.log_format)
+    threading.excepthook = lambda args: _fail(config, args.exc_value)
+    sys.excepthook = lambda _kind, error, _trace: _fail(config, error)
+    masks = start_masks(config)  # before there are threads
     threading.Thread(target=_die_with_parent, args=(stdin,), daemon=True).start()
     torch.set_num_threads(config.num_threads)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    threading.excepthook = lambda args: _fail(config, args.exc_value)
-    sys.excepthook = lambda _kind, error, _trace: _fail(config, error)
     folder = Path(config.run_directory)
     fabric = SocketFabric(folder, config.world, config.rank, deadline=config.deadline, network=config.network)
     with stacks_on_request(f"the worker of instance {config.instance_id}, rank {config.tp_rank}"):
-        Worker(config, fabric, context).serve()
+        Worker(config, fabric, context, masks).serve()
         os._exit(0)  # threads may be in the middle of their work, which no one needs
+
+
+def start_masks(config: WorkerConfig) -> MaskProcesses | None:
+    """Start the processes that find the tokens of grammars, on the first rank of an instance.
+
+    They end with this process.
+    """
+    if config.tokenizer_folder is None or config.tp_rank > 0:
+        return None
+    vocab_size = find_config(config.model, config.load_format, config.dtype).vocab_size
+    shared = SharedMasks(vocab_size)
+    return MaskProcesses(fork_mask_process(Path(config.tokenizer_folder), vocab_size, shared), shared)
 
 
 def _die_with_parent(stdin: FileIO) -> None:

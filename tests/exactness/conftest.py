@@ -59,7 +59,14 @@ def sharded_overlapping(folder: Path) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def sharded(folder: Path) -> Iterator[Cluster]:
     """Yield instances 0 and 1 of two ranks each, and their host tiers 2 and 3."""
-    config = ClusterConfig(str(folder), num_instances=2, tp_size=2, kv_capacity=384, host_kv_capacity=96)
+    config = ClusterConfig(
+        str(folder),
+        num_instances=2,
+        tp_size=2,
+        kv_capacity=384,
+        host_kv_capacity=96,
+        tokenizer_folder=str(tiny_model(folder.parent)),
+    )
     with shared_cluster(config) as running:
         yield running
 

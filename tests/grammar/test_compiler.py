@@ -10,12 +10,13 @@ import jsonschema_rs
 import msgspec
 import pytest
 import torch
+from constraints import constraints_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loong.core.grammar import Grammar, GrammarKind
 from loong.model.tiny import CONFIG, tiny_model
-from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.grammar_constraints import ConstrainedRow, Constraints
 
 pytest.importorskip("xgrammar")
 
@@ -25,7 +26,7 @@ MAX_TOKENS = 2000
 
 @cache
 def constraints() -> Constraints:
-    return Constraints(tiny_model(Path(mkdtemp())), CONFIG.vocab_size)
+    return constraints_of(tiny_model(Path(mkdtemp())), CONFIG.vocab_size)
 
 
 def of_schema(schema: object) -> Grammar:
@@ -33,7 +34,7 @@ def of_schema(schema: object) -> Grammar:
 
 
 def allowed(request_id: str, grammar: Grammar, output: list[int]) -> list[int]:
-    words = constraints().allowed(request_id, grammar, output, STOPS)
+    ((words, _),) = constraints().allowed([ConstrainedRow(request_id, grammar, output, STOPS)])
     bits = (words.unsqueeze(1) >> torch.arange(32, dtype=torch.int32)) & 1
     reported = bits.flatten()[: CONFIG.vocab_size].tolist()
     return [token_id for token_id, bit in enumerate(reported) if bit]

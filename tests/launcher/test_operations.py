@@ -7,6 +7,7 @@ from loong.observability.decision_log import recent, runs
 from loong.server.metrics import request_observers, spans
 from loong.server.structured import grammar_checker
 from loong.worker.sampling import grammar_constraints as constraints
+from loong.worker.sampling import mask_processes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 TABLE = [
@@ -34,4 +35,4 @@ def test_every_bound_is_the_one_that_holds() -> None:
     assert f"{spans.MAX_PARENTS:,} headers" in row("with `--otlp")
     assert f"at most {spans.MAX_TRACEPARENT} characters" in row("with `--otlp")
     assert f"last {grammar_checker.MAX_KNOWN:,} grammars" in row("which of the last")
-    assert f": {constraints.NUM_MATCHERS:,} of them" in row("how far outputs")
+    assert f": {mask_processes.MAX_MATCHERS:,} of them" in row("how far outputs")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from constraints import constraints_of
 
 from loong.core.events import ProducedToken
 from loong.core.instructions import ReleaseKV, RunBatch
@@ -16,7 +17,6 @@ from loong.model.tensor_parallel import SingleDevice
 from loong.worker.backend import Backend
 from loong.worker.kv.pool import KVPool
 from loong.worker.runner import BatchRunner
-from loong.worker.sampling.grammar_constraints import Constraints
 from loong.worker.service import AttentionService
 
 
@@ -75,7 +75,7 @@ class BareInstance:
         config, num_kv_heads = shard.config, shard.num_kv_heads
         sizes = (config.num_layers, num_kv_heads, config.head_dim, num_slots)
         self._pool = KVPool(*sizes, torch.float32, device)
-        constraints = Constraints(tokenizer, config.vocab_size)
+        constraints = constraints_of(tokenizer, config.vocab_size)
         self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend, constraints)
         self._runner.warm_up()
         self._service = AttentionService(instance_id, shard, self._pool, fabric, backend)

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from loong.core.errors import ClusterError, InvalidRequestError
 from loong.core.events import Logprobs, ProducedToken
+from loong.core.grammar import MASK_SECONDS_PER_TOKEN, MAX_MASK_SECONDS
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, NewRequest, TokenId
+from loong.server.api.errors import ApiError, bad_request
 from loong.server.text.detokenizer import IncrementalDetokenizer, TokenDecoder
 from loong.server.text.stop_strings import StopStrings
 from loong.server.tools.parser import CallParser
@@ -76,10 +78,13 @@ class Output:
     def add(self, token: ProducedToken) -> Delta:
         """Take the next token.
 
-        Raises `ClusterError` if the request failed, and `InvalidRequestError` if no token is allowed.
+        Raises `ClusterError` if the request failed, and `InvalidRequestError` if no token is allowed. Raises
+        a 400 if the tokens that its grammar allows take too long to find.
         """
         if token.finish_reason is FinishReason.STUCK:
             raise self._stuck()
+        if token.finish_reason is FinishReason.COSTLY:
+            raise _too_costly(self._options.grammar_field, self.num_tokens)
         if token.finish_reason is FinishReason.ERROR:
             raise ClusterError(
                 f"request {token.request_id} failed after {self.num_tokens} tokens: the model's logits are "
@@ -140,3 +145,10 @@ class Output:
             return FinishReason.STOP, self._stop_strings.matched
         is_named = token.finish_reason is FinishReason.STOP and token.token_id in self._options.stop_token_ids
         return token.finish_reason, token.token_id if is_named else None
+
+
+def _too_costly(field: str | None, num_tokens: int) -> ApiError:
+    what = f"{field}: after {num_tokens} tokens of the answer, finding the next ones of its grammar"
+    per_token = f"{MASK_SECONDS_PER_TOKEN * 1000:g} ms a token"
+    limits = f"{MAX_MASK_SECONDS:g} s at once, or {per_token} and {MAX_MASK_SECONDS:g} s in all"
+    return bad_request(f"{what} takes more than {limits}", field, "grammar_too_costly")

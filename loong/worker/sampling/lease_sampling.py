@@ -11,10 +11,10 @@ from loong.core.instructions import RequestInput, Sibling
 from loong.core.request import FinishReason, SamplingParams, TokenId
 from loong.kernels.sampling.draw_params import DrawParams
 from loong.worker.backend import Backend
-from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.grammar_constraints import AllowedTokens, Constraints
 from loong.worker.sampling.logits_processors import LogitsProcessors
 from loong.worker.sampling.sampler import find_logprobs, read_logprobs
-from loong.worker.sampling.sampling_input import SamplingInput, sampling_input
+from loong.worker.sampling.sampling_input import DrawnToken, SamplingInput, sampling_inputs
 
 
 class LeaseSampling:
@@ -32,9 +32,10 @@ class LeaseSampling:
         self._new_token_ids: dict[int, list[TokenId]] = {
             row: [] for row, item in enumerate(given) if not _params(item).is_plain
         }
-        inputs = {row: self._input(row) for row in self._new_token_ids}
+        inputs = self._made([*self._new_token_ids])
         self._allowed = {row: item.allowed for row, item in inputs.items() if item.allowed is not None}
         self._held = {row for row, item in inputs.items() if item.params.grammar is not None}
+        self._continued: list[int] = []  # rows with a grammar that have a token, and need another
         self._adjusted: Tensor | None = None
         self._inputs = {row: item for row, item in inputs.items() if item.has_logits_processors}
         if self._inputs:
@@ -83,25 +84,30 @@ class LeaseSampling:
             return
         self._new_token_ids[row].append(token_id)
         if reason is None:
-            allowed = self._input(row).allowed
-            assert allowed is not None, "it has a grammar"
-            self._allowed[row] = allowed
+            self._continued.append(row)
         else:
             self._constraints.forget(self._given[row].request_id)
-            self._allowed[row] = torch.full_like(self._allowed[row], -1)  # tokens after the end are not read
+            words = torch.full_like(self._allowed[row].words, -1)  # tokens after the end are not read
+            self._allowed[row] = AllowedTokens(words)
 
     def end_step(self) -> None:
         """End a step, all of whose tokens have been taken."""
+        for row, item in self._made(self._continued).items():
+            assert item.allowed is not None, "it has a grammar"
+            self._allowed[row] = item.allowed
+        self._continued.clear()
         self._logits_processors.allow(self._allowed.values())
 
     def why_invalid(self, row: int, largest: float) -> FinishReason:
         """Return why a row has no token, given its largest logit."""
-        return why_invalid(self._inputs.get(row), largest)
+        return why_invalid(self._inputs.get(row), self._allowed.get(row), largest)
 
-    def _input(self, row: int) -> SamplingInput:
-        given = self._given[row]
-        drawn = Sibling(given.request_id, _params(given))
-        return sampling_input(drawn, given, self._new_token_ids[row], self._constraints)
+    def _made(self, rows: Sequence[int]) -> dict[int, SamplingInput]:
+        drawn = [
+            DrawnToken(Sibling(given.request_id, _params(given)), given, self._new_token_ids[row])
+            for row, given in ((row, self._given[row]) for row in rows)
+        ]
+        return dict(zip(rows, sampling_inputs(drawn, self._constraints), strict=True))
 
     def _upload(self, rows: Sequence[int]) -> Tensor:
         return self._backend.sampler.upload(torch.tensor(rows, dtype=torch.int64))
@@ -112,7 +118,8 @@ def _params(given: RequestInput) -> SamplingParams:
     return given.sampling_params
 
 
-def why_invalid(given: SamplingInput | None, largest: float) -> FinishReason:
+def why_invalid(given: SamplingInput | None, allowed: AllowedTokens | None, largest: float) -> FinishReason:
     """Return why a row has no token, given its largest logit: nothing is allowed, or it is not finite."""
-    is_stuck = given is not None and given.has_logits_processors and largest == -math.inf
-    return FinishReason.STUCK if is_stuck else FinishReason.ERROR
+    if given is None or not given.has_logits_processors or largest != -math.inf:
+        return FinishReason.ERROR
+    return FinishReason.STUCK if allowed is None or allowed.words.any() else allowed.why_none

@@ -12,6 +12,7 @@ from torch import Tensor
 from loong.core.request import MAX_TOKENS, TokenId
 from loong.kernels.sampling.draw_params import Penalties
 from loong.worker.sampling.bad_words import BadWords
+from loong.worker.sampling.grammar_constraints import AllowedTokens
 from loong.worker.sampling.sampling_input import SamplingInput
 
 
@@ -73,9 +74,9 @@ class LogitsProcessors:
             seen = self._first + tokens[self._penalized]
             self._penalties.num_in_output.view(-1).index_add_(0, seen, self._ones)
 
-    def allow(self, masks: Iterable[Tensor]) -> None:
+    def allow(self, masks: Iterable[AllowedTokens]) -> None:
         """Set the mask of the next step for each row that has one; see `SamplingInput.allowed`."""
-        if words := list(masks):
+        if words := [mask.words for mask in masks]:
             self._allowed = self._ops.upload(torch.stack(words))
 
     def _find_stops(self, inputs: Sequence[SamplingInput]) -> None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import NamedTuple
 
 from loong.core.instructions import RequestInput, Sibling
 from loong.core.request import SamplingParams, TokenId
-from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.grammar_constraints import AllowedTokens, ConstrainedRow, Constraints
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +14,7 @@ class SamplingInput:
     """The inputs of sampling one row, in addition to its logits.
 
     `position` is the absolute position of the token to be drawn. The prompt is read only if there is a
-    repetition penalty, the output only if there is any. `allowed` has a bit for each token, [V / 32] int32 on
-    the host; None: all are.
+    repetition penalty, the output only if there is any. `allowed` None: all tokens are.
     """
 
     params: SamplingParams
@@ -24,7 +22,7 @@ class SamplingInput:
     num_output_tokens: int
     prompt_token_ids: Sequence[TokenId] = ()
     output_token_ids: Sequence[TokenId] = ()
-    allowed: Tensor | None = None
+    allowed: AllowedTokens | None = None
 
     @property
     def has_logits_processors(self) -> bool:
@@ -39,22 +37,51 @@ class SamplingInput:
         )
 
 
-def sampling_input(
-    drawn: Sibling, given: RequestInput, new_token_ids: Sequence[TokenId], constraints: Constraints
-) -> SamplingInput:
-    """Return the input of a request or of its sibling, with `new_token_ids` after those of its batch."""
-    params = drawn.sampling_params
-    output = (*given.output_token_ids, *new_token_ids) if params.needs_output else ()
-    allowed = None if params.allowed_token_ids is None else constraints.mask_of(params.allowed_token_ids)
-    if (grammar := params.grammar) is not None:
-        by_grammar = constraints.allowed(drawn.request_id, grammar, output, params.stop_token_ids)
-        allowed = by_grammar if allowed is None else by_grammar & allowed
-    num_output_tokens = given.num_output_tokens + len(new_token_ids)
-    return SamplingInput(
-        params=params,
-        position=given.num_prompt_tokens + num_output_tokens,
-        num_output_tokens=num_output_tokens,
-        prompt_token_ids=given.prompt_token_ids,
-        output_token_ids=output,
-        allowed=allowed,
-    )
+class DrawnToken(NamedTuple):
+    """A token to be drawn for a request of a batch, or for its sibling.
+
+    `new_token_ids` come after those that the batch was given.
+    """
+
+    drawn: Sibling
+    given: RequestInput
+    new_token_ids: Sequence[TokenId] = ()
+
+
+def sampling_inputs(rows: Sequence[DrawnToken], constraints: Constraints) -> list[SamplingInput]:
+    """Return the inputs of all rows of a step. The ranks of an instance call it together."""
+    outputs = [
+        (*given.output_token_ids, *new_token_ids) if drawn.sampling_params.needs_output else ()
+        for drawn, given, new_token_ids in rows
+    ]
+    constrained = {
+        index: ConstrainedRow(row.drawn.request_id, grammar, outputs[index], params.stop_token_ids)
+        for index, row in enumerate(rows)
+        if (grammar := (params := row.drawn.sampling_params).grammar) is not None
+    }
+    allowed = dict(zip(constrained, constraints.allowed([*constrained.values()]), strict=True))
+    inputs = []
+    for index, (drawn, given, new_token_ids) in enumerate(rows):
+        params = drawn.sampling_params
+        num_output_tokens = given.num_output_tokens + len(new_token_ids)
+        inputs.append(
+            SamplingInput(
+                params=params,
+                position=given.num_prompt_tokens + num_output_tokens,
+                num_output_tokens=num_output_tokens,
+                prompt_token_ids=given.prompt_token_ids,
+                output_token_ids=outputs[index],
+                allowed=_limited(allowed.get(index), params.allowed_token_ids, constraints),
+            )
+        )
+    return inputs
+
+
+def _limited(
+    allowed: AllowedTokens | None, token_ids: Sequence[TokenId] | None, constraints: Constraints
+) -> AllowedTokens | None:
+    """Return the tokens that a grammar allows, of these; None: each does not matter."""
+    if token_ids is None:
+        return allowed
+    words = constraints.mask_of(token_ids)
+    return AllowedTokens(words) if allowed is None else allowed._replace(words=allowed.words & words)

@@ -64,7 +64,7 @@ class PendingStep:
         tokens = []
         for (request_id, given, progress), result in zip(self._rows, results, strict=True):
             if isinstance(result, InvalidLogits):
-                tokens.append(ProducedToken(request_id, 0, why_invalid(given, result.largest)))
+                tokens.append(ProducedToken(request_id, 0, why_invalid(given, given.allowed, result.largest)))
                 continue
             params = given.params
             if progress is not None:

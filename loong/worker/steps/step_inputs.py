@@ -12,8 +12,7 @@ from loong.core.instructions import RequestInput, Sibling
 from loong.core.placement import Placement
 from loong.core.plan import QueryBlock
 from loong.core.request import RequestId, TokenId
-from loong.worker.sampling.grammar_constraints import Constraints
-from loong.worker.sampling.sampling_input import SamplingInput, sampling_input
+from loong.worker.sampling.sampling_input import DrawnToken
 
 
 @dataclass(slots=True)
@@ -44,15 +43,12 @@ class Progress:
         """Return the position of the next token, once all known tokens are computed."""
         return self.given.num_prompt_tokens + self.given.num_output_tokens + len(self.new_token_ids)
 
-    def sampling_inputs(self, constraints: Constraints) -> Iterator[tuple[RequestId, SamplingInput]]:
-        """Yield sampling inputs of the request and each sibling; none if the batch stops before the end."""
+    def drawn(self) -> Iterator[DrawnToken]:
+        """Yield the token of the request and of each sibling; none if the batch stops before the end."""
         given = self.given
         if given.sampling_params is not None:
-            for pending_ids in (Sibling(given.request_id, given.sampling_params), *given.siblings):
-                yield (
-                    pending_ids.request_id,
-                    sampling_input(pending_ids, given, self.new_token_ids, constraints),
-                )
+            for drawn in (Sibling(given.request_id, given.sampling_params), *given.siblings):
+                yield DrawnToken(drawn, given, self.new_token_ids)
 
 
 class PendingTokenIds(NamedTuple):

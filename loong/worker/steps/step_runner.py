@@ -18,6 +18,7 @@ from loong.worker.batches.token_placeholders import TokenPlaceholders
 from loong.worker.kv.pool import KVPool
 from loong.worker.sampling.grammar_constraints import Constraints
 from loong.worker.sampling.sampler import sample
+from loong.worker.sampling.sampling_input import DrawnToken, sampling_inputs
 from loong.worker.steps.group_exchange import KVExchange
 from loong.worker.steps.mixed_graph import MixedGraph
 from loong.worker.steps.pending_step import PendingStep, SampledRow
@@ -136,14 +137,17 @@ class StepRunner:
     ) -> PendingStep:
         """Sample the next token of every request whose last known token is among this instance's rows."""
         hidden_rows: list[int] = []
-        pending_ids: list[SampledRow] = []
+        drawn: list[DrawnToken] = []
         for block, block_rows in step.rows.items():
-            request = requests[block.request_id]
-            if not _is_newest(block, requests):
-                continue
-            for request_id, item in request.sampling_inputs(self._constraints):
-                hidden_rows.append(block_rows.stop - 1)
-                pending_ids.append(SampledRow(request_id, item, requests.get(request_id)))
+            if _is_newest(block, requests):
+                of_request = [*requests[block.request_id].drawn()]
+                hidden_rows += [block_rows.stop - 1] * len(of_request)
+                drawn += of_request
+        inputs = sampling_inputs(drawn, self._constraints)
+        request_ids = [row.drawn.request_id for row in drawn]
+        pending_ids = [
+            SampledRow(i, item, requests.get(i)) for i, item in zip(request_ids, inputs, strict=True)
+        ]
         device, choice = self._backend.device, None
         if pending_ids:
             logits = self._model.logits(hidden[device.upload(torch.tensor(hidden_rows))])

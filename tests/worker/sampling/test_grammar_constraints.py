@@ -1,49 +1,27 @@
 """The grammars and outputs that workers keep; tests of grammars check what is allowed."""
 
 import json
-import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
 import pytest
-import zmq
-from socket_worlds import run_in_world
+import torch
+from constraints import constraints_of
+from torch import Tensor
 
 from loong.core.grammar import Grammar, GrammarKind
-from loong.core.instance import ESPGroup
-from loong.core.instructions import ReleaseKV, RequestInput, RunBatch
-from loong.core.placement import KVSegment, Placement
-from loong.core.plan import BatchPlan, QueryBlock, Transfer
-from loong.core.request import SamplingParams
-from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.world import World
+from loong.core.request import FinishReason
 from loong.model.tiny import CONFIG, tiny_model
-from loong.wire import BatchDone, Shutdown, decode_report, encode
-from loong.worker.config import WorkerConfig
-from loong.worker.process import Worker
-from loong.worker.sampling.grammar_constraints import Constraints
+from loong.worker.sampling.grammar_constraints import AllowedTokens, ConstrainedRow, Constraints
 
-xgrammar = pytest.importorskip("xgrammar")
+pytest.importorskip("xgrammar")
 
 STOPS = CONFIG.eos_token_ids
 MAX_BYTES = 2**18
-NUM_SCHEMAS = 40  # whose grammars take more than twice as much
-
-
-def live_matchers(replace: Callable[[str, object], None]) -> "weakref.WeakSet[object]":
-    """All matchers made from now on that are still there; `replace` sets an attribute of the library."""
-    found = weakref.WeakSet[object]()
-
-    class Matcher(xgrammar.GrammarMatcher):  # type: ignore[misc, name-defined]  # the library is an extra
-        __hash__ = object.__hash__
-
-        def __init__(self, *args: object, **options: object) -> None:
-            super().__init__(*args, **options)
-            found.add(self)
-
-    replace("GrammarMatcher", Matcher)
-    return found
+NUM_SCHEMAS = 25  # whose grammars take more than the bound
+AMBIGUOUS = Grammar(GrammarKind.EBNF, 'root ::= "a" S\nS ::= S S S | S S | "x" | ""')  # the work grows fast
+LETTERS = Grammar(GrammarKind.REGEX, "[a-z]*")
 
 
 def as_grammar(content: object) -> Grammar:
@@ -54,97 +32,140 @@ def schema(number: int) -> Grammar:
     return as_grammar({"type": "object", "properties": {f"p{number}": {"type": "string"}}})
 
 
-def test_grammars_take_no_more_than_their_bound_whatever_requests_need(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """More schemas by turns than have room: no answer changes, and matchers go with their grammars."""
-    matchers = live_matchers(lambda name, what: monkeypatch.setattr(xgrammar, name, what))
-    folder = tiny_model(tmp_path)
+def row(request_id: str, grammar: Grammar, output: Sequence[int]) -> ConstrainedRow:
+    return ConstrainedRow(request_id, grammar, tuple(output), STOPS)
+
+
+def tokens(allowed: AllowedTokens) -> list[int]:
+    """Return the ids of allowed tokens."""
+    bits = (allowed.words.unsqueeze(1) >> torch.arange(32, dtype=torch.int32)) & 1
+    return bits.flatten().nonzero().flatten().tolist()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def constraints(folder: Path) -> Constraints:
+    return constraints_of(folder, CONFIG.vocab_size)
+
+
+def test_grammars_take_no_more_than_their_bound_whatever_requests_need(folder: Path) -> None:
+    """More schemas by turns than have room: no answer changes."""
     bounded, boundless = (
-        Constraints(folder, CONFIG.vocab_size, num_bytes) for num_bytes in (MAX_BYTES, 2**40)
+        constraints_of(folder, CONFIG.vocab_size, num_bytes) for num_bytes in (MAX_BYTES, 2**40)
     )
     output = [*b'{"p']
-    for length in range(len(output) + 1):
+    for length in (0, 3):
         for number in range(NUM_SCHEMAS):
-            asked = f"r{number}", schema(number), output[:length], STOPS
-            assert bounded.allowed(*asked).tolist() == boundless.allowed(*asked).tolist()
+            asked = [row(f"r{number}", schema(number), output[:length])]
+            assert tokens(bounded.allowed(asked)[0]) == tokens(boundless.allowed(asked)[0])
             assert 0 < bounded.num_bytes <= MAX_BYTES
-    assert boundless.num_bytes > 2 * MAX_BYTES
-    assert NUM_SCHEMAS < len(matchers) < 1.5 * NUM_SCHEMAS
+    assert boundless.num_bytes > MAX_BYTES
 
 
-def test_a_grammar_larger_than_the_bound_is_kept_alone(tmp_path: Path) -> None:
-    constraints = Constraints(tiny_model(tmp_path), CONFIG.vocab_size, max_bytes=1)
+def test_a_grammar_larger_than_the_bound_is_kept_alone(folder: Path) -> None:
+    constraints = constraints_of(folder, CONFIG.vocab_size, max_bytes=1)
     first, second = (constraints.prepare(schema(number)) for number in range(2))
-    assert first.result() is not second.result()
+    assert first.result() != second.result()
     assert constraints.prepare(schema(1)) is second
     assert constraints.prepare(schema(0)) is not first
 
 
-def test_a_grammar_that_cannot_be_made_is_not_kept(tmp_path: Path) -> None:
-    constraints = Constraints(tiny_model(tmp_path), CONFIG.vocab_size)
+def test_a_grammar_that_cannot_be_made_is_not_kept(constraints: Constraints) -> None:
     for _ in range(2):
         assert constraints.prepare(as_grammar({"not": {}})).exception() is not None
     assert constraints.num_bytes == 0
 
 
-def test_a_request_whose_kv_is_released_leaves_no_matcher_behind(tmp_path: Path) -> None:
-    """As when its client leaves, with any next token."""
-    (found,) = run_in_world(count_matchers, World(1, 1), str(tmp_path))
-    assert found == (1, 0)
+def test_a_request_that_takes_too_long_fails_alone_and_soon(constraints: Constraints) -> None:
+    output = [*b"a"]
+    while tokens((hostile := constraints.allowed(both(output)))[0]):
+        assert tokens(hostile[1]) == tokens(constraints.allowed(both(output))[1])
+        output += b"x"
+    assert 20 < len(output) < 500
+    failed, other = constraints.allowed(both(output))
+    assert failed.why_none is FinishReason.COSTLY
+    assert {*b"az", *STOPS} <= {*tokens(other)}
 
 
-def count_matchers(fabric: SocketFabric, _instance_id: int, _tp_rank: int, folder: str) -> tuple[int, int]:
-    """Those of a worker that has sampled a token of a request with a schema, and once it released its KV."""
-    matchers = live_matchers(lambda name, what: setattr(xgrammar, name, what))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+def both(output: Sequence[int]) -> list[ConstrainedRow]:
+    """Return a request whose work grows with its output, and another."""
+    return [row("hostile", AMBIGUOUS, output), row("other", LETTERS, output)]
+
+
+def test_an_output_that_takes_too_long_to_repeat_fails_alone(constraints: Constraints) -> None:
+    """As after the loss of the instance that had it, where one call takes minutes."""
+    others = [row(f"other {number}", LETTERS, b"ab") for number in range(2)]
+    before = [tokens(allowed) for allowed in constraints.allowed(others)]
+    hostile = row("hostile", AMBIGUOUS, b"a" + b"x" * 1000)
+    first, failed, second = constraints.allowed([others[0], hostile, others[1]])
+    assert (tokens(failed), failed.why_none) == ([], FinishReason.COSTLY)
+    assert [tokens(first), tokens(second)] == before
+    continued = constraints.allowed([row("other 0", LETTERS, b"abc")])
+    assert [tokens(allowed) for allowed in continued] == before[:1]
+
+
+def test_a_request_that_begins_anew_after_its_kv_is_gone_depends_on_nothing_before(
+    constraints: Constraints,
+) -> None:
+    """Tokens of a void batch are not those that the request has in the end."""
+    grammar = Grammar(GrammarKind.CHOICE, '["abc", "xyz"]')
+    assert tokens(constraints.allowed([row("r", grammar, b"ab")])[0]) == [*b"c"]
+    constraints.forget("r")
+    assert tokens(constraints.allowed([row("r", grammar, b"xyz")])[0]) == [*STOPS]
+
+
+def test_more_requests_than_fit_one_message_are_all_answered(constraints: Constraints) -> None:
+    rows = [row(f"r{number}", LETTERS, b"a" * (number % 3)) for number in range(600)]
+    assert all(tokens(allowed) for allowed in constraints.allowed(rows))
+
+
+def test_ranks_that_find_no_tokens_are_told_those_of_the_first(folder: Path) -> None:
+    told: list[Tensor] = []
+
+    def tell(tensor: Tensor) -> Tensor:
+        told.append(tensor)
+        return told[0]
+
+    first = constraints_of(folder, CONFIG.vocab_size, tell=tell)
+    second = Constraints(None, CONFIG.vocab_size, tell=tell)
+    second.prepare(LETTERS).result()
+    rows = [
+        row("r", LETTERS, b"ab"),
+        row("wrong", LETTERS, b"AB"),
+        row("costly", AMBIGUOUS, b"a" + b"x" * 999),
+    ]
+    ours, theirs = first.allowed(rows), second.allowed(rows)
+    assert [tokens(allowed) for allowed in ours] == [tokens(allowed) for allowed in theirs]
+    reasons = [FinishReason.STUCK, FinishReason.STUCK, FinishReason.COSTLY]
+    assert [allowed.why_none for allowed in ours] == [allowed.why_none for allowed in theirs] == reasons
+    assert told[1].shape == told[0].shape
+
+
+def test_grammars_are_compiled_and_requests_forgotten_while_tokens_are_found(
+    constraints: Constraints,
+) -> None:
+    """Grammars may come and go in the middle of outputs, and no output changes."""
+    constraints.prepare(LETTERS).result()
+    is_over = False
+
+    def compile_others() -> None:
+        number = 0
+        while not is_over:
+            constraints.prepare(schema(number)).result()
+            constraints.forget(f"gone {number}")
+            number += 1
+
+    thread = Thread(target=compile_others)
+    thread.start()
     try:
-        config = worker_config(tiny_model(Path(folder)), folder)
-        reports, commands = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-        reports.bind(config.reports_endpoint)
-        commands.connect(config.commands_endpoint)
-        serving = Thread(target=Worker(config, fabric, context).serve, daemon=True)
-        serving.start()
-        commands.send(encode(first_token_of("r")))
-        while not isinstance(decode_report(reports.recv()), BatchDone):
-            pass
-        num_before = len(matchers)
-        for command in (ReleaseKV("r", (0,)), Shutdown()):
-            commands.send(encode(command))
-        serving.join()
-        return num_before, len(matchers)
+        for length in range(200):
+            output = b"ab" * length
+            (allowed,) = constraints.allowed([row("r", LETTERS, output)])
+            assert {*b"az", *STOPS} <= {*tokens(allowed)}
     finally:
-        context.destroy(linger=0)  # threads that wait for batches have sockets too
-
-
-def first_token_of(request_id: str) -> RunBatch:
-    """Return a batch of a prompt of 3 tokens, of which the last samples one that begins an object."""
-    positions = range(3)
-    plan = BatchPlan(
-        ESPGroup((0,)),
-        (QueryBlock(request_id, positions, 0, Transfer.KV),),
-        (KVSegment(request_id, positions, 0),),
-    )
-    params = SamplingParams(max_tokens=9, stop_token_ids=STOPS, grammar=schema(0))
-    return RunBatch(1, plan, (RequestInput(request_id, (5, 6, 7), 3, 0, Placement(), params),))
-
-
-def worker_config(model: Path, folder: str) -> WorkerConfig:
-    return WorkerConfig(
-        instance_id=0,
-        tp_rank=0,
-        num_instances=1,
-        tp_size=1,
-        model=str(model),
-        load_format="auto",
-        dtype=None,
-        seed=0,
-        kv_capacity=64,
-        host_kv_capacity=0,
-        run_directory="",
-        commands_endpoint=f"ipc://{folder}/commands",
-        reports_endpoint=f"ipc://{folder}/reports",
-        deadline=60.0,
-        num_threads=1,
-        tokenizer_folder=str(model),
-    )
+        is_over = True
+        thread.join()

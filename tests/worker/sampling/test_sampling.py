@@ -16,7 +16,7 @@ from loong.worker.sampling.grammar_constraints import Constraints
 from loong.worker.sampling.logits_processors import LogitsProcessors
 from loong.worker.sampling.random_sampling import draw_params, uniform
 from loong.worker.sampling.sampler import InvalidLogits, Sampled, SamplingResult, TorchSampler, sample
-from loong.worker.sampling.sampling_input import SamplingInput, sampling_input
+from loong.worker.sampling.sampling_input import DrawnToken, SamplingInput, sampling_inputs
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -298,9 +298,8 @@ def test_neither_bad_words_nor_other_tokens_than_the_allowed_ones_come(
     )
     bare = SamplingParams(temperature=1.5, logit_bias=((2, 3.0),), seed=seed)
     logits = draw_logits(seed, len(outputs), 4)
-    inputs = [
-        sampling_input(Sibling("a", params), known(output, params), (), constraints) for output in outputs
-    ]
+    drawn = [DrawnToken(Sibling("a", params), known(output, params)) for output in outputs]
+    inputs = sampling_inputs(drawn, constraints)
     for row, result in enumerate(sample_rows(logits, inputs)):
         possible = [i for i in range(4) if is_possible(i, outputs[row], params)]
         if not possible:
