@@ -38,7 +38,7 @@ class Schema(BaseModel):
     def _as_meant(cls, content: object) -> object:
         """Drop fields that are null: clients send back messages with all possible fields.
 
-        Whole numbers become integers: JSON does not tell 2.0 from 2.
+        Whole numbers become integers: 2.0 and 2 are one number in JSON.
         """
         if isinstance(content, dict):
             return {name: as_integer(value) for name, value in content.items() if value is not None}
