@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 _KINDS = {"CPU": "processors", "GPU": "GPUs"}  # of what Ray counts
 _LEAST_SHARE = 0.001  # of the resource that each node has of its own name
 _DRIVER = {"RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1"}  # it would take the signals that stop a server
-_OWN_CLUSTER = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}  # Ray listens on all interfaces
+_MODE = "RAY_AUTH_MODE"
+_OWN_CLUSTER = {_MODE: "token", "RAY_USAGE_STATS_ENABLED": "0"}  # Ray listens on all interfaces
 
 
 def check_ray() -> None:
@@ -55,6 +56,7 @@ def ray_cluster() -> Iterator[str]:
             signal.signal(number, handler)
     try:
         context = ray.get_runtime_context()
+        warn_if_open(context.gcs_address)
         if is_own:
             logger.info(
                 "started Ray; on other hosts run `RAY_AUTH_MODE=token ray start --address=%s`, after "
@@ -64,6 +66,17 @@ def ray_cluster() -> Iterator[str]:
         yield ray.util.get_node_ip_address()
     finally:
         ray.shutdown()
+
+
+def warn_if_open(address: str) -> None:
+    """Warn if a cluster runs the code of all who reach it. Ray sets its mode when it finds a token."""
+    if os.environ.get(_MODE, "").lower() != "token":
+        logger.warning(
+            "the Ray cluster at %s needs no token: all who reach its ports may run code on its nodes; set "
+            "%s=token on each",
+            address,
+            _MODE,
+        )
 
 
 def bundles_of(num_workers: list[int], head_address: str, *, has_gpus: bool) -> list[dict[str, float]]:

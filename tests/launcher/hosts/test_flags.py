@@ -9,7 +9,7 @@ import pytest
 from loong.core.errors import ConfigError
 from loong.launcher.cli import build_parser
 from loong.launcher.cluster_flags import chosen_cluster
-from loong.launcher.hosts.ray_cluster import bundles_of
+from loong.launcher.hosts.ray_cluster import bundles_of, warn_if_open
 from loong.launcher.serve.local import ClusterConfig
 
 WITHOUT_RAY = """
@@ -22,6 +22,19 @@ importlib.util.find_spec = lambda name, *rest: None if name == "ray" else find_s
 sys.argv = ["loong", "serve", "--hosts", "ray", "--port", "0"]
 sys.exit(main())
 """
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_open"), [(None, True), ("disabled", True), ("token", False), ("TOKEN", False)]
+)
+def test_a_cluster_that_needs_no_token_is_warned_of(
+    mode: str | None, is_open: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    warn_if_open("10.0.0.1:6379")
+    assert ("the Ray cluster at 10.0.0.1:6379 needs no token" in caplog.text) == is_open
 
 
 def test_several_hosts_need_ray() -> None:
