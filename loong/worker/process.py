@@ -126,8 +126,8 @@ class Worker:
             pool = self._pools[config.instance_id]
             self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._backend)
         has_others = config.tokenizer_folder is not None and config.tp_size > 1
-        tell = self._tell if has_others else None
-        self._constraints = Constraints(masks, shard.config.vocab_size, tell=tell)
+        broadcast = self._broadcast if has_others else None
+        self._constraints = Constraints(masks, shard.config.vocab_size, broadcast=broadcast)
         self._batches: SimpleQueue[RunBatch | ForgetFailures | None] = SimpleQueue()  # None: check for traces
         self._tracing: SimpleQueue[StartTrace | EndTrace] = SimpleQueue()
         self._migrations: SimpleQueue[MoveKV] = SimpleQueue()
@@ -221,11 +221,11 @@ class Worker:
 
         self._constraints.prepare(command.grammar).add_done_callback(on_prepared)
 
-    def _tell(self, tensor: Tensor) -> Tensor:
+    def _broadcast(self, tensor: Tensor) -> Tensor:
         """Return the first rank's tensor [...] int64 on all ranks of the instance, in an open batch."""
         instance_id = self._config.instance_id
-        told = self._fabric.exchange_control((instance_id,), tensor.flatten())[instance_id]
-        return told.view(tensor.shape)
+        received = self._fabric.exchange_control((instance_id,), tensor.flatten())[instance_id]
+        return received.view(tensor.shape)
 
     def _release(self, command: ReleaseKV) -> None:
         if command.positions is None or command.is_void:  # what is known here may go on elsewhere, or end

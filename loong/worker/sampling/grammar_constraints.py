@@ -68,14 +68,14 @@ class Constraints:
         masks: MaskProcesses | None,
         vocab_size: int,
         max_bytes: int = MAX_BYTES,
-        tell: Callable[[Tensor], Tensor] | None = None,
+        broadcast: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """Take the processes that find tokens; None where there is no tokenizer.
 
-        On an instance of several ranks, only the first has them. `tell` returns its tensor on all ranks,
+        On an instance of several ranks, only the first has them. `broadcast` returns its tensor on all ranks,
         given tensors of one shape.
         """
-        self._masks, self._max_bytes, self._tell = masks, max_bytes, tell
+        self._masks, self._max_bytes, self._broadcast = masks, max_bytes, broadcast
         self._num_words = -(-vocab_size // _BITS)
         self._thread = ThreadPoolExecutor(1)
         self._numbers = count()
@@ -92,7 +92,7 @@ class Constraints:
     def prepare(self, grammar: Grammar) -> "Future[int]":
         """Begin to compile a grammar, unless it is there; from any thread. The result is its number."""
         with self._lock:
-            if self._masks is None and self._tell is not None:  # the first rank compiles it
+            if self._masks is None and self._broadcast is not None:  # the first rank compiles it
                 done: Future[int] = Future()
                 done.set_result(0)
                 return done
@@ -118,10 +118,10 @@ class Constraints:
             found = [self._none(FinishReason.STUCK)] * len(rows)
         else:
             found = self._find(self._masks, rows)
-        if self._tell is None or not rows:
+        if self._broadcast is None or not rows:
             return found
-        told = self._tell(torch.stack([_encoded(allowed) for allowed in found]))
-        return [_decoded(row, self._num_words) for row in told]
+        received = self._broadcast(torch.stack([_encoded(allowed) for allowed in found]))
+        return [_decoded(row, self._num_words) for row in received]
 
     def forget(self, request_id: RequestId) -> None:
         """Forget a request that has ended, or has lost its KV; from any thread."""

@@ -124,14 +124,14 @@ def test_more_requests_than_fit_one_message_are_all_answered(constraints: Constr
 
 
 def test_ranks_that_find_no_tokens_are_told_those_of_the_first(folder: Path) -> None:
-    told: list[Tensor] = []
+    received: list[Tensor] = []
 
-    def tell(tensor: Tensor) -> Tensor:
-        told.append(tensor)
-        return told[0]
+    def broadcast(tensor: Tensor) -> Tensor:
+        received.append(tensor)
+        return received[0]
 
-    first = constraints_of(folder, CONFIG.vocab_size, tell=tell)
-    second = Constraints(None, CONFIG.vocab_size, tell=tell)
+    first = constraints_of(folder, CONFIG.vocab_size, broadcast=broadcast)
+    second = Constraints(None, CONFIG.vocab_size, broadcast=broadcast)
     second.prepare(LETTERS).result()
     rows = [
         row("r", LETTERS, b"ab"),
@@ -142,7 +142,7 @@ def test_ranks_that_find_no_tokens_are_told_those_of_the_first(folder: Path) -> 
     assert [tokens(allowed) for allowed in ours] == [tokens(allowed) for allowed in theirs]
     reasons = [FinishReason.STUCK, FinishReason.STUCK, FinishReason.COSTLY]
     assert [allowed.why_none for allowed in ours] == [allowed.why_none for allowed in theirs] == reasons
-    assert told[1].shape == told[0].shape
+    assert received[1].shape == received[0].shape
 
 
 def test_grammars_are_compiled_and_requests_forgotten_while_tokens_are_found(
