@@ -142,7 +142,7 @@ def request_with(name: str, number: float) -> NewRequest:
     return NewRequest("r", [1], SamplingParams(**params), **of_request)
 
 
-@pytest.mark.parametrize("name", [*LIMITS, *(OF_SAMPLING.keys() - LIMITS.keys())])
+@pytest.mark.parametrize("name", [*LIMITS, *sorted(OF_SAMPLING.keys() - LIMITS.keys())])
 @given(data=st.data())
 def test_whatever_number_a_request_is_accepted_with_it_can_be_sent(name: str, data: st.DataObject) -> None:
     is_whole = isinstance(LIMITS.get(name, (0, 0))[0], int)
