@@ -162,12 +162,17 @@ def test_leases_that_go_on_give_the_tokens_of_transformers(
 
 @pytest.mark.parametrize("group", [(0,), (1, 0, 2)])
 @pytest.mark.parametrize("num_steps", [1, 6])
+@pytest.mark.parametrize("kinds", [KINDS[:6], KINDS[6:]], ids=["plain", "limited"])
 def test_what_is_drawn_is_what_processors_draw(
-    cluster: Cluster, on_gpus: Cluster, group: tuple[int, ...], num_steps: int
+    cluster: Cluster,
+    on_gpus: Cluster,
+    group: tuple[int, ...],
+    num_steps: int,
+    kinds: tuple[dict[str, object], ...],
 ) -> None:
     tokens = []
     for running in (cluster, on_gpus):
-        requests = [sampled_request(random_prompt(15, seed=n), 16, **p) for n, p in enumerate(KINDS)]
+        requests = [sampled_request(random_prompt(15, seed=n), 16, **p) for n, p in enumerate(kinds)]
         outputs = running.run(requests, in_group(*group, num_steps=num_steps))
         tokens.append([[token.token_id for token in outputs[r.request_id]] for r in requests])
     assert tokens[1] == tokens[0]
