@@ -47,4 +47,4 @@ LENT_BLOCK = 16  # tokens of KV that move at least, and in multiples, so that th
 # Failures
 MAX_PIECES = 64  # of a request's KV, with the gaps between them: the time of a plan is quadratic in them
 MAX_LOSSES = 3  # instances lost in a row at the same positions of a request; then the request fails
-MAX_OTHER_LOSSES = 3  # meanwhile, each of which lets the row be longer by one
+MAX_OTHER_LOSSES = 3  # since its arrival, each of which lets the row be longer by one

@@ -266,7 +266,7 @@ class RequestView:
     once that is computed; policies see them from then on. `shared` is the part of its KV that other choices
     hold too, in the same slots. `num_losses` counts the instances that were lost in a row while they computed
     it, or served its KV: each while some of the `suspected` positions were in computation. None of these has
-    been computed since. `num_other_losses` counts the losses meanwhile that are not in this row.
+    been computed since. `num_other_losses` counts the losses since its arrival that are not in this row.
     """
 
     request_id: RequestId

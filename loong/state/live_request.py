@@ -67,15 +67,15 @@ class LiveRequest:
 
         The loss is one in a row only if the batches before it failed at some of the same positions.
         """
-        if common := intersection(self.suspected, positions):
-            self.num_losses, self.suspected = self.num_losses + 1, common
-        else:
-            self.num_other_losses += self.num_losses
-            self.num_losses, self.suspected = 1, positions
+        common = intersection(self.suspected, positions)
+        if not common:
+            self.clear()
+        self.num_losses, self.suspected = self.num_losses + 1, common or positions
 
     def clear(self) -> None:
-        """End the suspicion, because a token was produced."""
-        self.num_losses, self.suspected, self.num_other_losses = 0, EMPTY, 0
+        """End the row of losses."""
+        self.num_other_losses += self.num_losses
+        self.num_losses, self.suspected = 0, EMPTY
 
     def clear_computed(self) -> None:
         """End the suspicion of positions that were computed since the last loss. KV that is computed again

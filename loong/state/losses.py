@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from loong.core.errors import InvalidEventError
 from loong.core.events import InstanceLost
+from loong.core.instance import InstanceKind
 from loong.core.instructions import Instruction, ReleaseKV
 from loong.core.placement import InstanceId, KVSegment
-from loong.core.positions import subtract
+from loong.core.positions import EMPTY, subtract
 from loong.core.request import RequestId
 from loong.state.accounting import Accounting
 from loong.state.in_flight_batch import InFlightBatch
@@ -30,7 +31,8 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruct
     instance_id = event.instance_id
     if instance_id not in accounting.instances:
         raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
-    _suspect_requests(accounting, instance_id)
+    if accounting.instances[instance_id].kind is not InstanceKind.HOST:  # lost with another, which counts
+        _suspect_requests(accounting, instance_id)
     instructions: list[Instruction] = []
     hit: dict[RequestId, LiveRequest] = {}
     for batch_id in _void_batch_ids(accounting, event):
@@ -63,11 +65,12 @@ def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:
             if before := suspected.get(request_id):
                 positions = range(min(before.start, positions.start), max(before.stop, positions.stop))
             suspected[request_id] = positions
-    for request_id, live in accounting.requests.items():
-        if in_question := suspected.get(request_id):
-            accounting.changing(request_id).suspect(in_question)
-        elif live.num_losses:
-            accounting.changing(request_id).num_other_losses += 1
+    for request_id in accounting.requests:
+        live = accounting.changing(request_id)
+        if positions := suspected.get(request_id, EMPTY):
+            live.suspect(positions)
+        else:
+            live.num_other_losses += 1
 
 
 def _void_batch_ids(accounting: Accounting, event: InstanceLost) -> tuple[int, ...]:

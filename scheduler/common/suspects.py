@@ -22,7 +22,7 @@ APART = "a request at which instances were lost in a row is computed with nothin
 def guilty(views: Iterable[RequestView]) -> Iterator[Failure]:
     """Yield the failures of the requests at which too many instances were lost in a row.
 
-    Where others are lost as well, a row is more likely to be chance, and has to be longer.
+    Where other instances are lost as well, a row may be chance, and has to be longer.
     """
     for view in views:
         if view.num_losses >= MAX_LOSSES + min(view.num_other_losses, MAX_OTHER_LOSSES):

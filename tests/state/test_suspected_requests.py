@@ -113,20 +113,21 @@ def test_a_loss_at_positions_that_were_computed_before_begins_another_row() -> N
         assert losing.suspicion() == (0, range(0))
 
 
-def test_losses_that_are_not_in_the_row_are_counted_until_it_ends() -> None:
+def test_all_losses_that_are_not_in_the_row_are_counted_apart() -> None:
     losing = Losing()
     losing.finish(losing.run(losing.chunk(50, 0)))
     losing.lose(1)
-    assert losing.view().num_other_losses == 0
+    assert losing.view().num_other_losses == 1
     losing.run(losing.chunk(20, 0))
     losing.lose(0)
-    losing.lose(2)
     assert losing.view().num_other_losses == 1
+    losing.lose(2)
+    assert losing.view().num_other_losses == 2
     losing.run(losing.chunk(30, 0))
     losing.lose(0)
-    assert losing.view().num_other_losses == 2
+    assert losing.view().num_other_losses == 3
     losing.finish(losing.run(losing.chunk(30, 0)))
-    assert losing.view().num_other_losses == 0
+    assert losing.view().num_other_losses == 4
 
 
 def test_a_token_ends_the_row_and_a_lease_is_suspected_from_its_newest_token_on() -> None:

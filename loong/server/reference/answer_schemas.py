@@ -22,6 +22,7 @@ class ErrorFields(Answer):
     param: str | None
     """The field at fault."""
     code: str
+    """The kind of the error, as in `loong:request_refused_total`."""
 
 
 class Error(Answer):
