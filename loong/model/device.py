@@ -179,7 +179,7 @@ class CpuDevice:
 
     @contextmanager
     def calling(self, meanwhile: Callable[[], None]) -> Iterator[None]:
-        """See Device. A processor has computed what was launched, so it is called at once."""
+        """See Device. A processor has computed what was launched before, and launching is computing."""
         meanwhile()
         yield
 

@@ -193,8 +193,9 @@ class DecisionLog:
 
     def _end_batch(self, event: BatchFinished) -> None:
         run, started_at = self._running.pop(event.batch_id)
-        seconds, predicted = (event.time - started_at) / event.num_steps, run.plan.predicted_time
-        self._write(lines.BatchEndedLine(event.time, event.batch_id, event.num_steps, seconds, predicted))
+        seconds = event.time - started_at if event.seconds is None else event.seconds
+        ended = event.time, event.batch_id, event.num_steps
+        self._write(lines.BatchEndedLine(*ended, seconds / event.num_steps, run.plan.predicted_time))
 
     def _lose(self, event: InstanceLost) -> None:
         self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason, event.void_batch_ids))

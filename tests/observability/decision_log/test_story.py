@@ -31,6 +31,7 @@ from loong.core.request import FinishReason, RequestView
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.lines import (
     ArrivedLine,
+    BatchEndedLine,
     Cause,
     EndedLine,
     ExtendedLease,
@@ -45,7 +46,7 @@ from loong.observability.decision_log.story.index import indexed
 from loong.observability.decision_log.story.phrases import happenings
 from loong.observability.decision_log.story.steps import ComputedBatches, Move, Wait
 from loong.observability.decision_log.story.story import story_of
-from loong.observability.decision_log.story.summary import Latency
+from loong.observability.decision_log.story.summary import Latency, summary_of
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
 
@@ -563,3 +564,18 @@ def test_nothing_is_reported_the_time_before_a_request_came(tmp_path: Path) -> N
     summary = structs.replace(reported_story.summary, arrived_at=reported_story.summary.arrived_at + 1e-6)
     late = structs.replace(reported_story, summary=summary)
     assert [time for time, _ in words.chapters(late)][:2] == [0.0, 0.0]
+
+
+def test_a_batch_lasts_as_long_as_its_workers_measured_however_late_reports_are_read(tmp_path: Path) -> None:
+    def script(reporter: EventReporter) -> None:
+        reporter.report(RequestArrived(1.0, timed_request(0, 4, 3, arrival_time=1.0)))
+        (view,) = reporter.state.snapshot(1.0).waiting
+        reporter.plan(2.0, IterationPlan((replace(prefill([view], (0,)), predicted_time=0.25),)))
+        reporter.report(TokensProduced(2.0, 1, 0, (ProducedToken("r000", 5),)))
+        reporter.report(BatchFinished(2.00007, 1, 1, seconds=0.25))
+
+    log = reported(tmp_path / "log", THREE, script)
+    assert BatchEndedLine(2.00007, 1, 1, seconds=0.25, predicted_seconds=0.25) in log
+    on = "in one chunk on instance 0 (DoP 1 of 3 idle)"
+    assert f"Prefill of 4 tokens (0 to 3) {on}: 250 ms, as predicted." in story(log, "r000")
+    assert summary_of(indexed(log), "r000").measured_seconds == 0.25

@@ -20,6 +20,7 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> StoryPart:
     """Return the part, given the pauses before it."""
     batch, part = ran.batch, ran.part
     until, num_steps = _outcome(index, ran)
+    end = index.batch_ends.get(batch.batch_id)
     if isinstance(part, Chunk):
         num_tokens, computed_on, kept_on = part.num_tokens, part.computed_on, part.kept_on
     else:
@@ -40,6 +41,7 @@ def part_of(index: LogIndex, ran: Ran, pauses: Sequence[Pause]) -> StoryPart:
         paused_seconds=sum(pause.seconds for pause in pauses),
         paused_for=tuple(batch_id for pause in pauses for batch_id in pause.batch_ids),
         cut_short_by=_cut_short_by(index, ran),
+        step_seconds=end.seconds if end is not None and end.num_steps == num_steps else None,
     )
 
 

@@ -58,8 +58,9 @@ class Wait(_Step, frozen=True, tag="wait"):
 class StoryPart(msgspec.Struct, frozen=True):
     """The request's part in one batch.
 
-    `num_steps` are its steps that ended within the log, from `time` to `until`. It computed `num_tokens` (in
-    a decode, one each step) on `computed_on`, and their KV stays on `kept_on`.
+    `num_steps` are its steps that ended within the log, from `time` to `until` as the engine came to know it.
+    Each took `step_seconds` as measured, if these are all steps of its batch. It computed `num_tokens` (in a
+    decode, one each step) on `computed_on`, and their KV stays on `kept_on`.
     """
 
     time: float
@@ -76,11 +77,14 @@ class StoryPart(msgspec.Struct, frozen=True):
     paused_seconds: float  # with KV but in no batch, since its last batch
     paused_for: tuple[int, ...]  # batches without it on the instances with its KV
     cut_short_by: tuple[Cause, ...]  # events for which its lease ended early
+    step_seconds: float | None = None
 
     @property
     def seconds(self) -> float:
-        """The seconds of its steps."""
-        return self.until - self.time if self.until is not None and self.num_steps else 0.0
+        """The seconds of its steps: as measured, or as the engine saw them."""
+        if self.until is None or not self.num_steps:
+            return 0.0
+        return self.until - self.time if self.step_seconds is None else self.num_steps * self.step_seconds
 
 
 class ComputedBatches(_Step, frozen=True, tag="run"):
