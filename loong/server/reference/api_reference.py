@@ -27,9 +27,10 @@ OpenAI API's, or else vLLM's. `slo` and the effect of `priority` are loong's own
   is a turn that the model's chat template leaves out ([models.md](models.md#chat-templates)).
 - Tools are functions ([clients.md](clients.md#tools)), 128 of them and 256 KiB at most. xgrammar makes
   forced calls follow their schema.
-- Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault. Two codes of 500 say that
-  an admitted request cannot go on, with `X-Should-Retry: false`. `repeated_instance_loss`: instances were lost in
-  a row while they computed it. `kv_capacity_lost`: the instances that are left cannot hold its KV.
+- Errors are `{"error": {"message", "type", "param", "code"}}`, with the field at fault. Two codes of 500 say
+  that an admitted request cannot go on, with `X-Should-Retry: false`. `repeated_instance_loss`: instances
+  were lost in a row while they computed it. `kv_capacity_lost`: the instances that are left cannot hold its
+  KV.
 - Every answer has an `X-Request-Id`, the client's own if it sent one. The log names failed requests by it.
 - Where the server has API keys, requests carry `Authorization: Bearer KEY`.
 - A stream's headers are sent when the request is admitted, then an event for each token, and `[DONE]`.
