@@ -15,7 +15,8 @@ from pathlib import Path
 
 NUM_LENGTH_BYTES = 8
 _MAX_EXTRA_MEMORY = 2**29  # bytes, besides those of a process that is ready
-_MAX_SECONDS = 60  # for one request, if the parent is gone
+_START_SECONDS = 60
+_MAX_SECONDS = 10  # for one request, if the parent has gone: it waits less
 
 
 class CannotAnswerError(Exception):
@@ -38,7 +39,7 @@ def answer_requests(prepare: Callable[[], Callable[[bytes], bytes]]) -> None:
             answers.write(message(content))
             answers.flush()
 
-        signal.alarm(_MAX_SECONDS)
+        signal.alarm(_START_SECONDS)
         try:
             answer_to = prepare()
         except CannotAnswerError as error:
