@@ -55,6 +55,7 @@ def answer_requests(prepare: Callable[[], Callable[[bytes], bytes]]) -> None:
                 return
             signal.alarm(_MAX_SECONDS)
             answer(answer_to(content))
+            del content  # it may be large
 
 
 def message(content: bytes) -> bytes:
