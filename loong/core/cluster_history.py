@@ -64,6 +64,18 @@ class InstanceChange:
 
 
 @dataclass(frozen=True, slots=True)
+class KVLevel:
+    """The tokens in the pool of an idle instance from a time on, which no batch of its own has changed.
+
+    Requests leave between batches, batches of other instances free KV that this one has served, and KV moves.
+    """
+
+    instance_id: InstanceId
+    time: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSpan:
     """A request from its arrival to its end.
 
@@ -94,7 +106,8 @@ class RequestSpan:
 class ClusterHistory:
     """The last batches and migrations, in the order in which they ended, and the sizes of KV pools.
 
-    `requests` are the last ones, those that have ended first. `changes` are the last ones of instances.
+    `requests` are the last ones, those that have ended first. `changes` are the last ones of instances, and
+    `kv_levels` the last ones that no batch shows.
     """
 
     batches: tuple[BatchSlice, ...] = ()
@@ -102,6 +115,7 @@ class ClusterHistory:
     kv_capacity: Mapping[InstanceId, int] = field(default_factory=dict)
     requests: tuple[RequestSpan, ...] = ()
     changes: tuple[InstanceChange, ...] = ()
+    kv_levels: tuple[KVLevel, ...] = ()
 
     @property
     def instance_ids(self) -> list[InstanceId]:
@@ -139,4 +153,5 @@ class ClusterHistory:
             self.kv_capacity,
             tuple(span.moved_by(-zero) for span in requests),
             tuple(replace(c, time=c.time - zero) for c in self.changes if c.time >= zero),
+            tuple(replace(level, time=level.time - zero) for level in self.kv_levels if level.time >= zero),
         )

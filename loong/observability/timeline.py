@@ -1,9 +1,16 @@
 """An observer of the loop that keeps the last batches, migrations, requests and changes of instances."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, TokensOf
+from loong.core.cluster_history import (
+    BatchSlice,
+    ClusterHistory,
+    InstanceChange,
+    KVLevel,
+    KVMove,
+    TokensOf,
+)
 from loong.core.events import (
     BatchFinished,
     BatchStarted,
@@ -26,11 +33,13 @@ from loong.observability.request_spans import RequestSpans
 MAX_BATCH_BYTES = 2**25  # of the kept batches
 MAX_MOVE_BYTES = 2**22
 MAX_CHANGE_BYTES = 2**18
+MAX_LEVEL_BYTES = 2**20
 _SLICE_BYTES = 512  # of a slice without requests and instances
 _INSTANCE_BYTES = 192  # of a slice, for each instance
 _ID_BYTES = 64  # of a request's id, apart from its letters
 _MOVE_BYTES = 320
 _CHANGE_BYTES = 256  # of a change, apart from its reason
+_LEVEL_BYTES = 128
 
 
 class Timeline:
@@ -45,6 +54,8 @@ class Timeline:
         self._batches = Latest(max_batch_bytes, _size_of_slice)
         self._moves = Latest(max_move_bytes, _size_of_move)
         self._changes = Latest(max_change_bytes, _size_of_change)
+        self._levels = Latest[KVLevel](MAX_LEVEL_BYTES, lambda _: _LEVEL_BYTES)
+        self._kv_used: dict[InstanceId, int] = {}  # of instances when last idle
         self._requests = RequestSpans()
         self._recomputed = Recomputed(self._requests.is_live)
         # with the time of its start, or of its submission before it
@@ -62,6 +73,7 @@ class Timeline:
             dict(self._kv_capacity),
             self._requests.spans(),
             tuple(self._changes),
+            tuple(self._levels),
         )
 
     def on_event(self, event: Event, /) -> None:
@@ -101,12 +113,8 @@ class Timeline:
         instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Record the KV after the batches that have just ended, and the batches and migrations that start."""
-        now_ended = {event.batch_id for event in events if isinstance(event, BatchFinished)}
-        for ended in self._ended:
-            is_seen = ended.batch_id in now_ended
-            self._batches.append(_with_pools_of(snapshot, ended) if is_seen else ended)
-        self._ended.clear()
+        """Record the KV after what has just ended, and the batches and migrations that start."""
+        self._see_pools(snapshot, {event.batch_id for event in events if isinstance(event, BatchFinished)})
         self._requests.failed(snapshot.now, (failure.request_id for failure in plan.failures))
         for failure in plan.failures:
             self._recomputed.forget(failure.request_id)
@@ -119,6 +127,22 @@ class Timeline:
                 )
             elif isinstance(instruction, MoveKV):
                 self._moving[instruction.migration_id] = (instruction, snapshot.now)
+
+    def _see_pools(self, snapshot: Snapshot, now_ended: Set[int]) -> None:
+        """Record the KV of the groups of ended batches, and other changes of idle instances."""
+        shown = set[InstanceId]()
+        for ended in self._ended:
+            is_seen = ended.batch_id in now_ended
+            shown.update(ended.group.instance_ids if is_seen else ())
+            self._batches.append(_with_pools_of(snapshot, ended) if is_seen else ended)
+        self._ended.clear()
+        for instance in snapshot.instances:
+            instance_id, num_tokens = instance.instance_id, instance.kv_used
+            if not instance.is_idle or instance_id in snapshot.predicted_ends:
+                continue  # the end of its batch will show it
+            if self._kv_used.get(instance_id, 0) != num_tokens and instance_id not in shown:
+                self._levels.append(KVLevel(instance_id, snapshot.now, num_tokens))
+            self._kv_used[instance_id] = num_tokens
 
     def _reserved(self, instruction: RunBatch, snapshot: Snapshot) -> TokensOf:
         writes = instruction.plan.num_stored_tokens

@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
+from loong.core.cluster_history import (
+    BatchSlice,
+    ClusterHistory,
+    InstanceChange,
+    KVLevel,
+    KVMove,
+    RequestSpan,
+)
 from loong.core.events import (
     BatchFinished,
     BatchStarted,
@@ -106,6 +113,24 @@ def test_a_migration_whose_end_is_lost_is_never_kept() -> None:
     finished = MigrationFinished(3.0, 5, is_committed=True)
     assert not history_of((MOVE,), InstanceLost(2.0, 2), finished).moves
     assert history_of((MOVE,), InstanceLost(2.0, 0), finished).moves
+
+
+def test_what_an_idle_instance_holds_is_reported_where_no_batch_of_its_own_shows_it() -> None:
+    timeline = Timeline()
+
+    def plan(time: float, event: Event, used: Sequence[int], *reported: Instruction) -> None:
+        instances = tuple(i.using(n) for i, n in zip(INSTANCES, used, strict=True))
+        timeline.on_event(event)
+        timeline.on_plan([event], Snapshot(time, instances), IterationPlan(), reported)
+
+    plan(1.0, InstanceLost(1.0, 9), (0, 0, 0), batch(1, 0, 1))
+    plan(2.0, BatchFinished(2.0, 1, 1), (7, 7, 0), batch(2, 2))
+    plan(3.0, BatchFinished(3.0, 2, 1), (0, 7, 8))  # instance 0 served it
+    plan(4.0, RequestAborted(4.0, "r"), (0, 0, 0))
+    history = timeline.history()
+    assert [piece.kv_used for piece in history.batches] == [((0, 7), (1, 7)), ((2, 8),)]
+    assert history.kv_levels == (KVLevel(0, 3.0, 0), KVLevel(1, 4.0, 0), KVLevel(2, 4.0, 0))
+    assert [level.time for level in history.after(0.5).kv_levels] == [2.0, 3.0, 3.0]
 
 
 def test_the_sizes_of_pools_are_reported() -> None:

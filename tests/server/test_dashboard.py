@@ -15,7 +15,7 @@ from decision_logs import EventReporter, prefill_two
 from http_answers import get_json
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange
+from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVLevel
 from loong.core.events import RequestAborted
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import Snapshot
@@ -105,6 +105,15 @@ async def test_changes_of_instances_are_reported_in_every_tick_for_as_long_as_a_
     shown = [{"instance": 2, "kind": "lost", "time": 200.0, "reason": "it was killed"}]
     assert tick["changes"] == later["changes"] == shown
     assert [batch["recomputed"] for batch in tick["ended"]] == [5]
+
+
+async def test_what_idle_instances_hold_is_reported_with_its_time(serving: Serving) -> None:
+    dashboard = source()
+    past = ClusterHistory((NEW,), kv_levels=(KVLevel(1, 100.0, 9), KVLevel(1, 299.5, 0)))
+    async with serving(ScriptedEngine(cluster=two_requests(dashboard), past=past), dashboard) as url:
+        _, tick, later = await first(url, 3)
+    assert tick["kv_levels"] == [{"instance": 1, "time": 299.5, "num_tokens": 0}]
+    assert not later["kv_levels"]
 
 
 def test_the_page_has_a_mark_for_every_change_of_an_instance() -> None:

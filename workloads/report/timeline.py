@@ -6,7 +6,14 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
+from loong.core.cluster_history import (
+    BatchSlice,
+    ClusterHistory,
+    InstanceChange,
+    KVLevel,
+    KVMove,
+    RequestSpan,
+)
 from loong.core.instance import ESPGroup
 
 MICROSECOND = 1e-6
@@ -95,6 +102,7 @@ def parse_trace(trace: bytes) -> ClusterHistory:
         found.otherData.kv_capacity,
         tuple(sorted(requests, key=lambda span: (span.ended_at is None, span.ended_at or span.arrived_at))),
         tuple(changes),
+        tuple(_level(e) for e in found.traceEvents if (e.ph, e.cat) == ("C", "kv_level")),
     )
 
 
@@ -122,6 +130,11 @@ def _batch(parts: list[tuple[_WireEvent, _WireBatch]]) -> BatchSlice:
 def _change(event: _WireEvent) -> InstanceChange:
     change = msgspec.json.decode(event.args, type=_WireChange)
     return InstanceChange(int(event.tid), change.kind, event.started_at, change.reason)
+
+
+def _level(event: _WireEvent) -> KVLevel:
+    (num_tokens,) = msgspec.json.decode(event.args, type=dict[str, int]).values()
+    return KVLevel(int(event.tid), event.started_at, num_tokens)
 
 
 def _request(event: _WireEvent) -> RequestSpan:

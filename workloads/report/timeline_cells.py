@@ -101,7 +101,12 @@ def kv_shares(history: ClusterHistory, instance_id: InstanceId) -> list[tuple[fl
         for held_by, tokens in counts
         if held_by == instance_id
     ]
-    return sorted(held + gone)
+    left = [
+        (level.time, level.num_tokens / capacity)
+        for level in history.kv_levels
+        if level.instance_id == instance_id
+    ]
+    return sorted(held + gone + left)
 
 
 def rows_of(history: ClusterHistory, scale: Scale) -> Mapping[InstanceId, Row]:

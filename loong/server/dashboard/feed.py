@@ -50,6 +50,14 @@ class FeedChange(msgspec.Struct, frozen=True):
     reason: str
 
 
+class FeedLevel(msgspec.Struct, frozen=True):
+    """The KV of an idle instance from a time on, which no batch shows."""
+
+    instance: int
+    time: float
+    num_tokens: int
+
+
 class FeedMove(msgspec.Struct, frozen=True):
     """A migration that has ended."""
 
@@ -110,6 +118,7 @@ class Tick(msgspec.Struct, frozen=True):
     ended: list[FeedBatch]
     running: list[FeedBatch]
     moves: list[FeedMove]
+    kv_levels: list[FeedLevel]
     changes: list[FeedChange]  # all recent ones, each time
     queue: list[Bucket]
     live: list[FeedRun]
@@ -152,6 +161,7 @@ class Feed:
         sent_to, self._sent_to = self._sent_to, snapshot.now
         batches = takewhile(lambda batch: batch.ended_at > sent_to, reversed(history.batches))
         moves = takewhile(lambda move: move.ended_at > sent_to, reversed(history.moves))
+        levels = takewhile(lambda level: level.time > sent_to, reversed(history.kv_levels))
         ended = [_ended(batch) for batch in islice(batches, MAX_BATCHES)]
         begun = (batch for batch in (*snapshot.ending, *snapshot.batches) if batch.has_started)
         running = [_running(batch, snapshot) for batch in begun]
@@ -165,6 +175,7 @@ class Feed:
             ended=ended,
             running=running,
             moves=[_move(move) for move in moves if move.is_committed],
+            kv_levels=[FeedLevel(level.instance_id, level.time, level.num_tokens) for level in levels],
             changes=[_change(c) for c in history.changes if c.time > snapshot.now - CHANGE_SECONDS],
             queue=_buckets(snapshot),
             live=[self._run(run, snapshot) for run in islice(request_observers.runs.live, MAX_LIVE)],

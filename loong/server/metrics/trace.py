@@ -12,7 +12,14 @@ from operator import itemgetter
 
 import msgspec
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
+from loong.core.cluster_history import (
+    BatchSlice,
+    ClusterHistory,
+    InstanceChange,
+    KVLevel,
+    KVMove,
+    RequestSpan,
+)
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 
@@ -65,6 +72,8 @@ def _events(history: ClusterHistory) -> Iterator[ChromeEvent]:
     yield from _request_events(history.requests)
     yield from _move_events(history.moves)
     yield from map(_change_event, history.changes)
+    for level in history.kv_levels:
+        yield _level_event(level, "kv_level")
     for instance_id in history.instance_ids:
         yield from _instance_events(instance_id, history.on(instance_id))
 
@@ -119,8 +128,19 @@ def _batch_events(instance_id: InstanceId, batch: BatchSlice) -> Iterator[Chrome
     yield _slice(instance_id, "batch", batch.phase, (batch.started_at, batch.ended_at), what)
     for time, counts in ((batch.started_at, kv_reserved), (batch.ended_at, kv_used)):
         if instance_id in counts:
-            tokens = {f"instance {instance_id}": counts[instance_id]}
-            yield {"ph": "C", "name": "KV tokens", "ts": time * _US, "pid": _PROCESS_ID, "args": tokens}
+            yield _level_event(KVLevel(instance_id, time, counts[instance_id]), "of batch")
+
+
+def _level_event(level: KVLevel, category: str) -> ChromeEvent:
+    return {
+        "ph": "C",
+        "cat": category,
+        "name": "KV tokens",
+        "ts": level.time * _US,
+        "pid": _PROCESS_ID,
+        "tid": level.instance_id,
+        "args": {f"instance {level.instance_id}": level.num_tokens},
+    }
 
 
 def _move_events(moves: Iterable[KVMove]) -> Iterator[ChromeEvent]:

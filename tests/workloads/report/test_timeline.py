@@ -3,7 +3,14 @@ import json
 import msgspec
 import pytest
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
+from loong.core.cluster_history import (
+    BatchSlice,
+    ClusterHistory,
+    InstanceChange,
+    KVLevel,
+    KVMove,
+    RequestSpan,
+)
 from loong.core.instance import ESPGroup
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.report.timeline import parse_trace
@@ -22,7 +29,8 @@ MOVE = KVMove(4, "b", 1, 0, 5, 2.25, 2.75, is_committed=True)
 
 
 def test_a_history_comes_back_from_its_trace() -> None:
-    history = ClusterHistory((PREFILL, DECODE), (MOVE,), {0: 100, 1: 100}, REQUESTS, CHANGES)
+    levels = KVLevel(1, 2.5, 0), KVLevel(0, 3.0, 0)
+    history = ClusterHistory((PREFILL, DECODE), (MOVE,), {0: 100, 1: 100}, REQUESTS, CHANGES, levels)
     assert parse_trace(chrome_trace(history)) == history
 
 

@@ -39,8 +39,9 @@ function take(tick) {
     state.past = [...state.past, sample].slice(-MAX_SAMPLES);
   }
   state.ticks = [...state.ticks, tick].filter((other) => other.now > tick.now - RATE_SECONDS).slice(-100);
-  for (const batch of [...tick.ended].sort((a, b) => a.end - b.end)) {
-    batch.instances.forEach((id, i) => remember(id, batch.end, batch.kv[i], since));
+  const ends = tick.ended.flatMap((batch) => batch.instances.map((instance, i) => ({ instance, time: batch.end, num_tokens: batch.kv[i] })));
+  for (const level of [...ends, ...tick.kv_levels].sort((a, b) => a.time - b.time)) {
+    remember(level.instance, level.time, level.num_tokens, since);
   }
   for (const [id, used] of tick.instances) remember(id, tick.now, used, since);
   Object.assign(state, { now: tick.now, instances: tick.instances, running: tick.running, changes: tick.changes, live: tick.live, tick });
