@@ -37,6 +37,6 @@ def test_each_request_shows_where_all_threads_are() -> None:
         assert process.stdout.read() == "over\n"
         said = process.stderr.read()
     assert process.returncode == 0
-    assert said.count(f"WARNING the threads of a program, process {process.pid}:\nMainThread\n") == 2
+    assert said.count(f"WARNING the threads of a program, process {process.pid}:\n    MainThread\n") == 2
     _, _, of_thread = said.rpartition("a thread\n")
     assert "is_stuck_here" in of_thread.splitlines()[0]

@@ -13,7 +13,7 @@ from failing_worker import arm_token, variables
 from served import FAILING_ENTRY, Served, served, wait_until
 
 from loong.core.plan import FailureCause
-from loong.scheduler.tuning import MAX_LOSSES
+from loong.scheduler.tuning import MAX_LOSSES, MAX_OTHER_LOSSES
 
 CODE = FailureCause.LOSSES.value
 NUM_OTHERS, FATAL_TOKEN = 5, 200
@@ -75,4 +75,6 @@ def test_it_fails_by_name_and_its_neighbors_get_the_tokens_of_an_undisturbed_run
 def assert_is_of_the_losses(answer: Mapping[str, Mapping[str, str]]) -> None:
     error = answer["error"]
     assert (error["type"], error["code"]) == ("server_error", CODE)
-    assert f"{MAX_LOSSES} instances were lost while they computed request cmpl-" in error["message"]
+    found = re.match(r"(\d) instances were lost while they computed request cmpl-", error["message"])
+    assert found is not None
+    assert MAX_LOSSES <= int(found[1]) <= MAX_LOSSES + MAX_OTHER_LOSSES

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -42,11 +41,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def kv_in_use(server: Served) -> float:
     return server.metric("loong:instance_kv_tokens")
-
-
-def run_directories(server: Served) -> list[Path]:
-    """Where a server keeps its sockets."""
-    return list(Path(tempfile.gettempdir()).glob(f"loong-{server.process.pid}-*"))
 
 
 def greedy(server: Served, prompt: list[int], num_tokens: int) -> str:
@@ -247,7 +241,7 @@ def assert_drains(server: Served, stream: openai.Stream[Completion]) -> None:
     """Assert that a server that got a signal finishes a stream and leaves nothing."""
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
     assert server.process.wait(60) == 0
-    assert not run_directories(server)
+    assert not server.run_directories
     with bound_socket("127.0.0.1", httpx.URL(server.url).port or 0):
         pass  # the port is free
 
@@ -258,7 +252,7 @@ def test_a_server_that_drains_takes_nothing_new_on_connections_that_are_open(tmp
         httpx.Client(base_url=server.url, timeout=30) as client,
     ):
         assert client.get("/health").status_code == 200
-        assert len(run_directories(server)) == 1
+        assert len(server.run_directories) == 1
         stream = server.stream_of(600)
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "draining" in server.log, 60, "the drain to begin")

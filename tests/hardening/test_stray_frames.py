@@ -6,7 +6,6 @@ from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from random import Random
-from tempfile import gettempdir
 
 import httpx
 import msgspec
@@ -60,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def sockets_of(server: Served) -> dict[str, Path]:
     """Return the private sockets of a server, by their names."""
-    (directory,) = Path(gettempdir()).glob(f"loong-{server.process.pid}-*")
+    (directory,) = server.run_directories
     assert directory.stat().st_mode & 0o077 == 0, "others can reach them"
     return {path.name: path for path in directory.iterdir() if path.is_socket()}
 

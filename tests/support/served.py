@@ -96,6 +96,13 @@ class Served:
         assert values, f"no {name} in:\n{text}"
         return sum(map(float, values))
 
+    @property
+    def run_directories(self) -> list[Path]:
+        """Return the folders of its sockets, which it holds open; none once it has ended."""
+        folder = Path(f"/proc/{self.process.pid}/fd")
+        links = [link.readlink() for link in folder.iterdir() if link.is_symlink()] if folder.exists() else []
+        return [link for link in links if link.name.startswith("loong-run-") and link.is_dir()]
+
     def worker_pids(self) -> list[int]:
         """Return the processes that were forked for it."""
         return forked_of(self.process.pid)
