@@ -64,7 +64,7 @@ def test_it_fails_by_name_and_its_neighbors_get_the_tokens_of_an_undisturbed_run
     assert_is_of_the_losses(json.loads(last[6:]))
     assert done == "data: [DONE]"
     assert [one.result().json()["choices"][0]["text"] for one in asked] == expected
-    assert MAX_LOSSES <= killing.num_lost() - before <= 2 * MAX_LOSSES
+    assert MAX_LOSSES <= killing.num_lost() - before <= 2 * (MAX_LOSSES + MAX_OTHER_LOSSES)
     metrics = httpx.get(f"{killing.server.url}/metrics", timeout=30).text
     assert re.search(rf'^loong:request_refused_total{{code="{CODE}",.*}} 1\.0$', metrics, re.MULTILINE)
     wait_until(
