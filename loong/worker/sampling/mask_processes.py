@@ -88,7 +88,7 @@ class _MaskProcess:
     def __init__(self, connection: Connection, before: "_MaskProcess | None" = None) -> None:
         """Take a process that has compiled nothing, or a copy of the one `before`."""
         self._connection = connection
-        self._pid: int | None = None  # known of copies
+        self._descriptor: int | None = None  # of the process; its id may be another's once it has ended
         self.numbers: set[int] = set() if before is None else {*before.numbers}  # of its grammars
         self.progress: dict[RequestId, _Progress] = {} if before is None else {**before.progress}
         self._held: set[RequestId] = set() if before is None else {*before._held}  # its matchers
@@ -96,15 +96,15 @@ class _MaskProcess:
     def copy(self) -> "_MaskProcess":
         """Return a copy, which it forks now."""
         ours, theirs = Connection.pair()
-        try:
-            self._send(CopyProcess(), theirs)
-        finally:
-            theirs.close()
         copy = _MaskProcess(ours, self)
         try:
-            copy._pid = self._receive(Copied, _HUNG_SECONDS).pid
-        except TimeoutError as error:
+            self._send(CopyProcess(), theirs)
+            copy._descriptor = os.pidfd_open(self._receive(Copied, _HUNG_SECONDS).pid)
+        except (EOFError, TimeoutError, ProcessLookupError) as error:
+            copy.close()
             raise EOFError from error
+        finally:
+            theirs.close()
         return copy
 
     def compile(self, number: int, grammar: Grammar) -> Compiled:
@@ -156,12 +156,15 @@ class _MaskProcess:
     def close(self) -> None:
         """Let it end once it is done with its message."""
         self._connection.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def kill(self) -> None:
         """End it at once."""
-        if self._pid is not None:
+        if self._descriptor is not None:
             with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
         self.close()
 
     def _row(self, item: AskedMask) -> MaskRow:

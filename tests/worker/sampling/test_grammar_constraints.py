@@ -1,12 +1,15 @@
 """The grammars and outputs that workers keep; tests of grammars check what is allowed."""
 
 import json
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
 import pytest
 import torch
+from child_processes import children_of, with_descendants
 from constraints import constraints_of
 from torch import Tensor
 
@@ -169,3 +172,17 @@ def test_grammars_are_compiled_and_requests_forgotten_while_tokens_are_found(
     finally:
         is_over = True
         thread.join()
+
+
+def test_requests_go_on_when_processes_are_killed(folder: Path) -> None:
+    """First the one that finds tokens or its spare, then both. Their root compiles again."""
+    others = children_of(os.getpid())
+    constraints = constraints_of(folder, CONFIG.vocab_size)
+    (root,) = {*children_of(os.getpid())} - {*others}
+    before = tokens(constraints.allowed([row("r", LETTERS, b"ab")])[0])
+    for num_victims in (1, 2, 2):
+        for pid in with_descendants(root)[1:][-num_victims:]:
+            os.kill(pid, signal.SIGKILL)
+        assert tokens(constraints.allowed([row("r", LETTERS, b"ab")])[0]) == before
+    constraints.prepare(AMBIGUOUS).result()
+    assert tokens(constraints.allowed([row("r", LETTERS, b"abc")])[0]) == before
