@@ -6,7 +6,7 @@ from enum import Enum
 # Finding the tokens that a grammar allows next may take this much of the processor's time, for one token and
 # for all tokens of an answer: `MAX_MASK_SECONDS`, and so much more for each token.
 MAX_MASK_SECONDS = 1.0
-MASK_SECONDS_PER_TOKEN = 0.02
+MASK_SECONDS_PER_TOKEN = 0.01
 
 
 class GrammarKind(Enum):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from loong.core.grammar import MASK_SECONDS_PER_TOKEN, MAX_MASK_SECONDS
 from loong.observability import request_spans, timeline
 from loong.observability.decision_log import recent, runs
 from loong.server.metrics import request_observers, spans
@@ -10,11 +11,17 @@ from loong.worker.sampling import grammar_constraints as constraints
 from loong.worker.sampling import mask_processes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+LIMITS = PAGE.split("\n## Limits\n")[1].split("\n## ")[0]
 TABLE = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in PAGE.split("\n## Memory\n")[1].split("\n## ")[0].splitlines()
     if line.startswith("|")
 ]
+
+
+def test_the_limits_of_grammars_are_those_that_hold() -> None:
+    at_once, per_token = f"{MAX_MASK_SECONDS:g} s", f"{MASK_SECONDS_PER_TOKEN * 1000:g} ms a token"
+    assert f"|{at_once} at once; {at_once} and {per_token} in all|" in LIMITS
 
 
 def row(start: str) -> str:
