@@ -14,6 +14,9 @@ _PARTS = re.compile(
 )
 
 
+_MAX_DIGITS = 9  # of a count; a larger one is beyond any limit
+
+
 def num_repetitions(pattern: str) -> int:
     """Return the most copies of some part of the pattern. Nested counts multiply.
 
@@ -28,8 +31,12 @@ def num_repetitions(pattern: str) -> int:
         elif part["close"]:
             last = groups.pop() if len(groups) > 1 else 1
         elif part["comma"] is not None and (part["least"] or part["most"]):
-            last *= max(1, int(part["most"] or part["least"]))
+            last *= max(1, _number(part["most"] or part["least"]))
         elif not part["star"]:
             last = 1
         groups[-1] = max(groups[-1], last)
     return max(groups)
+
+
+def _number(digits: str) -> int:
+    return int(digits) if len(digits) <= _MAX_DIGITS else 10**_MAX_DIGITS

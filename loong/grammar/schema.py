@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from loong.core.errors import InvalidRequestError
+from loong.grammar.json_pattern import PatternError, json_pattern
 from loong.grammar.pattern import num_repetitions
 
 MAX_DEPTH = 64
@@ -32,6 +33,12 @@ _FORMATS = frozenset(  # checked by pattern: the 30th of February is a date
         *("ipv4", "ipv6", "uuid", "uri", "uri-reference"),
     }
 )
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_ATOM, _LABEL = r"[\w!#$%&'*+/=?^`{|}~-]+", "[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+_PATTERNS = {  # of formats for which xgrammar lets pass escapes that JSON lacks, or numbers that begin with 0
+    "email": rf"^{_ATOM}(\.{_ATOM})*@{_LABEL}(\.{_LABEL})*$",
+    "ipv4": rf"^({_BYTE}\.){{3}}{_BYTE}$",
+}
 _CHOICES = ("anyOf", "oneOf", "allOf")
 _TYPES_OF_VALUES: tuple[tuple[type, frozenset[str]], ...] = (
     (bool, frozenset({"boolean"})),  # before int, its base class
@@ -77,7 +84,11 @@ class _Walk:
         _check_keywords(schema, path)
         self._check_reference(schema.get("$ref"), path)
         self._count_repetitions(schema.get("pattern", ""), path)
-        return {name: self._keyword(name, value, path, depth) for name, value in _closed(schema).items()}
+        found = {name: self._keyword(name, value, path, depth) for name, value in _closed(schema).items()}
+        if (form := found.get("format")) in _PATTERNS:
+            del found["format"]
+            found["pattern"] = json_pattern(_PATTERNS[str(form)])
+        return found
 
     def _check_reference(self, reference: object, path: str) -> None:
         """Raise if a reference leads back to itself through references only, because no answer would fit."""
@@ -106,9 +117,18 @@ class _Walk:
             if not isinstance(value, dict):
                 raise UnsupportedSchemaError(path, f"needs an object for {name}")
             return {key: self.schema(item, f"{path}/{key}", depth + 1) for key, item in value.items()}
+        if name == "pattern":
+            return _json_pattern(value, path)
         if name in ("items", "additionalProperties", "propertyNames") and value is not False:
             return self.schema(value, path, depth + 1)
         return value
+
+
+def _json_pattern(pattern: object, path: str) -> str:
+    try:
+        return json_pattern(str(pattern))
+    except PatternError as error:
+        raise UnsupportedSchemaError(path, f"has a pattern with {error}, which is not supported") from error
 
 
 def _target(root: object, reference: str) -> object:
