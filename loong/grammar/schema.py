@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from loong.core.errors import InvalidRequestError
+from loong.grammar.disjoint import Disjointness, target_of
 from loong.grammar.json_pattern import PatternError, json_pattern
 from loong.grammar.pattern import num_repetitions
 
@@ -63,14 +64,25 @@ def supported(schema: object) -> object:
 
     An object that names properties has no others unless `additionalProperties` says so.
     """
-    return _Walk(schema).schema(schema, "#", 0)
+    return _Walk(schema).whole()
 
 
 class _Walk:
     def __init__(self, root: object) -> None:
-        self._root = root
+        self._root, self._disjointness = root, Disjointness(root)
         self._num_schemas = 0
         self._num_repetitions = 0
+
+    def whole(self) -> object:
+        """Return the whole schema, with the definitions that `oneOf` needs."""
+        found, added = self.schema(self._root, "#", 0), self._disjointness.added
+        definitions = dict[str, object]()
+        while missing := added.keys() - definitions.keys():
+            for name in sorted(missing):
+                definitions[name] = self.schema(added[name], f"#/$defs/{name}", 0)
+        if not definitions or not isinstance(found, dict):
+            return found
+        return {**found, "$defs": {**found.get("$defs", {}), **definitions}}
 
     def schema(self, schema: object, path: str, depth: int) -> object:
         self._num_schemas += 1
@@ -84,6 +96,9 @@ class _Walk:
         _check_keywords(schema, path)
         self._check_reference(schema.get("$ref"), path)
         self._count_repetitions(schema.get("pattern", ""), path)
+        if isinstance(branches := schema.get("oneOf"), list):
+            others = {name: value for name, value in schema.items() if name != "oneOf"}
+            schema = {**others, "anyOf": self._exclusive(branches, path)}
         found = {name: self._keyword(name, value, path, depth) for name, value in _closed(schema).items()}
         if (form := found.get("format")) in _PATTERNS:
             del found["format"]
@@ -97,8 +112,17 @@ class _Walk:
             if reference in seen:
                 raise UnsupportedSchemaError(path, "refers only to itself")
             seen.add(reference)
-            target = _target(self._root, reference)
+            target = target_of(self._root, reference)
             reference = target.get("$ref") if isinstance(target, dict) else None
+
+    def _exclusive(self, branches: list[object], path: str) -> list[object]:
+        """Return the branches of a `oneOf` for `anyOf`. Raise if a value may fit two of them."""
+        found = self._disjointness.exclusive(branches)
+        if isinstance(found, tuple):
+            raise UnsupportedSchemaError(
+                path, f"has the branches {found[0]} and {found[1]} of oneOf, and a value may fit both"
+            )
+        return found
 
     def _count_repetitions(self, pattern: object, path: str) -> None:
         if not isinstance(pattern, str):
@@ -129,15 +153,6 @@ def _json_pattern(pattern: object, path: str) -> str:
         return json_pattern(str(pattern))
     except PatternError as error:
         raise UnsupportedSchemaError(path, f"has a pattern with {error}, which is not supported") from error
-
-
-def _target(root: object, reference: str) -> object:
-    """Return the target of a reference inside a schema, or None."""
-    found = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
 
 
 def _closed(schema: Mapping[str, object]) -> dict[str, object]:
