@@ -16,6 +16,7 @@ from loong.logs import log_to_stderr
 from loong.server.api.large_json import compile_ahead
 from loong.server.api.listen import allow_many_connections, serve, stop_listening
 from loong.server.app import create_remote_app
+from loong.server.context import SERVER
 from loong.server.remote.client import RemoteEngineClient
 from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
@@ -60,6 +61,7 @@ async def _answer(config: ApiProcessConfig, listener: socket.socket, channel: so
     runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
     gc.freeze()  # as in the engine's process
     client.report_listening()
+    app[SERVER].grammars.start_ahead()
     try:
         await client.stop_listening.wait()
         await stop_listening(runner)

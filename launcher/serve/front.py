@@ -10,6 +10,7 @@ from aiohttp import web
 from loong.server.admission import Admission
 from loong.server.api.listen import serve, stop_listening
 from loong.server.cluster import CLUSTER
+from loong.server.context import SERVER
 
 LAST_WORDS_SECONDS = 2.0  # for streams that are cut off to report it
 
@@ -54,6 +55,7 @@ class LocalFrontend:
 async def front_here(app: web.Application, listener: socket) -> AsyncIterator[Front]:
     """Serve an application while the context lasts, and until its last messages are sent."""
     runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)
+    app[SERVER].grammars.start_ahead()
     try:
         yield LocalFrontend(runner)
     finally:

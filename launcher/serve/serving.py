@@ -17,6 +17,7 @@ import loong
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
+from loong.core.grammar import FIRST_GRAMMARS
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
 from loong.engine.client import EngineLimits
@@ -28,6 +29,7 @@ from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
+from loong.grammar.availability import is_installed
 from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.hardware.model_shape import shape_of
@@ -165,6 +167,8 @@ async def _serve_dumping(
                 status = asyncio.create_task(log_status(engine))
                 try:
                     log_banner(config, limits, listener.getsockname()[1])
+                    if is_installed():
+                        executor.calls.prepare_first_grammars(FIRST_GRAMMARS)
                     running.add_done_callback(lambda _: front.admission.stop())
                     await _until_over(running, signals)
                     code = await _drain(config, front, signals)

@@ -32,3 +32,11 @@ class Grammar:
 
     kind: GrammarKind
     text: str
+
+
+# The first grammar of JSON, and the first of any text, need the model's tokens to be read, each in its way.
+# These are made before a client sends one.
+FIRST_GRAMMARS = (
+    Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
+    Grammar(GrammarKind.CHOICE, '["a"]'),
+)

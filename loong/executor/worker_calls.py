@@ -1,7 +1,7 @@
 """Commands that all workers carry out and report as done: grammars to compile, and traces."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from loong.core.errors import ClusterError
@@ -11,6 +11,7 @@ from loong.executor.endpoints import WorkerId
 from loong.wire import Command, CommandDone, EndTrace, PrepareGrammar, StartTrace
 
 MAX_GRAMMAR_SECONDS = 60.0  # for all workers: one schema takes at most 2 s, but others may come before it
+_NOT_AWAITED = 0  # a number of no command whose end is awaited
 MAX_TRACE_START_SECONDS = 120.0  # a worker begins between two steps, and no step takes longer
 
 
@@ -22,12 +23,14 @@ class WorkerCalls:
     ) -> None:
         self._workers, self._send = set(workers), send
         self._answers = Answers(self._workers)
+        self._first_grammars: Sequence[Grammar] = ()
 
     def add(self, workers: Iterable[WorkerId]) -> None:
         """Call these workers as well from now on."""
         added = tuple(workers)
         self._workers.update(added)
         self._answers.add(added)
+        self._send_first(added)
 
     def drop(self, workers: Iterable[WorkerId]) -> None:
         """Expect nothing more of lost workers."""
@@ -38,6 +41,18 @@ class WorkerCalls:
     def take(self, report: CommandDone) -> None:
         """Note that a worker has carried out a command, or could not."""
         self._answers.take(report)
+
+    def prepare_first_grammars(self, grammars: Sequence[Grammar]) -> None:
+        """Let all workers compile these before clients send any, also those workers that come later.
+
+        Nothing waits for them: a client's grammar reports why it cannot be compiled.
+        """
+        self._first_grammars = grammars
+        self._send_first(self._workers)
+
+    def _send_first(self, workers: Iterable[WorkerId]) -> None:
+        for grammar in self._first_grammars:
+            self._send(workers, PrepareGrammar(_NOT_AWAITED, grammar))
 
     def prepare_grammar(self, grammar: Grammar) -> asyncio.Future[None]:
         """Let all workers compile a grammar, before a request that needs it is planned.

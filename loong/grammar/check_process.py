@@ -47,6 +47,7 @@ def _prepare(folder: Path, vocab_size: int) -> Callable[[bytes], bytes]:
         os.dup2(warnings.fileno(), stream.fileno())
     try:
         compiler = GrammarCompiler(folder, vocab_size)
+        compiler.read_ahead()  # so that it takes no time from the first grammar that needs it
     except Exception as error:  # xgrammar's import, and tokenizers, may raise anything
         why = import_failure() or f"no grammar can be made of the model's tokens: {error}"
         raise CannotAnswerError(_cut(why)) from error

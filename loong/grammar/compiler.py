@@ -25,7 +25,7 @@ class GrammarCompiler:
     """The grammars over one vocabulary. It takes a second to set up, and milliseconds for each grammar."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Read the tokenizer of a model folder for JSON. Other grammars read it at their first use."""
+        """Read the tokenizer of a model folder for JSON. Other grammars read it ahead or at need."""
         self._folder, self._vocab_size = folder, vocab_size
         self._of_json = self._compiler(is_json=True)
         self._of_text: Compiler | None = None
@@ -60,6 +60,10 @@ class GrammarCompiler:
                 return self._text_compiler().compile_lark(text)
             case _:
                 assert_never(grammar.kind)
+
+    def read_ahead(self) -> None:
+        """Read the tokenizer for grammars other than JSON too."""
+        self._text_compiler()
 
     def _text_compiler(self) -> "Compiler":
         if self._of_text is None:

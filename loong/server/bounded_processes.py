@@ -50,6 +50,15 @@ class BoundedProcesses:
         exchange.add_done_callback(self._end_exchange)
         return await asyncio.shield(exchange)  # if the client leaves, the process stays usable
 
+    async def start_ahead(self) -> None:
+        """Start a process unless one is there, so that the next request need not wait for that.
+
+        Raises the errors of starts that `ask` does.
+        """
+        async with self._places:
+            if not self._idle:
+                self._idle.append(await self._start())
+
     async def close(self) -> None:
         """End all processes and exchanges."""
         for exchange in self._exchanges:

@@ -180,7 +180,8 @@ class StartedLine(_Line, frozen=True, tag="started"):
 class ArrivedLine(_Line, frozen=True, tag="arrived"):
     """A request arrived, with the instances before it.
 
-    Another choice of `choice_of` begins when that one has computed the prompt of both.
+    Workers compiled its grammar for `grammar_seconds` before it could be planned. Another choice of
+    `choice_of` begins when that one has computed the prompt of both.
     """
 
     time: Number
@@ -192,6 +193,7 @@ class ArrivedLine(_Line, frozen=True, tag="arrived"):
     tpot_slo: Number | None = None
     user: str = ""
     choice_of: str | None = None
+    grammar_seconds: Number = 0.0
 
 
 class PlannedLine(_Line, frozen=True, tag="planned"):

@@ -25,7 +25,7 @@ from loong.core.events import (
 )
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.plan import IterationPlan
-from loong.core.request import FinishReason, Request, RequestId
+from loong.core.request import FinishReason, RequestId
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log import lines
 from loong.observability.decision_log.line_file import LineFile
@@ -106,7 +106,7 @@ class DecisionLog:
                 self._write(lines.InstanceLeftLine(event.time, event.instance_id))
             case RequestArrived():
                 for choice_id in event.request.choice_ids:
-                    self._arrive(event.request, choice_id)
+                    self._arrive(event, choice_id)
             case _:
                 assert_never(event)
 
@@ -153,7 +153,9 @@ class DecisionLog:
         for said in self._said.values():
             said.pop(request_id, None)
 
-    def _arrive(self, request: Request, choice_id: RequestId) -> None:
+    def _arrive(self, event: RequestArrived, choice_id: RequestId) -> None:
+        request = event.request
+        has_grammar = request.sampling_params.grammar is not None
         self._num_tokens[choice_id] = 0
         self._held.append(
             lines.ArrivedLine(
@@ -166,6 +168,7 @@ class DecisionLog:
                 tpot_slo=None if request.slo is None else request.slo.tpot,
                 user=request.user,
                 choice_of=None if choice_id == request.request_id else request.request_id,
+                grammar_seconds=event.time - request.arrival_time if has_grammar else 0.0,
             )
         )
 

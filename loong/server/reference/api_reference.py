@@ -36,7 +36,8 @@ OpenAI API's, or else vLLM's. `slo` and the effect of `priority` are loong's own
 - A stream's headers are sent when the request is admitted, then an event for each token, and `[DONE]`.
   `: keep-alive` comments fill pauses. Later failures are events with an error.
 - `response_format`, `structured_outputs` and the `guided_` fields need xgrammar. A grammar is refused if
-  xgrammar cannot compile it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB.
+  xgrammar cannot compile it, if it has more than 64 KiB, or if it takes more than 2 s or 16 MiB. A `pattern`
+  of a schema matches whole strings. `oneOf` is refused unless its branches show that no value fits two.
 - Special tokens in messages are plain text, so they cannot end or begin a turn. In prompts of
   `/v1/completions` they are special.
 - Not supported: built-in tools, images and sound, a `best_of` above `n`, `suffix`, several models,

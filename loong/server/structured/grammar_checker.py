@@ -1,6 +1,7 @@
 """Trial compilation of grammars before a request is queued, bounded in time and memory."""
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from hashlib import sha256
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from loong.core.errors import ClusterError
 from loong.core.grammar import Grammar, GrammarKind
-from loong.grammar.availability import ARE_REFUSED
+from loong.grammar.availability import ARE_REFUSED, is_installed
 from loong.server.api.errors import ApiError, bad_request
 from loong.server.bounded_processes import BoundedProcesses, ProcessEndedError, UnusableProcessError
 
@@ -24,13 +26,14 @@ _PROCESS = "loong.grammar.check_process"
 
 
 class GrammarChecker:
-    """Checks whether workers can compile grammars. Its process starts at the first use."""
+    """Checks whether workers can compile grammars. Its process starts at the first use, or ahead."""
 
     def __init__(self, folder: Path | None, vocab_size: int, max_seconds: float = MAX_SECONDS) -> None:
         """Set up. `folder` has the model's tokenizer; with None, no grammar can be compiled."""
         self._folder, self.max_seconds = folder, max_seconds
         self._processes = BoundedProcesses(_PROCESS, str(folder), str(vocab_size))
         self._has_warned = False
+        self._starts: set[asyncio.Task[None]] = set()
         self._checks: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()  # error or "" by digest
 
     async def check(self, grammar: Grammar, field: str) -> None:
@@ -52,12 +55,27 @@ class GrammarChecker:
         if why:
             raise _refusal(field, why, _CODES.get(grammar.kind, "invalid_grammar"))
 
+    def start_ahead(self) -> None:
+        """Begin to start the process, so that the next grammar need not wait for that.
+
+        The first grammar reports why it cannot start.
+        """
+        if self._folder is not None and is_installed():
+            start = asyncio.create_task(self._start())
+            self._starts.add(start)
+            start.add_done_callback(self._starts.discard)
+
     async def close(self) -> None:
         """End the process, and all waiting checks."""
-        for task in self._checks.values():
+        tasks = (*self._checks.values(), *self._starts)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._checks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._processes.close()
+
+    async def _start(self) -> None:
+        with contextlib.suppress(UnusableProcessError, ClusterError):
+            await self._processes.start_ahead()
 
     def _task(self, source: bytes) -> asyncio.Task[str]:
         digest = sha256(source).digest()  # so that results do not keep the grammars
@@ -76,8 +94,10 @@ class GrammarChecker:
             return (await self._processes.ask(source, self.max_seconds)).decode()
         except TimeoutError:
             self._checks.pop(digest, None)  # a later check may be faster
+            self.start_ahead()
             return f"the grammar takes more than {self.max_seconds:g} s to compile and try"
         except ProcessEndedError:
+            self.start_ahead()
             return "the grammar takes too much memory"
 
 

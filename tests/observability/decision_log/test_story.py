@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from chaos import chaos
 from decision_logs import EventReporter, host_tier, logged, prefill_two, reported
@@ -555,6 +556,13 @@ def test_a_choice_begins_with_the_prompt_that_another_has_computed(tmp_path: Pat
     assert "Prefill" not in reported_story
     assert "Decode of 5 tokens" in reported_story
     assert "Prefill of 20 tokens" in story(log, "r000")
+
+
+def test_a_wait_for_a_grammar_is_named() -> None:
+    plain = ArrivedLine(1.0, "r", num_prompt_tokens=4, max_tokens=9, instances=())
+    compiled = "Workers compile its grammar for 1.250 s, and no plan has it before."
+    assert compiled in story([msgspec.structs.replace(plain, grammar_seconds=1.25)], "r")
+    assert "grammar" not in story([plain], "r")
 
 
 def test_nothing_is_reported_the_time_before_a_request_came(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A process checks whether grammars can be compiled, before workers do."""
 
+import asyncio
 import gc
 import json
 import os
@@ -95,3 +96,24 @@ async def test_a_tokenizer_of_which_no_grammar_can_be_made_is_named_in_the_refus
         await checker.check(of_schema({}), "a")
     await checker.close()
     assert refused.value.status == 400
+
+
+async def test_a_process_that_starts_ahead_checks_the_first_grammar(tokenizer: Tokenizer) -> None:
+    before = own_children("check_process")
+    checker = GrammarChecker(tokenizer.folder, 264)
+    checker.start_ahead()
+    await checker.check(of_schema(SCHEMA), "a")
+    (pid,) = {*own_children("check_process")} - {*before}
+    await checker.check(Grammar(GrammarKind.REGEX, "[a-c]"), "a")
+    assert pid in own_children("check_process")
+    await checker.close()
+    assert own_children("check_process") == before
+
+
+async def test_a_start_ahead_is_over_with_its_checker(tokenizer: Tokenizer) -> None:
+    before = own_children("check_process")
+    for checker in (GrammarChecker(tokenizer.folder, 264), GrammarChecker(None, 264)):
+        checker.start_ahead()
+        await asyncio.sleep(0)
+        await checker.close()
+    assert own_children("check_process") == before

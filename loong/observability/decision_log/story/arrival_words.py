@@ -14,10 +14,14 @@ from loong.observability.decision_log.story.phrases import (
 )
 from loong.observability.decision_log.story.story import Story
 
+_LONG_SECONDS = 0.001
+
 
 def arrival_words(story: Story) -> Iterator[str]:
-    """Yield sentences on the requests before it, the running batches, and the free KV slots."""
+    """Yield sentences on its grammar, the requests before it, the running batches, and the free KV slots."""
     found, num_prompt = story.found, story.summary.num_prompt_tokens
+    if (seconds := story.summary.grammar_seconds) >= _LONG_SECONDS:
+        yield f"Workers compile its grammar for {seconds:.3f} s, and no plan has it before."
     if story.summary.choice_of is not None:
         yield f"It comes as another choice of {story.summary.choice_of}, which computes the prompt of both."
         return

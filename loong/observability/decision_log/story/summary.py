@@ -31,8 +31,9 @@ class Latency(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True):
     """A request in numbers. Times and durations are seconds, and None if the log does not contain them.
 
-    A request waits while it is in neither a batch nor a migration. TPOT is the mean time of a token after the
-    first. `measured_seconds` cover those of its steps that have a prediction.
+    A request waits while it is in neither a batch nor a migration, at first for its grammar to be compiled.
+    TPOT is the mean time of a token after the first. `measured_seconds` cover those of its steps that have a
+    prediction.
     """
 
     request_id: RequestId
@@ -53,6 +54,7 @@ class Summary(msgspec.Struct, frozen=True):
     num_moved_tokens: int
     measured_seconds: float
     predicted_seconds: float
+    grammar_seconds: float = 0.0
 
 
 def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
@@ -81,6 +83,7 @@ def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
         num_moved_tokens=_moved(steps),
         measured_seconds=sum(part.seconds for part in parts),
         predicted_seconds=sum(part.num_steps * (part.predicted_seconds or 0.0) for part in parts),
+        grammar_seconds=arrived.grammar_seconds,
     )
 
 
