@@ -1,32 +1,30 @@
 """`loong explain`: flags and output."""
 
 import argparse
-import sys
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from loong.core.errors import ConfigError
 from loong.core.request import RequestId
-from loong.launcher.explain.listing import listing, most_delayed_first
-from loong.launcher.runs.run_document import FILE_NAME
-from loong.launcher.runs.run_folder import logs_beside, newest_decision_log
+from loong.launcher.explain.chosen_log import ChosenLog, chosen_log
+from loong.launcher.explain.listing import beginnings, most_delayed_first, overview, table
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story.index import LogIndex, indexed
-from loong.observability.decision_log.story.phrases import counted
+from loong.observability.decision_log.story.phrases import capital, counted
 from loong.observability.decision_log.story.story import story_of
-from loong.observability.decision_log.story.summary import summary_of
-from loong.observability.decision_log.story.words import reported
-from loong.workloads.report.run_document import read_document
+from loong.observability.decision_log.story.summary import Summary, summary_of
+from loong.observability.decision_log.story.words import reported, steps_took, why_it_waited
 
+NUM_WORST = 10
 MAX_NAMED = 3  # of the ids that begin alike
 _EXAMPLES = """\
 examples:
-  loong serve --decision-log decisions.jsonl         # write a log
-  loong explain                                      # the newest log in this folder, as of `loong bench`
-  loong explain decisions.jsonl                      # all requests, most delayed first
-  loong explain decisions.jsonl --request cmpl-1f3   # one request's story
+  loong explain                                      # of the newest run here: who waited, and for what
+  loong explain --policy static-sp                   # the same of another policy of that run
+  loong explain --request cmpl-1f3                   # one request's story
+  loong explain decisions.jsonl --all                # every request of a log of `loong serve --decision-log`
 """
 
 
@@ -35,7 +33,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "explain",
         help="explain from a decision log why requests waited, where they ran, and how long it took",
-        description="Explain the last run of a decision log: all requests, or one.",
+        description="Explain the last run of a decision log: what its requests waited for, and the ten that "
+        "waited longest; or one request.",
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)
@@ -44,42 +43,67 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         nargs="?",
         type=Path,
         metavar="LOG",
-        help="decision log, as written by --decision-log or `loong bench` (the newest in this folder)",
+        help="decision log of --decision-log, or folder of a run of `loong bench` (the newest here)",
     )
+    parser.add_argument("--policy", metavar="NAME", help="policy of the run to explain (its first)")
     parser.add_argument(
         "--request", metavar="ID", help="explain one request, named by its API id or the beginning of the id"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="list every request without reasons, also those of a benchmark's warm-up and probe",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list, or the story, and return 0. Raises `ConfigError` if the log has no request."""
-    log = args.log or newest_decision_log()
-    if args.log is None:
-        print(f"Of {log}{_more_of(log)}:", file=sys.stderr)
-    index = indexed(read_log(log))
+    log = chosen_log(args.log, args.policy)
+    index = indexed(read_log(log.path))
     if not index.arrivals:
-        raise ConfigError(f"{log} has no request: none has arrived")
-    print(_list(index, as_json=args.json) if args.request is None else _story(index, log, args))
+        raise ConfigError(f"{log.path} has no request: none has arrived")
+    if args.request is not None:
+        print(_story(index, log.path, args))
+    else:
+        print(_list(index, log, is_whole=args.all, as_json=args.json))
     return 0
 
 
-def _more_of(log: Path) -> str:
-    """Return what a reader who named no log must know of the one that was found, to follow its name."""
-    num_measured = 0
-    with suppress(ConfigError):  # no document that can be read
-        runs = (run for run in read_document(log.with_name(FILE_NAME)).runs if run.decision_log == log.name)
-        num_measured = sum(run.num_prompts + run.num_unfinished for run in runs)
-    words = f", of which {counted(num_measured, 'request')} were to be measured" if num_measured else ""
-    others = logs_beside(log)
-    return words + (f"; other logs there: {', '.join(others)}" if others else "")
-
-
-def _list(index: LogIndex, *, as_json: bool) -> str:
-    summaries = most_delayed_first([summary_of(index, request_id) for request_id in index.arrivals])
+def _list(index: LogIndex, log: ChosenLog, *, is_whole: bool, as_json: bool) -> str:
+    measured = [i for i in index.arrivals if i in log.measured_ids]
+    chosen = index.arrivals if is_whole or not measured else measured
+    summaries = most_delayed_first([summary_of(index, request_id) for request_id in chosen])
     if as_json:
-        return msgspec.json.encode({"requests": summaries}).decode()
-    return listing(summaries)
+        found = {"log": str(log.path), "policy": log.policy or index.policy, "requests": summaries}
+        return msgspec.json.encode(found).decode()
+    lines = [*_title(index, log, len(summaries)), "", *overview(summaries), ""]
+    shown = summaries if is_whole else summaries[:NUM_WORST]
+    if len(shown) < len(summaries):
+        lines += [f"The {len(shown)} that waited longest, each with its reasons:", ""]
+    if is_whole:
+        return "\n".join([*lines, *table(shown)])
+    names = beginnings(index.arrivals)
+    lines += table(shown, [names[s.request_id] for s in shown], [_reasons(index, s) for s in shown])
+    lines += ["", f"One request in full: loong explain {log.path} --request {names[shown[0].request_id]}"]
+    if len(shown) < len(index.arrivals):
+        lines.append(f"All requests: loong explain {log.path} --all")
+    return "\n".join(lines)
+
+
+def _title(index: LogIndex, log: ChosenLog, num_listed: int) -> Iterator[str]:
+    policy = log.policy or index.policy
+    of_policy = f" of policy {policy}" if policy else ""
+    yield f"{counted(num_listed, 'request')}{of_policy}, from {log.path}"
+    if num_others := len(index.arrivals) - num_listed:
+        yield f"Left out: {counted(num_others, 'request')} of the warm-up and the probe."
+    if log.others:
+        yield f"Also there: {', '.join(log.others)}"
+
+
+def _reasons(index: LogIndex, summary: Summary) -> Sequence[str]:
+    took = (f"{capital(words)}." for words in steps_took(summary))
+    return *why_it_waited(story_of(index, summary.request_id)), *took
 
 
 def _story(index: LogIndex, log: Path, args: argparse.Namespace) -> str:

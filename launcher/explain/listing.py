@@ -1,12 +1,23 @@
-"""A list of all requests of a log, one line each."""
+"""Requests of a log: what all of them waited for, and a table of a few with their reasons, or of all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, starmap, takewhile, zip_longest
+from operator import eq
 
-from loong.observability.decision_log.story.phrases import counted, duration, times
+from loong.core.request import RequestId
+from loong.observability.decision_log.story.phrases import capital, counted, duration, times
+from loong.observability.decision_log.story.steps import WaitedFor, summed
 from loong.observability.decision_log.story.summary import Latency, Summary
+from loong.observability.decision_log.story.words import filled
+
+NO_REASON = "batches of others ran, and the policy gave no reason"
+MIN_SHARE = 0.01  # of all waiting, from which a reason is listed
+MAX_REASONS = 5
+MIN_LETTERS = 14  # of an id's beginning
 
 _HEADINGS = ("request", "came", "waited", "TTFT", "TPOT", "prompt", "output", "DoP", "notes")
 _LEFT = (0, 8)  # columns of words
+_INDENT = " " * 4
 
 
 def most_delayed_first(summaries: Sequence[Summary]) -> list[Summary]:
@@ -25,21 +36,64 @@ def most_delayed_first(summaries: Sequence[Summary]) -> list[Summary]:
     )
 
 
-def listing(summaries: Sequence[Summary]) -> str:
-    """Return a heading and a table, in the order given."""
-    rows = [_HEADINGS, *map(_row, summaries)]
+def overview(summaries: Sequence[Summary]) -> Iterator[str]:
+    """Yield lines on all requests: how many were late, and what they waited for, the longest first."""
+    yield _late(summaries)
+    waited = sum(summary.waited_seconds for summary in summaries)
+    if not waited:
+        yield "None of them waited."
+        return
+    yield f"They waited {duration(waited)} in all, between batches too:"
+    reasons = [wait for wait in _reasons(summaries) if wait.seconds >= MIN_SHARE * waited]
+    column = max((len(duration(wait.seconds)) for wait in reasons), default=0)
+    for wait in reasons[:MAX_REASONS]:
+        yield f"  {duration(wait.seconds).rjust(column)}  {wait.reason}"
+
+
+def beginnings(request_ids: Iterable[RequestId]) -> Mapping[RequestId, str]:
+    """Return for each id its beginning that no other id shares, of at least `MIN_LETTERS`."""
+    ordered = sorted(request_ids)
+    shared = [0, *starmap(_num_shared, pairwise(ordered)), 0]
+    most = map(max, pairwise(shared))
+    return {i: i[: max(MIN_LETTERS, num + 1)] for i, num in zip(ordered, most, strict=True)}
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Return the number of letters with which both begin."""
+    return sum(1 for _ in takewhile(bool, map(eq, one, other)))
+
+
+def table(
+    summaries: Sequence[Summary], names: Sequence[str] = (), reasons: Sequence[Sequence[str]] = ()
+) -> Iterator[str]:
+    """Yield a row for each request in the order given, under other names and with its reasons if given."""
+    names = names or [summary.request_id for summary in summaries]
+    rows = [_HEADINGS, *((name, *_cells(summary)) for name, summary in zip(names, summaries, strict=True))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [_line(row, widths) for row in rows]
-    return "\n".join([_heading(summaries), "", *lines])
+    for row, sentences in zip_longest(rows, ((), *reasons), fillvalue=()):
+        yield _line(row, widths)
+        if sentences:
+            yield filled(" ".join(sentences), _INDENT, _INDENT)
 
 
-def _heading(summaries: Sequence[Summary]) -> str:
+def _reasons(summaries: Iterable[Summary]) -> tuple[WaitedFor, ...]:
+    """Return each reason with the seconds of all requests, and what no reason covers."""
+    waits = list[WaitedFor]()
+    for summary in summaries:
+        covered = sum(wait.seconds for wait in summary.waited_for)
+        rest = WaitedFor(NO_REASON, max(0.0, summary.waited_seconds - covered))
+        waits += (*summary.waited_for, rest)
+    return summed(waits)
+
+
+def _late(summaries: Sequence[Summary]) -> str:
     promised = [s for s in summaries if s.ttft.slo is not None or s.tpot.slo is not None]
     num_missed = sum(s.ttft.is_late or s.tpot.is_late for s in promised)
-    heading = f"{counted(len(summaries), 'request')}, most delayed first; waits between batches count."
     if not promised:
-        return heading
-    return f"{heading} {num_missed:,} of {counted(len(promised), 'request')} with an SLO missed it (!)."
+        return f"{capital(counted(len(summaries), 'request'))}, of which no targets are known."
+    late = f"{num_missed:,} of {counted(len(promised), 'request')} with targets missed one (!)"
+    ttft, tpot = sum(s.ttft.is_late for s in promised), sum(s.tpot.is_late for s in promised)
+    return f"{late}: {ttft:,} to the first token, {tpot:,} between tokens." if num_missed else f"{late}."
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -50,10 +104,10 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _row(summary: Summary) -> tuple[str, ...]:
+def _cells(summary: Summary) -> tuple[str, ...]:
+    """Return the cells of a row but its name."""
     dops = summary.dops
     return (
-        summary.request_id,
         f"{summary.arrived_at:.3f} s",
         duration(summary.waited_seconds),
         _latency(summary.ttft),

@@ -48,13 +48,17 @@ def newest_run() -> Path:
     return _newest(found).parent
 
 
-def newest_decision_log() -> Path:
-    """Return the newest decision log in and below this folder. Raises `ConfigError` if there is none."""
-    found = [path for place in _PLACES for path in Path().glob(f"{place}/*{LOG_SUFFIX}") if _is_log(path)]
+def newest_decision_log(folder: Path | None = None) -> Path:
+    """Return the newest decision log in a folder, or (None) in and below this one.
+
+    Raises `ConfigError` if there is none.
+    """
+    base, places = (Path(), _PLACES) if folder is None else (folder, (".",))
+    found = [path for place in places for path in base.glob(f"{place}/*{LOG_SUFFIX}") if _is_log(path)]
     if not found:
         raise ConfigError(
-            "there is no decision log in this folder; `loong bench` makes one for each policy, and so does "
-            "`loong serve --decision-log decisions.jsonl`"
+            f"there is no decision log in {folder or 'this folder'}; `loong bench` makes one for each "
+            "policy, and so does `loong serve --decision-log decisions.jsonl`"
         )
     return _newest(found)
 

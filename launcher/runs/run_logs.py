@@ -9,7 +9,7 @@ from loong.core.errors import ConfigError
 from loong.engine.loop import Observer
 from loong.launcher.outputs import check_file
 from loong.observability.decision_log.line_file import LineFile
-from loong.observability.decision_log.log import Listener, decision_log
+from loong.observability.decision_log.log import Listener, TargetsOf, decision_log, no_targets
 from loong.observability.recording.lines import Setting
 from loong.observability.recording.recorder import check_new, recording
 
@@ -47,13 +47,14 @@ def run_logs(
     setting: Setting,
     clock_start: float | None = None,
     listeners: Sequence[Listener] = (),
+    targets_of: TargetsOf = no_targets,
 ) -> Iterator[tuple[Observer, ...]]:
     """Yield the observers of a run that write its logs.
 
     `clock_start` is the Unix time of its clock's 0, None if virtual.
 
-    `listeners` receive every line of the decision log, also without a file. Raises `ConfigError` if a file
-    cannot be made.
+    `listeners` receive every line of the decision log, also without a file. `targets_of` are the targets of
+    requests without their own. Raises `ConfigError` if a file cannot be made.
     """
     observers: list[Observer] = []
     with ExitStack() as stack:
@@ -61,6 +62,6 @@ def run_logs(
             recorder = recording(files.events, setting, keeps_prompts=files.keeps_prompts)
             observers.append(stack.enter_context(recorder))
         if files.decisions is not None or listeners:
-            log = decision_log(files.decisions, clock_start, listeners)
+            log = decision_log(files.decisions, clock_start, listeners, setting.policy, targets_of)
             observers.append(stack.enter_context(log))
         yield tuple(observers)

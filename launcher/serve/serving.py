@@ -144,7 +144,8 @@ async def _serve_dumping(
         request_observers = _request_observers(config, cost_model, recalibration, clock_start)
         setting = _setting(config, instances, base, last_id)
         listeners = (request_observers.recent, request_observers.runs)
-        with run_logs(config.logs, setting, clock_start=clock_start, listeners=listeners) as logs:
+        targets_of = request_observers.target
+        with run_logs(config.logs, setting, clock_start, listeners, targets_of) as logs:
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
             tune_gc()
             state = ClusterState(instances, last_id)

@@ -171,16 +171,18 @@ class Reason(_Part, frozen=True):
 
 
 class StartedLine(_Line, frozen=True, tag="started"):
-    """A run begins. `clock_start` is the Unix time of the clock's 0, or None in virtual time."""
+    """A run of a policy begins. `clock_start` is the Unix time of the clock's 0, or None in virtual time."""
 
     version: int
     clock_start: Number | None = None
+    policy: str | None = None
 
 
 class ArrivedLine(_Line, frozen=True, tag="arrived"):
     """A request arrived, with the instances before it.
 
-    Workers compiled its grammar for `grammar_seconds` before it could be planned. Another choice of
+    Its targets are those of its own SLO, or else the policy's; None where it has none. Workers compiled its
+    grammar for `grammar_seconds` before it could be planned. Another choice of
     `choice_of` begins when that one has computed the prompt of both.
     """
 

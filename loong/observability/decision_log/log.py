@@ -36,11 +36,22 @@ STANDING = (DecisionKind.WAIT, DecisionKind.DEFER)  # repeated in each plan whil
 
 Listener: TypeAlias = Callable[[Line, bytes], None]
 """Receives every line with its encoded bytes. It must neither fail nor block."""
+TargetsOf: TypeAlias = Callable[[int], tuple[float | None, float | None]]
+"""Returns the TTFT and TPOT targets of a request without its own SLO, by the tokens of its prompt."""
+
+
+def no_targets(_num_prompt_tokens: int) -> tuple[None, None]:
+    """Return no targets."""
+    return None, None
 
 
 @contextmanager
 def decision_log(
-    path: Path | None, clock_start: float | None = None, listeners: Sequence[Listener] = ()
+    path: Path | None,
+    clock_start: float | None = None,
+    listeners: Sequence[Listener] = (),
+    policy: str | None = None,
+    targets_of: TargetsOf = no_targets,
 ) -> Iterator["DecisionLog"]:
     """Yield the log of one run, appended to a file that may hold other runs; None: for listeners only.
 
@@ -49,7 +60,7 @@ def decision_log(
     """
     file = None if path is None else LineFile(path)
     try:
-        yield DecisionLog(file, clock_start, listeners)
+        yield DecisionLog(file, clock_start, listeners, policy, targets_of)
     finally:
         if file is not None:
             file.close()
@@ -64,9 +75,14 @@ class DecisionLog:
     """
 
     def __init__(
-        self, file: LineFile | None, clock_start: float | None = None, listeners: Sequence[Listener] = ()
+        self,
+        file: LineFile | None,
+        clock_start: float | None = None,
+        listeners: Sequence[Listener] = (),
+        policy: str | None = None,
+        targets_of: TargetsOf = no_targets,
     ) -> None:
-        self._file, self._listeners = file, listeners
+        self._file, self._listeners, self._targets_of = file, listeners, targets_of
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # output tokens of live requests
         self._running: dict[
@@ -74,7 +90,7 @@ class DecisionLog:
         ] = {}  # with the time of start, or of submission before it
         self._held: list[Line] = []  # lines from an arrival up to the next plan
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
-        self._write(lines.StartedLine(lines.VERSION, clock_start))
+        self._write(lines.StartedLine(lines.VERSION, clock_start, policy))
 
     def on_event(self, event: Event) -> None:
         """Write an event, and the results of earlier plans."""
@@ -157,6 +173,7 @@ class DecisionLog:
         request = event.request
         has_grammar = request.sampling_params.grammar is not None
         self._num_tokens[choice_id] = 0
+        slo, (ttft, tpot) = request.slo, self._targets_of(len(request.prompt_token_ids))
         self._held.append(
             lines.ArrivedLine(
                 request.arrival_time,
@@ -164,8 +181,8 @@ class DecisionLog:
                 num_prompt_tokens=len(request.prompt_token_ids),
                 max_tokens=request.sampling_params.max_tokens,
                 instances=(),
-                ttft_slo=None if request.slo is None else request.slo.ttft,
-                tpot_slo=None if request.slo is None else request.slo.tpot,
+                ttft_slo=ttft if slo is None or slo.ttft is None else slo.ttft,
+                tpot_slo=tpot if slo is None or slo.tpot is None else slo.tpot,
                 user=request.user,
                 choice_of=None if choice_id == request.request_id else request.request_id,
                 grammar_seconds=event.time - request.arrival_time if has_grammar else 0.0,

@@ -1,19 +1,24 @@
 """The command: its output, and one clear line for each error."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
-from decision_logs import EventReporter, prefill_two, reported
+from decision_logs import EventReporter, logged, prefill_two, reported
 from eventful_run import LATE, LONG, SHORT, eventful_run
 from run_documents import run_row, write_run
-from simulation import instances_with
+from simulation import instances_with, timed_request
 
 from loong.core.events import InstanceLost, RequestAborted
 from loong.core.plan import IterationPlan, Preemption
 from loong.launcher.cli import main
+from loong.launcher.explain.listing import beginnings
 from loong.observability.decision_log.log import decision_log
+from loong.scheduler.config import PolicyConfig
+from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.policy import make_policy
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
 
@@ -32,29 +37,79 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().out
 
 
-def test_the_list_has_a_line_a_request_most_delayed_first(
+def test_it_says_what_requests_waited_for_and_who_waited_longest(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heading, _, columns, *rows = shown(capsys, path).splitlines()
-    assert heading == (
-        "3 requests, most delayed first; waits between batches count. "
-        "1 of 1 request with an SLO missed it (!)."
-    )
-    assert columns.split() == [
-        "request",
-        "came",
-        "waited",
-        "TTFT",
-        "TPOT",
-        "prompt",
-        "output",
-        "DoP",
-        "notes",
+    text = shown(capsys, path)
+    assert text.splitlines()[:6] == [
+        f"3 requests, from {path}",
+        "",
+        "1 of 1 request with targets missed one (!): 0 to the first token, 1 between tokens.",
+        "They waited 365 ms in all, between batches too:",
+        "  365 ms  batches of others ran, and the policy gave no reason",
+        "",
     ]
+    words = " ".join(text.split())
+    for row, why in (
+        (
+            "r002 0.030 s 296 ms 279 ms 36.7 ms 50 4 1 ",
+            "Having waited 219 ms, it starts as batch 6 ends. It rests once before a batch, 77.0 ms in all,",
+        ),
+        (
+            "r001 0.020 s 69.0 ms 366 ms 33.3 ms ! 600 30 1-3 preempted once, 300 tokens moved ",
+            "It rests once before a batch, 49.0 ms in all. Having waited 20.0 ms, it starts as batch 1 ends.",
+        ),
+        ("r000 0.000 s 0 ms 40.0 ms 11.0 ms 90 20 1-3 ", "Its steps took 249 ms, 4% more than predicted. "),
+    ):
+        assert row + why in words
+    assert max(map(len, text.splitlines()[:-1])) <= 110
+    assert text.splitlines()[-1] == f"One request in full: loong explain {path} --request r002"
+
+
+def rows_of_all(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+    """Return the rows of the table of all requests."""
+    lines = shown(capsys, *arguments, "--all").splitlines()
+    heading = next(number for number, line in enumerate(lines) if line.startswith("request "))
+    return lines[heading + 1 :]
+
+
+def test_the_list_of_all_has_a_line_a_request_most_delayed_first(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rows_of_all(capsys, path)
     assert [row.split()[0] for row in rows] == [LATE, LONG, SHORT]
     cells = "r001 0.020 s 69.0 ms 366 ms 33.3 ms ! 600 30 1-3 preempted once, 300 tokens moved"
     assert " ".join(rows[1].split()) == cells
-    assert rows[2].split()[-3:] == ["90", "20", "1-3"]
+
+
+def test_a_policy_says_what_most_requests_wait_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    requests = [timed_request(n, 3000, 40, 0.001 * n) for n in range(30)]
+    policy = make_policy("esp", PolicyConfig(target_ttft=0.5))
+    logged(log, policy, instances_with([20_000] * 2), requests, cost_model=WorkCostModel())
+    lines = shown(capsys, log).splitlines()
+    (waited,) = (n for n, line in enumerate(lines) if line.startswith("They waited "))
+    assert any("full of more urgent prompts" in line for line in lines[waited + 1 : waited + 6])
+    assert "The 10 that waited longest, each with its reasons:" in lines
+    assert sum("For " in line and ": the " in line for line in lines) >= 10
+    assert lines[-1] == f"All requests: loong explain {log} --all"
+    assert len(rows_of_all(capsys, log)) == 30
+    assert len(json.loads(shown(capsys, log, "--json"))["requests"]) == 30
+
+
+def test_ids_are_as_short_as_they_are_unique() -> None:
+    ids = ["cmpl-0123456789abcdef", "cmpl-0123456789abcxyz", "cmpl-5", "cmpl-9999999999999999", "cmpl-5-1"]
+    names = beginnings(ids)
+    assert names == {
+        "cmpl-0123456789abcdef": "cmpl-0123456789abcd",
+        "cmpl-0123456789abcxyz": "cmpl-0123456789abcx",
+        "cmpl-5": "cmpl-5",
+        "cmpl-5-1": "cmpl-5-1",
+        "cmpl-9999999999999999": "cmpl-999999999",
+    }
+    assert beginnings(["a"]) == {"a": "a"}
 
 
 def test_the_list_reports_what_went_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,8 +118,8 @@ def test_the_list_reports_what_went_wrong(tmp_path: Path, capsys: pytest.Capture
         reporter.plan(2.0, IterationPlan(preemptions=(Preemption("r000"), Preemption("r001"))))
 
     reported(tmp_path / "log", instances_with([20] * 3), script)
-    heading, _, _, *rows = shown(capsys, tmp_path / "log").splitlines()
-    assert heading == "2 requests, most delayed first; waits between batches count."
+    assert "2 requests, of which no targets are known." in shown(capsys, tmp_path / "log")
+    rows = rows_of_all(capsys, tmp_path / "log")
     assert [row.split(maxsplit=10)[-1] for row in rows] == ["preempted once, not over"] * 2
 
 
@@ -77,7 +132,7 @@ def test_the_list_reports_who_lost_kv_and_who_left(
         reporter.report(RequestAborted(3.0, "r001"))
 
     reported(tmp_path / "log", instances_with([20] * 3), script)
-    rows = {row.split()[0]: row for row in shown(capsys, tmp_path / "log").splitlines()[3:]}
+    rows = {row.split()[0]: row for row in rows_of_all(capsys, tmp_path / "log")}
     assert rows["r000"].endswith("lost KV once, not over")
     assert rows["r001"].endswith(" abort")
 
@@ -107,7 +162,7 @@ def test_the_commands_of_the_documentation_print_what_it_shows(
     assert main(simulate.split()) == 0
     capsys.readouterr()
     _, log_path, *which = explain.split()
-    for text in (shown(capsys, log_path, *which), *shown(capsys, log_path).splitlines()[:7]):
+    for text in (shown(capsys, log_path, *which), shown(capsys, log_path)):
         assert text in DOCUMENT
 
 
@@ -151,22 +206,54 @@ def test_a_log_without_requests_is_one_line(tmp_path: Path, capsys: pytest.Captu
     assert refused(capsys, tmp_path / "log").endswith("is empty")
 
 
-def test_without_a_name_the_newest_log_is_reported(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_name_the_first_policy_of_the_newest_run_is_reported(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     reported_by_name = shown(capsys, path)
-    assert main(["explain"]) == 0
-    output = capsys.readouterr()
-    assert output.out == reported_by_name
-    assert output.err == f"Of {path.name}:\n"
-    others = [path.with_name(f"decisions-{policy}.jsonl") for policy in ("esp", "tp")]
-    for other in others:
+    assert shown(capsys) == reported_by_name.replace(str(path), path.name)
+    esp, baseline = (path.with_name(f"decisions-{policy}.jsonl") for policy in ("esp", "static-sp"))
+    for other in (esp, baseline):
         other.write_bytes(path.read_bytes())
-    write_run(path.parent, [run_row("tp", num_prompts=2, decision_log=others[1].name), run_row("esp")])
-    assert main(["explain"]) == 0
-    assert capsys.readouterr().err == (
-        "Of decisions-tp.jsonl, of which 2 requests were to be measured; other logs there: "
-        "decisions-esp.jsonl, log.jsonl:\n"
+        os.utime(other, ns=(2 * path.stat().st_mtime_ns,) * 2)
+    of_both = [
+        run_row("esp", decision_log=esp.name, request_ids=[LATE, SHORT, ""]),
+        run_row("static-sp", decision_log=baseline.name, request_ids=[]),
+    ]
+    write_run(path.parent, of_both)
+    lines = shown(capsys).splitlines()
+    assert lines[:3] == [
+        "2 requests of policy esp, from decisions-esp.jsonl",
+        "Left out: 1 request of the warm-up and the probe.",
+        "Also there: --policy static-sp, log.jsonl",
+    ]
+    assert not any(line.startswith(LONG) for line in lines)
+    assert lines[-1] == "All requests: loong explain decisions-esp.jsonl --all"
+    assert shown(capsys, path.parent).splitlines()[0] == f"2 requests of policy esp, from {esp}"
+    assert shown(capsys, "--policy", "static-sp").startswith("3 requests of policy static-sp, from ")
+    assert json.loads(shown(capsys, "--json"))["policy"] == "esp"
+    assert refused(capsys, "--policy", "tp").endswith(
+        "has no decision log of --policy tp; it has esp, static-sp"
     )
-    for log in (path, *others):
+    assert "is a log itself" in refused(capsys, path, "--policy", "esp")
+    (path.parent / "results.json").unlink()
+    assert shown(capsys, "--policy", "esp").startswith("3 requests, from decisions-esp.jsonl")
+    for log in (path, esp, baseline):
         log.unlink()
-    assert main(["explain"]) == 1
-    assert "`loong bench` makes one for each policy" in capsys.readouterr().err
+    assert "`loong bench` makes one for each policy" in refused(capsys)
+
+
+def test_targets_of_the_server_are_those_of_requests_without_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with decision_log(
+        tmp_path / "log", policy="esp", targets_of=lambda num_tokens: (num_tokens / 8, 0.05)
+    ) as log:
+        prefill_two(EventReporter(log, instances_with([20] * 3)))
+    requests = json.loads(shown(capsys, tmp_path / "log", "--json"))["requests"]
+    assert {r["request_id"]: (r["ttft"]["slo"], r["ttft"]["is_late"]) for r in requests} == {
+        "r000": (0.75, True),
+        "r001": (0.75, True),
+    }
+    assert "2 of 2 requests with targets missed one (!): 2 to the first token" in shown(
+        capsys, tmp_path / "log"
+    )

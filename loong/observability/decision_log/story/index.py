@@ -93,6 +93,7 @@ class LogIndex:
     """
 
     clock_start: float | None = None
+    policy: str | None = None
     last_time: float = 0.0
     arrivals: dict[RequestId, ArrivedLine] = field(default_factory=dict)
     entries: defaultdict[RequestId, list[Entry]] = field(default_factory=lambda: defaultdict(list))
@@ -150,6 +151,7 @@ def _add(index: LogIndex, number: int, line: Line) -> None:
     match line:
         case StartedLine():
             index.clock_start = line.clock_start
+            index.policy = line.policy
             return
         case ArrivedLine():
             index.arrivals[line.request_id] = line

@@ -16,6 +16,8 @@ from loong.observability.decision_log.story.steps import (
     Move,
     StoryStep,
     Wait,
+    WaitedFor,
+    summed,
 )
 from loong.observability.decision_log.story.trail import trail_of
 
@@ -32,8 +34,9 @@ class Summary(msgspec.Struct, frozen=True):
     """A request in numbers. Times and durations are seconds, and None if the log does not contain them.
 
     A request waits while it is in neither a batch nor a migration, at first for its grammar to be compiled.
-    TPOT is the mean time of a token after the first. `measured_seconds` cover those of its steps that have a
-    prediction.
+    The policy's reasons for it are in `waited_for`, the longest first; they may cover less than all of it.
+    TPOT is the mean time of a token after the first. `measured_seconds` cover those of its steps that have
+    a prediction.
     """
 
     request_id: RequestId
@@ -46,6 +49,7 @@ class Summary(msgspec.Struct, frozen=True):
     max_tokens: int
     num_output_tokens: int | None
     waited_seconds: float
+    waited_for: tuple[WaitedFor, ...]
     ttft: Latency
     tpot: Latency
     dops: tuple[int, ...]
@@ -75,6 +79,9 @@ def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
         max_tokens=arrived.max_tokens,
         num_output_tokens=None if end is None else end.num_output_tokens,
         waited_seconds=_waited(steps, last_time),
+        waited_for=summed(
+            wait for step in steps if isinstance(step, Wait | ComputedBatches) for wait in step.waited_for
+        ),
         ttft=_ttft(steps, arrived.ttft_slo, last_time - arrived.time),
         tpot=_tpot(steps, arrived.tpot_slo),
         dops=tuple(sorted({len(run.instance_ids) for run in runs})),

@@ -28,7 +28,7 @@ _INDENT = " " * (_TIME_WIDTH + 2)
 
 def reported(story: Story) -> str:
     """Return the history, at most 110 columns wide."""
-    lines = [_filled(sentence) for sentence in heading(story)]
+    lines = [filled(sentence) for sentence in heading(story)]
     lines.append("")
     for time, sentences in chapters(story):
         lines += _at(time, sentences)
@@ -62,11 +62,11 @@ def _at(time: float, sentences: Iterable[str]) -> Iterator[str]:
     """Yield sentences one below the other, the first next to the time."""
     label = f"+{time:.3f} s".rjust(_TIME_WIDTH) + "  "
     for sentence in sentences:
-        yield _filled(sentence, label, _INDENT + "  ")
+        yield filled(sentence, label, _INDENT + "  ")
         label = _INDENT
 
 
-def _filled(text: str, first_indent: str = "", indent: str = "") -> str:
+def filled(text: str, first_indent: str = "", indent: str = "") -> str:
     """Return lines of the given width that keep numbers and units together."""
     glued = re.sub(r"(\d) (?=m?s\b)", "\\1\u00a0", text)
     filled = fill(glued, WIDTH, initial_indent=first_indent, subsequent_indent=indent)
@@ -89,10 +89,14 @@ def heading(story: Story) -> Iterator[str]:
         if summary.waited_seconds
         else "It never waited"
     )
+    yield f"{'; '.join((waited, *steps_took(summary)))}."
+
+
+def steps_took(summary: Summary) -> Iterator[str]:
+    """Yield words on the time of its steps, if they have predictions."""
     if summary.predicted_seconds:
         measured, predicted = summary.measured_seconds, summary.predicted_seconds
-        waited += f"; its steps took {duration(measured)}, {difference(measured, predicted)}"
-    yield f"{waited}."
+        yield f"its steps took {duration(measured)}, {difference(measured, predicted)}"
 
 
 def _harmless(name: str) -> str:
