@@ -36,11 +36,20 @@ def apply_config_file(parser: CommandParser, arguments: Sequence[str]) -> None:
     for key, value in _read(path).items():
         name = key.replace("_", "-")
         if name not in by_name:
-            raise ConfigError(f"{path}: there is no flag {key!r}{meant(name, by_name)}")
+            if _is_taken_silently(parser, name, value):
+                continue
+            place = None if parser.elsewhere is None else parser.elsewhere(f"--{name}")
+            raise ConfigError(f"{path}: there is no flag {key!r}{place or meant(name, by_name)}")
         action = by_name[name]
         if isinstance(action.default, list) and any(_is_flag_of(action, word) for word in arguments):
             continue  # a flag that collects values would add to the file's
         parser.set_defaults(**{action.dest: _parsed(path, parser, action, value)})
+
+
+def _is_taken_silently(parser: CommandParser, name: str, value: object) -> bool:
+    """Return whether a key asks for what is so in any case, as `enable-prefix-caching: false`."""
+    flag = {True: f"--{name}", False: f"--no-{name}"}.get(value) if isinstance(value, bool) else None
+    return flag in parser.taken_silently
 
 
 def _named(arguments: Sequence[str]) -> Path | None:

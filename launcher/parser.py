@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from loong.core.similar_words import meant
@@ -16,10 +16,12 @@ USAGE_ERROR = 2
 class CommandParser(argparse.ArgumentParser):
     """A parser that takes `_` for `-` in flags and no abbreviations, and suggests corrections.
 
-    `elsewhere` returns where a flag that this parser lacks belongs, or None.
+    `elsewhere` returns where a flag that this parser lacks belongs, or None. Flags `taken_silently` have no
+    effect.
     """
 
     elsewhere: Callable[[str], str | None] | None = None
+    taken_silently: Collection[str] = ()
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -77,8 +79,8 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse, and refuse unknown arguments: a parser of one command refuses each by name."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
+        found, rest = super().parse_known_args(args, namespace)
+        if unknown := [word for word in rest if word.replace("_", "-") not in self.taken_silently]:
             self.error(self._unknown(unknown))
         return found, []
 
@@ -87,7 +89,7 @@ class CommandParser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"{word!r} is one argument too many"
         flag = word.partition("=")[0]
-        place = None if self.elsewhere is None else self.elsewhere(flag)
+        place = None if self.elsewhere is None else self.elsewhere(flag.replace("_", "-"))
         return f"there is no flag {flag}{place or meant(flag, self.flags)}"
 
     def _check_value(self, action: argparse.Action, value: object) -> None:

@@ -1,6 +1,10 @@
-"""Flags of vLLM that loong does not have: what stands in their place, as on the page for vLLM's users."""
+"""Flags of vLLM that loong does not have: what stands in their place, as on the page for vLLM's users.
+
+`none: WHY` stands for nothing.
+"""
 
 SERVE = {
+    "-dp": "--num-instances: replicas of the weights, but one server and one queue",
     "--data-parallel-size": "--num-instances: replicas of the weights, but one server and one queue",
     "--num-gpu-blocks-override": "--kv-cache-tokens: in tokens, an instance; there are no blocks",
     "--scheduling-policy": "--policy: what decides all of it, not only the order",
@@ -8,7 +12,7 @@ SERVE = {
     "--long-prefill-token-threshold": "none: chunks follow from targets",
     "--max-long-partial-prefills": "none: chunks follow from targets",
     "--max-num-partial-prefills": "none: chunks follow from targets",
-    "--enable-chunked-prefill": "none: always",
+    "--no-enable-chunked-prefill": "none: prompts are cut where a step would be too long",
     "--enforce-eager": "none: steps are captured where that is the quicker way",
     "--compilation-config": "none: steps are captured where that is the quicker way",
     "--enable-log-requests": "none: no prompt and no answer is logged",
@@ -26,7 +30,6 @@ SERVE = {
     "--enable-lora": "none: there are no LoRA adapters",
     "--speculative-config": "none: there is no speculative decoding",
     "--kv-transfer-config": "none: KV stays in this server",
-    "--enable-auto-tool-choice": "none: always",
     "--reasoning-parser": "none: answers are not parsed",
 }
 BENCH = {
@@ -44,13 +47,3 @@ BENCH = {
     "--percentile-metrics": "none: all are reported",
     "--metric-percentiles": "none: P50, P90, P95 and P99 are reported",
 }
-
-
-def instead_of(flag: str, flags: dict[str, str]) -> str | None:
-    """Return what to say of a flag of vLLM; None for any other."""
-    words = flags.get(flag)
-    if words is None:
-        return None
-    name, _, why = words.partition(": ")
-    place = f", and nothing stands in its place: {why}" if name == "none" else f"; write {words}"
-    return f", which vLLM has{place}"

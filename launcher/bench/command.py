@@ -19,10 +19,10 @@ from loong.launcher.bench.flags import (
 from loong.launcher.bench.policies import servers_by_policy
 from loong.launcher.bench.spawned_server import ServerConfig
 from loong.launcher.keys import key_of_client, shown_command
+from loong.launcher.other_servers import hint_of_bench, hint_of_serve
 from loong.launcher.runs.chosen_load import FEWEST_REQUESTS, Auto, choose_load
 from loong.launcher.runs.rates import parse_rates
 from loong.launcher.runs.run import check_classes
-from loong.launcher.vllm_flags import BENCH, SERVE, instead_of
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.metrics.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
@@ -75,10 +75,10 @@ def _flag_of_serve(flag: str) -> str | None:
     """Return the hint for a flag that `bench` does not have: `--extra-server-args`, or its replacement."""
     from loong.launcher.cli import build_parser  # which imports this
 
-    if (words := instead_of(flag, BENCH)) is not None:
+    if (words := hint_of_bench(flag)) is not None:
         return words
     if flag not in build_parser(["serve"])[1]["serve"].flags:
-        return instead_of(flag, SERVE)
+        return hint_of_serve(flag)
     return f"; servers that are started here take it in --extra-server-args='{flag} ...'"
 
 

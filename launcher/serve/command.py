@@ -19,9 +19,9 @@ from loong.launcher.keys import (
     keys_of_server,
     warn_of_readers,
 )
+from loong.launcher.other_servers import WHAT_IT_DOES, hint_of_serve
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
-from loong.launcher.vllm_flags import SERVE, instead_of
 from loong.logs import FORMATS, queued_log
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
@@ -55,7 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         epilog=_EXAMPLES,
     )
     parser.set_defaults(run=run)
-    parser.elsewhere = lambda flag: instead_of(flag, SERVE)
+    parser.elsewhere, parser.taken_silently = hint_of_serve, WHAT_IT_DOES
     _add_model_flags(parser.add_argument_group("model"))
     cluster = parser.add_argument_group("cluster")
     add_instance_flags(cluster)

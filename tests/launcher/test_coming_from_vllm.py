@@ -4,7 +4,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from loong.core.errors import ConfigError
+from loong.launcher import sglang_flags
 from loong.launcher.cli import build_parser
+from loong.launcher.config_file import apply_config_file
+from loong.launcher.other_servers import WHAT_IT_DOES
 from loong.launcher.vllm_flags import BENCH, SERVE
 from loong.server.api.parsing import HARMLESS
 from loong.server.openai.schemas import ChatFields, CompletionFields
@@ -43,11 +49,61 @@ def test_flags_that_are_said_to_be_here_are_and_the_others_are_not() -> None:
 
 def test_every_flag_that_is_not_here_is_refused_with_its_place() -> None:
     for theirs, ours, _ in rows("Flags"):
-        for flag in FLAG.findall(theirs) if ours != "the same" else ():
+        if ours == "taken":
+            assert set(FLAG.findall(theirs)) <= WHAT_IT_DOES
+        for flag in FLAG.findall(theirs) if ours not in ("the same", "taken") else ():
             place = SERVE[flag].partition(":")[0]
             assert place == ours.strip("`"), flag
-    assert not SERVE.keys() & set(build_parser(["serve"])[1]["serve"].flags)
-    assert not BENCH.keys() & set(build_parser(["bench"])[1]["bench"].flags)
+    for command, hints in (("serve", (SERVE, sglang_flags.SERVE)), ("bench", (BENCH, sglang_flags.BENCH))):
+        flags = set(build_parser([command])[1][command].flags)
+        for known in hints:
+            assert not known.keys() & (flags | WHAT_IT_DOES)
+            places = {words.partition(":")[0] for words in known.values()}
+            assert {place.split()[0] for place in places} <= flags | {"none"}
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (
+            ["--mem-fraction-static", "0.8"],
+            "which SGLang has; write --gpu-memory-utilization: of a GPU's free",
+        ),
+        (["--tp-size=2"], "there is no flag --tp-size, which SGLang has; write --tensor-parallel-size"),
+        (["--disable-cuda-graph"], "which SGLang has, and nothing stands in its place: steps are captured"),
+        (
+            ["--enable_prefix_caching"],
+            "which vLLM has, and nothing stands in its place: choices of one request",
+        ),
+    ],
+)
+def test_a_flag_of_another_server_is_refused_with_what_to_write(
+    words: list[str], refused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser(["serve"])[0].parse_args(["serve", *words])
+    assert refused in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [*sorted(WHAT_IT_DOES), "--no_enable_prefix_caching"])
+def test_a_flag_that_asks_for_what_is_so_in_any_case_is_taken_silently(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = build_parser(["serve"])[0].parse_args(["serve", "tiny", flag, "--port", "1"])
+    assert (args.model, args.port) == ("tiny", 1)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", ["enable-prefix-caching: false", "enable_chunked_prefill: true"])
+def test_so_it_is_in_a_file_of_flags(line: str, tmp_path: Path) -> None:
+    parser = build_parser(["serve"])[1]["serve"]
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"{line}\nport: 7\n")
+    apply_config_file(parser, ["--config", str(path)])
+    assert parser.parse_args([]).port == 7
+    path.write_text("enable-prefix-caching: true\n")
+    with pytest.raises(ConfigError, match="which vLLM has, and nothing stands in its place"):
+        apply_config_file(parser, ["--config", str(path)])
 
 
 def test_fields_that_are_said_to_be_taken_are_and_the_others_are_refused() -> None:
