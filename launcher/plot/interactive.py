@@ -18,7 +18,7 @@ from loong.workloads.report.waiting import waits_of
 FILE_NAME = "interactive.html"
 NOT_INTERACTIVE = f"No {FILE_NAME}: it needs plotly; pip install plotly"
 MAX_BARS = 12_000  # of a policy: browsers take a second to draw this number
-MAX_STORIES = 300  # of a policy that has more requests, the latest alone
+MAX_STORIES = 300  # of a policy that has more requests, only of those that were late most
 DIGITS = 6  # of seconds
 _PAGE = Path(__file__).parent / "page"
 
@@ -73,7 +73,7 @@ def _policy(name: str, one: WatchedRun, color: str, end: float) -> dict[str, obj
     spans = [span for span in one.history.requests if span.arrived_at <= end]
     place = {span.request_id: index for index, span in enumerate(spans)}
     ratios = {} if one.run is None else dict(zip(one.run.request_ids, one.run.slo_ratios, strict=False))
-    reported = one.stories(list(place)) if len(place) <= MAX_STORIES else one.latest_stories
+    reported = one.stories(list(place)) if len(place) <= MAX_STORIES else one.late_stories
     stories = {story.request_id: story.chapters for story in reported}
     return {
         "name": name,

@@ -66,9 +66,9 @@ def pictures_of_runs(
 def timeline_pictures(
     watched: Mapping[str, WatchedRun], window: Window | None, suffix: str = ""
 ) -> Iterator[Picture]:
-    """Return pictures of the most informative seconds, the latest requests, and the whole run."""
+    """Return pictures of the most informative seconds, of late requests, and of the whole run."""
     histories = {name: run.history for name, run in watched.items()}
-    latest = {name: run.latest for name, run in watched.items()}
+    late = {name: run.late for name, run in watched.items()}
     if not any(history.batches for history in histories.values()):
         return
     window = window or next(filter(None, map(informative_window, histories.values())), None)
@@ -81,12 +81,12 @@ def timeline_pictures(
             lambda: timelines_figure(histories, window),
             is_wide=True,
         )
-    if any(latest.values()):
+    if any(late.values()):
         yield Picture(
-            f"latest-requests{suffix}",
-            f"The {max(map(len, latest.values()))} latest requests of each: when a batch had them, and what "
-            "they waited for",
-            lambda: waterfall_figure(latest),
+            f"late-requests{suffix}",
+            f"The {max(map(len, late.values()))} requests of each that were late most: when a batch had "
+            "them, and what they waited for",
+            lambda: waterfall_figure(late),
             is_wide=True,
         )
     yield Picture(

@@ -14,7 +14,7 @@ from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.failures import failures_of
 from loong.launcher.plot.inline_svg import inline_svg
 from loong.launcher.plot.interactive import interactive_page, is_available
-from loong.launcher.plot.latest import RequestStory
+from loong.launcher.plot.late_requests import RequestStory
 from loong.launcher.plot.pictures import Picture, Window, pictures_of_runs, timeline_pictures
 from loong.launcher.plot.policy_words import words_of
 from loong.launcher.plot.run_files import RunFiles, read_run_files
@@ -128,7 +128,7 @@ def _section(
         main=figures[:num_main],
         others=figures[num_main:],
         tables=list(tables_of(runs)),
-        stories={policy: stories for policy, run in watched.items() if (stories := run.latest_stories)},
+        stories={policy: stories for policy, run in watched.items() if (stories := run.late_stories)},
         interactive=interactive,
     )
 

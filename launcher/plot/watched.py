@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loong.core.cluster_history import ClusterHistory
-from loong.launcher.plot.latest import RequestStory, latest_requests, stories_of
+from loong.launcher.plot.late_requests import RequestStory, late_requests, stories_of
 from loong.launcher.plot.run_files import RunFiles
 from loong.observability.decision_log.story.index import LogIndex
 from loong.workloads.plots.waterfall import LateRequest
@@ -16,23 +16,23 @@ class WatchedRun:
     """The history and decisions of a run, as far as files have them; `run` is None without a document."""
 
     history: ClusterHistory
-    latest: Sequence[LateRequest]
+    late: Sequence[LateRequest]
     run: RunRow | None
     index: LogIndex | None
 
     @staticmethod
     def of(history: ClusterHistory, run: RunRow | None = None, index: LogIndex | None = None) -> "WatchedRun":
-        """Return the run with the requests of it that are latest."""
-        return WatchedRun(history, latest_requests(history, run, index), run, index)
+        """Return the run with the requests of it that were late most."""
+        return WatchedRun(history, late_requests(history, run, index), run, index)
 
     def stories(self, request_ids: Sequence[str]) -> list[RequestStory]:
         """Return the stories of these requests that are in the decision log."""
         return [] if self.index is None else stories_of(self.index, request_ids)
 
     @property
-    def latest_stories(self) -> list[RequestStory]:
-        """Return the stories of the latest requests."""
-        return self.stories([late.span.request_id for late in self.latest])
+    def late_stories(self) -> list[RequestStory]:
+        """Return the stories of the requests that were late most."""
+        return self.stories([request.span.request_id for request in self.late])
 
 
 def watched_runs(files: RunFiles, runs: RuleRuns) -> Mapping[str, WatchedRun]:

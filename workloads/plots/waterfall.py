@@ -1,4 +1,4 @@
-"""The picture of the latest requests: waits and computation of each, since it arrived."""
+"""The picture of the requests that were late most: waits and computation of each, since it arrived."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,21 +54,21 @@ class LateRequest:
             yield work, batch.started_at - self.span.arrived_at, batch.ended_at - self.span.arrived_at, batch
 
 
-def waterfall_figure(latest: Mapping[str, Sequence[LateRequest]]) -> "Figure":
+def waterfall_figure(late: Mapping[str, Sequence[LateRequest]]) -> "Figure":
     """Return a panel for each title, side by side, all with one scale of time."""
-    num_columns = min(NUM_COLUMNS, max(len(latest), 1))
-    num_rows = -(-len(latest) // num_columns)
-    most = max((len(requests) for requests in latest.values()), default=1) or 1
+    num_columns = min(NUM_COLUMNS, max(len(late), 1))
+    num_rows = -(-len(late) // num_columns)
+    most = max((len(requests) for requests in late.values()), default=1) or 1
     figure = new_figure((PANEL_WIDTH * num_columns, num_rows * (ROW_INCHES * most + 0.8) + 0.5))
     panels = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True).flat
-    end = max((request.end for requests in latest.values() for request in requests), default=1.0) or 1.0
-    for panel, (title, requests) in zip(panels, latest.items(), strict=False):
+    end = max((request.end for requests in late.values() for request in requests), default=1.0) or 1.0
+    for panel, (title, requests) in zip(panels, late.items(), strict=False):
         _draw_panel(panel, requests, most, end)
         panel.set_title(title)
         panel.set_xlabel("time since the request came (s)")
-    for panel in list(figure.axes)[len(latest) :]:
+    for panel in list(figure.axes)[len(late) :]:
         panel.set_axis_off()
-    _draw_legend(figure, [request for requests in latest.values() for request in requests])
+    _draw_legend(figure, [request for requests in late.values() for request in requests])
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The picture of the latest requests: each bar is a step that was recorded, each color is named."""
+"""The picture of the requests that were late most: bars are steps that were recorded, colors are named."""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ LONG = LateRequest(
 SHORT = LateRequest(RequestSpan("b", 90, 2.5, 5.0), STEPS[:1], None, False)
 
 
-def panels_of(**latest: list[LateRequest]) -> tuple[Any, list[Any]]:
+def panels_of(**late: list[LateRequest]) -> tuple[Any, list[Any]]:
     with house_style():
-        figure = waterfall_figure(latest)
+        figure = waterfall_figure(late)
     return figure, list(figure.axes)
 
 

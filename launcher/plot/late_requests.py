@@ -1,4 +1,4 @@
-"""The latest requests of a run, with their stories."""
+"""The requests of a run that were late most, with their stories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from loong.workloads.report.run_document import RunRow
 from loong.workloads.report.timeline_cells import long_prompt_of
 from loong.workloads.report.waiting import batches_of_requests
 
-NUM_LATEST = 10
+NUM_LATE = 10
 NO_WAIT = "It waited for nothing: its steps took that long."
 UNKNOWN_REASON = "No decision log says why."
 
@@ -27,10 +27,10 @@ class RequestStory:
     chapters: Sequence[tuple[str, Sequence[str]]]
 
 
-def latest_requests(
+def late_requests(
     history: ClusterHistory, run: RunRow | None = None, index: LogIndex | None = None
 ) -> list[LateRequest]:
-    """Return the ten that exceed their SLO most, the latest first.
+    """Return the ten that exceed their SLO most, the worst first.
 
     Without a run, return those slowest to a token.
 
@@ -56,7 +56,7 @@ def latest_requests(
             _verdict(ratios.get(span.request_id, inf)) if ratios else "",
             _words(index, span.request_id),
         )
-        for span in sorted(spans, key=lateness, reverse=True)[:NUM_LATEST]
+        for span in sorted(spans, key=lateness, reverse=True)[:NUM_LATE]
     ]
 
 

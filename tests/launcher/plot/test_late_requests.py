@@ -1,4 +1,4 @@
-"""The choice of the latest requests, and their captions."""
+"""The choice of the requests that were late most, and their captions."""
 
 from pathlib import Path
 
@@ -7,20 +7,20 @@ from run_documents import run_row, write_run
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.launcher.plot.latest import NO_WAIT, UNKNOWN_REASON, latest_requests, stories_of
+from loong.launcher.plot.late_requests import NO_WAIT, UNKNOWN_REASON, late_requests, stories_of
 from loong.observability.decision_log.log import DecisionLog
 from loong.observability.decision_log.recent import RecentLines, index_of
 
 SPANS = tuple(RequestSpan(f"r{i}", 9, 0.0, float(i), 20.0, "stop") for i in range(1, 15))
 
 
-def test_without_a_run_the_slowest_to_a_token_are_the_latest() -> None:
+def test_without_a_run_the_slowest_to_a_token_come_first() -> None:
     never = RequestSpan("never", 9, 0.0)
-    found = latest_requests(ClusterHistory((), (), {}, (*SPANS, never)))
+    found = late_requests(ClusterHistory((), (), {}, (*SPANS, never)))
     assert [late.span.request_id for late in found] == ["never", *(f"r{i}" for i in range(14, 5, -1))]
 
 
-def test_those_that_exceed_their_slo_most_are_the_latest_and_failed_ones_come_first(tmp_path: Path) -> None:
+def test_those_that_exceed_their_slo_most_are_chosen_and_failed_ones_come_first(tmp_path: Path) -> None:
     row = run_row(
         "esp",
         request_ids=["r1", "r2", "r3", ""],
@@ -29,7 +29,7 @@ def test_those_that_exceed_their_slo_most_are_the_latest_and_failed_ones_come_fi
     )
     (run,) = write_run(tmp_path, [row]).runs
     batch = BatchSlice(1, ESPGroup((0,)), "prefill", 0.5, 1.0, ("r3",), (), longest_prompt=9)
-    found = latest_requests(ClusterHistory((batch,), (), {}, SPANS), run)
+    found = late_requests(ClusterHistory((batch,), (), {}, SPANS), run)
     assert [(late.span.request_id, late.verdict, late.target) for late in found] == [
         ("r2", "failed", 2.0),
         ("r3", "1.5 x its SLO", 3.0),
@@ -44,7 +44,7 @@ def test_words_and_stories_are_those_of_explain() -> None:
     prefill_two(EventReporter(DecisionLog(None, listeners=[recent]), instances))
     index = index_of(recent.written())
     spans = tuple(RequestSpan(request_id, 6, 0.0, 1.0) for request_id in ("r000", "unknown"))
-    known, unknown = latest_requests(ClusterHistory((), (), {}, spans), index=index)
+    known, unknown = late_requests(ClusterHistory((), (), {}, spans), index=index)
     assert known.words == (NO_WAIT,) or known.words[0].startswith("Having waited")
     assert unknown.words == (UNKNOWN_REASON,)
     (story,) = stories_of(index, ["r000", "unknown"])
