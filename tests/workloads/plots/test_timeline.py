@@ -36,7 +36,7 @@ def elastic() -> ClusterHistory:
     long = replace(piece(0, (2, 0, 1, 3), "prefill", 0.0, 2.0), num_prefill_tokens=9000, longest_prompt=9000)
     short = replace(piece(1, (2,), "mixed", 2.0, 2.8), num_prefill_tokens=300, longest_prompt=300)
     steps = [
-        piece(2 + i, (0, 1), "decode", time, time + 0.015)
+        piece(2 + i, (0, 1), "decode", time, time + 0.019)
         for i, time in enumerate(np.arange(2.0, 3.0, 0.02).tolist())
     ]
     return ClusterHistory((long, *steps, short), (), CAPACITY)
@@ -169,6 +169,31 @@ def test_the_labels_of_steps_too_short_for_words_are_left_out(tmp_path: Path) ->
     text = drawn({"esp": ClusterHistory(batches)}, tmp_path)
     assert "DoP 2: decode" in text
     assert "DoP 1" not in text
+
+
+def test_no_label_is_cut_by_a_gap_or_covers_another() -> None:
+    """Blocks of one group with gaps of a two-hundredth of the picture, and others just as wide as a label."""
+    starts = np.arange(0.0, 10.0, 0.5).tolist()
+    batches = [piece(n, (0, 1), "decode", start, start + 0.45) for n, start in enumerate(starts)]
+    batches += [
+        piece(100 + n, (2,), ("prefill", "decode")[n % 2], n * 0.31, (n + 1) * 0.31) for n in range(32)
+    ]
+    with house_style():
+        figure = timelines_figure({"esp": ClusterHistory(tuple(batches), (), CAPACITY)})
+        figure.draw_without_rendering()
+    (panel,) = figure.axes
+    labels = [text for text in panel.texts if text.get_text()]
+    assert len(labels) >= 20
+    boxes = [text.get_window_extent() for text in labels]
+    assert not any(one.overlaps(other) for n, one in enumerate(boxes) for other in boxes[:n])
+    busy = [(panel.transData.transform((b.started_at, 0))[0], b) for b in batches]
+    for text, box in zip(labels, boxes, strict=True):
+        own = [batch for left, batch in busy if left <= (box.x0 + box.x1) / 2]
+        row = round(text.get_position()[1])
+        block = max((b for b in own if min(b.group.instance_ids) == row), key=lambda b: b.started_at)
+        left, right = (panel.transData.transform((t, 0))[0] for t in (block.started_at, block.ended_at))
+        assert left <= box.x0
+        assert box.x1 <= right
 
 
 def test_a_window_shows_its_seconds_alone(tmp_path: Path) -> None:
