@@ -70,6 +70,7 @@ PREPARED = {  # things that a page assumes, made before
         "echo 'num-instances: 2' > serve.yaml",
         f"{SIMULATED} --policy esp --event-log events.jsonl {LOGGED} --output-dir monday",
         f"{SIMULATED} --policy tp --output-dir tuesday",
+        "cp decisions.jsonl decisions-static-sp.jsonl",
     ),
     "docs/reports.md": (
         "loong bench --base-url http://localhost:8000 --length-scale 1/64 --num-requests 20 --output-dir run",

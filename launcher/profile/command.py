@@ -63,7 +63,8 @@ def _add_profile_flags(group: argparse._ArgumentGroup) -> None:
         type=seconds,
         default=120.0,
         metavar="S",
-        help="duration of the measurement, in seconds (%(default)g)",
+        help="duration of the measurement, in seconds, after a round that warms up; each kind of step runs "
+        "once in any case, which takes longer on slow machines (%(default)g)",
     )
     group.add_argument(
         "--max-chunk-tokens",

@@ -66,12 +66,14 @@ class Profiler:
         self._random = Random(seed)  # noqa: S311 - reproducible, guards nothing
 
     async def measure(self, duration: float, on_progress: Callable[[float], None]) -> list[Measured]:
-        """Run scenarios for about `duration` seconds after a round that warms up; at least one round."""
+        """Run scenarios for about `duration` seconds after a round that warms up; at least each one once."""
         for case in self._round():
             await self._report(case)
         start, scenarios, num_rounds = monotonic(), list[list[Measured]](), 0
         while num_rounds == 0 or (monotonic() - start) * (num_rounds + 1) / num_rounds < duration:
-            scenarios += await self._measured_round(lambda: on_progress(monotonic() - start))
+            scenarios += await self._measured_round(
+                start + duration, lambda: on_progress(monotonic() - start)
+            )
             num_rounds += 1
         return self._divided([scenario for scenario in scenarios if scenario])
 
@@ -119,15 +121,18 @@ class Profiler:
             replace(m, is_held_out=i in held_out) for i, scenario in enumerate(scenarios) for m in scenario
         ]
 
-    async def _measured_round(self, on_scenario: Callable[[], None]) -> list[list[Measured]]:
+    async def _measured_round(self, end: float, on_scenario: Callable[[], None]) -> list[list[Measured]]:
         """Return the samples of new scenarios.
 
-        Each runs equally often, in an order that spreads a disturbance over all.
+        Each runs equally often, until `end` but at least once, in an order that spreads a disturbance over
+        all.
         """
         cases = self._round()
         times: dict[int, list[list[float]]] = defaultdict(list)
         samples: dict[int, list[Sample]] = {}
-        for _ in range(NUM_REPEATS):
+        for repeat in range(NUM_REPEATS):
+            if repeat and monotonic() > end:
+                break
             for index in self._random.sample(range(len(cases)), len(cases)):
                 samples[index], seconds = await self._report(cases[index])
                 times[index].append(seconds)

@@ -59,7 +59,8 @@ def _heading(chosen: ChosenCluster, duration: float) -> str:
     cluster = chosen.cluster
     dops = f"1 to {cluster.num_instances}" if cluster.num_instances > 1 else "1"
     heading = (
-        f"Measuring {chosen.name} on groups of DoP {dops} for {duration:g} s after a round that warms up"
+        f"Measuring {chosen.name} on groups of DoP {dops} for about {duration:g} s, after a round "
+        "that warms up; each kind of step runs once in any case"
     )
     num_processes, num_cores = cluster.num_instances * cluster.tp_size, num_processors()
     if chosen.device == "cpu" and num_processes > num_cores:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  loong simulate                         # a mixed load at rates around the predicted capacity: a minute
+  loong simulate                         # a mixed load at rates around the capacity: one to three minutes
   loong simulate --workload mixed --rate 0.5 --policy esp,tp --output-dir report
   loong simulate --workload sharegpt --rate 20:200:20 --policy esp,replicas --jobs 2
   loong simulate --workload lveval --model lwm-1m --goodput --slo tight --slo loongserve-12

@@ -15,7 +15,9 @@ from loong.core.placement import InstanceId
 from loong.workloads.plots.style import BLUE, GREEN, VERMILION
 
 NUM_COLUMNS = 1200
-MAX_LABEL_GAP = 2  # columns from one step to the next that share a label, whose letters no wider gap is to cut
+MAX_LABEL_GAP = (
+    2  # columns from one step to the next that share a label, whose letters no wider gap is to cut
+)
 LONG_SHARE = 0.25  # of the longest prompt, from which prompts are long
 
 

@@ -1,5 +1,6 @@
 """A profile of a cluster whose clock is known finds that clock."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, replace
@@ -7,14 +8,17 @@ from random import Random
 
 import pytest
 from profile_samples import NUM_INSTANCES, measured_scenarios
+from simulation import instances_with
 
 from loong.core.errors import ClusterError
 from loong.core.events import InstanceLost
 from loong.core.plan import Transfer
+from loong.executor.simulated import SimulatedExecutor
 from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
-from loong.launcher.profile.measure import Measured
+from loong.launcher.profile.measure import Measured, Profiler
+from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
@@ -66,6 +70,21 @@ def test_every_sample_held_out_is_in_one_row_of_each_part_of_the_table(measured:
 def test_the_shortest_profile_has_samples_to_fit_and_samples_held_out(seed: int, num_instances: int) -> None:
     measured = measured_scenarios(PRIOR, seed, PRIOR, num_instances=num_instances)
     assert {m.is_held_out for m in measured} == {False, True}
+
+
+def test_a_profile_of_no_time_runs_each_scenario_once_after_a_round_that_warms_up() -> None:
+    executor = SimulatedExecutor(PRIOR, [])
+    cluster = ProfiledCluster(instances_with([8192] * 2), executor, PRIOR.host.idle)
+    progress: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        executor.pause(seconds)
+
+    profiler = Profiler(cluster, Limits(), PRIOR, pause=pause)
+    measured = asyncio.run(profiler.measure(0.0, progress.append))
+    num_cases = 2 * 3 + 1  # kinds of scenarios at each DoP, and one where instances serve
+    assert len(progress) == num_cases
+    assert all(m.spread == 0 for m in measured)
 
 
 def test_every_kind_of_work_is_measured_at_every_dop(measured: Sequence[Measured]) -> None:
