@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -9,15 +10,22 @@ import msgspec
 from loong.core.errors import ConfigError
 from loong.core.request import RequestId
 from loong.launcher.explain.chosen_log import ChosenLog, chosen_log
-from loong.launcher.explain.listing import beginnings, most_delayed_first, overview, table
+from loong.launcher.explain.listing import (
+    beginnings,
+    most_delayed_first,
+    overview,
+    table,
+    waited_for,
+)
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story.index import LogIndex, indexed
-from loong.observability.decision_log.story.phrases import capital, counted
+from loong.observability.decision_log.story.phrases import capital, counted, wait_words
 from loong.observability.decision_log.story.story import story_of
 from loong.observability.decision_log.story.summary import Summary, summary_of
 from loong.observability.decision_log.story.words import reported, steps_took, why_it_waited
 
 NUM_WORST = 10
+NUM_WAITS = 2  # of one of these, where the policy gave no reasons
 MAX_NAMED = 3  # of the ids that begin alike
 _EXAMPLES = """\
 examples:
@@ -102,8 +110,11 @@ def _title(index: LogIndex, log: ChosenLog, num_listed: int) -> Iterator[str]:
 
 
 def _reasons(index: LogIndex, summary: Summary) -> Sequence[str]:
-    took = (f"{capital(words)}." for words in steps_took(summary))
-    return *why_it_waited(story_of(index, summary.request_id)), *took
+    """Return sentences on the policy's reasons to wait, or else on the longest waits, and on the steps."""
+    why = [*wait_words(waited_for(summary))]
+    if not summary.waited_for:
+        why = [*islice(why_it_waited(story_of(index, summary.request_id)), NUM_WAITS)]
+    return *why, *(f"{capital(words)}." for words in steps_took(summary))
 
 
 def _story(index: LogIndex, log: Path, args: argparse.Namespace) -> str:

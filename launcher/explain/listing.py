@@ -8,7 +8,7 @@ from loong.core.request import RequestId
 from loong.observability.decision_log.story.phrases import capital, counted, duration, times
 from loong.observability.decision_log.story.steps import WaitedFor, summed
 from loong.observability.decision_log.story.summary import Latency, Summary
-from loong.observability.decision_log.story.words import filled
+from loong.observability.decision_log.story.words import MIN_SHOWN_SECONDS, filled
 
 NO_REASON = "batches of others ran, and the policy gave no reason"
 MIN_SHARE = 0.01  # of all waiting, from which a reason is listed
@@ -44,7 +44,8 @@ def overview(summaries: Sequence[Summary]) -> Iterator[str]:
         yield "None of them waited."
         return
     yield f"They waited {duration(waited)} in all, between batches too:"
-    reasons = [wait for wait in _reasons(summaries) if wait.seconds >= MIN_SHARE * waited]
+    each = summed(wait for summary in summaries for wait in waited_for(summary))
+    reasons = [wait for wait in each if wait.seconds >= MIN_SHARE * waited]
     column = max((len(duration(wait.seconds)) for wait in reasons), default=0)
     for wait in reasons[:MAX_REASONS]:
         yield f"  {duration(wait.seconds).rjust(column)}  {wait.reason}"
@@ -76,14 +77,14 @@ def table(
             yield filled(" ".join(sentences), _INDENT, _INDENT)
 
 
-def _reasons(summaries: Iterable[Summary]) -> tuple[WaitedFor, ...]:
-    """Return each reason with the seconds of all requests, and what no reason covers."""
-    waits = list[WaitedFor]()
-    for summary in summaries:
-        covered = sum(wait.seconds for wait in summary.waited_for)
-        rest = WaitedFor(NO_REASON, max(0.0, summary.waited_seconds - covered))
-        waits += (*summary.waited_for, rest)
-    return summed(waits)
+def waited_for(summary: Summary) -> tuple[WaitedFor, ...]:
+    """Return the reasons of a request for all of its waiting, the longest first.
+
+    What the policy's reasons do not cover has one of its own, unless it is too short to matter.
+    """
+    covered = sum(wait.seconds for wait in summary.waited_for)
+    rest = WaitedFor(NO_REASON, summary.waited_seconds - covered)
+    return summed((*summary.waited_for, rest) if rest.seconds >= MIN_SHOWN_SECONDS else summary.waited_for)
 
 
 def _late(summaries: Sequence[Summary]) -> str:
