@@ -74,8 +74,8 @@ def _spans(step: StoryStep) -> Iterator[tuple[float, float]]:
 def _check_numbers(index: LogIndex, run: RequestRun) -> None:
     """Durations that are shown are none below 0, and waits and steps together are at most the latency.
 
-    A worker measures a step from its beginning, which the engine comes to know later: with waits, only what the
-    engine saw is within the latency.
+    A worker measures a step from its beginning, which the engine comes to know later: with waits, only what
+    the engine saw is within the latency.
     """
     story = story_of(index, run.request_id)
     summary = story.summary
