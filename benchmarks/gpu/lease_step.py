@@ -35,11 +35,11 @@ from loong.engine.engine import Engine
 from loong.engine.loop import Scheduling
 from loong.executor.endpoints import Endpoints
 from loong.executor.workers import WorkersExecutor
+from loong.messages.wire import BatchDone, StepDone, encode
 from loong.observability.timeline import Timeline
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.server.openai.token_stream import TokenStream
 from loong.state.cluster_state import ClusterState
-from loong.wire import BatchDone, StepDone, encode
 
 CEILINGS = {64: 50e-6, 256: 150e-6}
 NUM_STEPS = 400

@@ -35,11 +35,11 @@ from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
 from loong.launcher.hardware.devices import DEVICES
+from loong.messages.wire import decode_command, encode
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard
 from loong.model.transformer import Decoder
 from loong.scheduler.common.striping import RequestPart, batch_of
-from loong.wire import decode_command, encode
 from loong.worker.backend import CpuBackend
 from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.kv.pool import KVPool

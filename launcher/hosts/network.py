@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from loong.executor.endpoints import RemoteReports
 from loong.fabric.messages.network import Network
 from loong.fabric.messages.peer_directory import PeerDirectory
-from loong.secure_sockets import new_secret
+from loong.messages.secure_sockets import new_secret
 
 
 @dataclass(frozen=True, slots=True)

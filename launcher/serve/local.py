@@ -16,7 +16,7 @@ from loong.launcher.hosts.workers import workers_of
 from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.run_directory import run_directory
 from loong.launcher.serve.worker_fork_server import worker_fork_server
-from loong.wire import HEARTBEAT_SECONDS
+from loong.messages.wire import HEARTBEAT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

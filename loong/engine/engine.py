@@ -35,8 +35,8 @@ from loong.engine.held_tokens import HeldTokens
 from loong.engine.loop import Scheduling
 from loong.engine.scaling import Scaling
 from loong.executor.workers import WorkersExecutor
+from loong.messages.wire import encode
 from loong.observability.timeline import Timeline
-from loong.wire import encode
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from itertools import count
 
 from loong.core.errors import ClusterError
 from loong.executor.endpoints import WorkerId
-from loong.wire import CommandDone
+from loong.messages.wire import CommandDone
 
 
 class Answers:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.wire import WorkerFailed
+from loong.messages.wire import WorkerFailed
 
 MAX_WAIT_SECONDS = 5.0  # from a report about a peer to the end of the peer's process, which must free memory
 

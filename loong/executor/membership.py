@@ -15,8 +15,8 @@ from loong.executor.heartbeats import Heartbeats
 from loong.executor.recovery import Restarts
 from loong.executor.worker_calls import WorkerCalls
 from loong.executor.worker_sockets import LINGER_MS, WorkerSockets
-from loong.stray_frames import StrayFrames
-from loong.wire import Shutdown, WorkerReady
+from loong.messages.stray_frames import StrayFrames
+from loong.messages.wire import Shutdown, WorkerReady
 
 logger = logging.getLogger(__name__)
 

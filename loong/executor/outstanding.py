@@ -9,7 +9,7 @@ from loong.core.errors import InvalidEventError
 from loong.core.events import ProducedToken
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
-from loong.wire import BatchBegun, BatchDone, MigrationDone, StepDone
+from loong.messages.wire import BatchBegun, BatchDone, MigrationDone, StepDone
 
 logger = logging.getLogger(__name__)
 

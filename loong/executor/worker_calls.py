@@ -8,7 +8,7 @@ from loong.core.errors import ClusterError
 from loong.core.grammar import Grammar
 from loong.executor.answers import Answers
 from loong.executor.endpoints import WorkerId
-from loong.wire import Command, CommandDone, EndTrace, PrepareGrammar, StartTrace
+from loong.messages.wire import Command, CommandDone, EndTrace, PrepareGrammar, StartTrace
 
 MAX_GRAMMAR_SECONDS = 60.0  # for all workers: one schema takes at most 2 s, but others may come before it
 _NOT_AWAITED = 0  # a number of no command whose end is awaited

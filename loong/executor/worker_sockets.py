@@ -7,9 +7,9 @@ from contextlib import suppress
 import zmq
 
 from loong.executor.endpoints import Endpoints, WorkerId
-from loong.secure_sockets import ConnectionWatch, connect_securely, is_wildcard, listen_securely
-from loong.stray_frames import StrayFrames
-from loong.wire import MAX_FRAME_BYTES, Command, address, encode
+from loong.messages.secure_sockets import ConnectionWatch, connect_securely, is_wildcard, listen_securely
+from loong.messages.stray_frames import StrayFrames
+from loong.messages.wire import MAX_FRAME_BYTES, Command, address, encode
 
 LINGER_MS = 1000  # for queued messages to leave a socket that is closed
 

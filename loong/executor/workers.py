@@ -30,9 +30,9 @@ from loong.executor.losses import Losses
 from loong.executor.membership import Membership
 from loong.executor.outstanding import EndedBatch, Outstanding
 from loong.executor.recovery import Recovery, Restarts
-from loong.stray_frames import StrayFrames
-from loong.stream import Stream
-from loong.wire import (
+from loong.messages.stray_frames import StrayFrames
+from loong.messages.stream import Stream
+from loong.messages.wire import (
     HEARTBEAT_SECONDS,
     BatchBegun,
     BatchDone,

@@ -11,7 +11,7 @@ from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 from loong.fabric.errors import AbandonedError, PeerError
-from loong.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
+from loong.messages.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.batches.started_batch import StartedBatch
 from loong.worker.runner import BatchRunner

@@ -7,7 +7,7 @@ from loong.core.instance import home_instance_id, host_tier_id
 from loong.core.placement import InstanceId
 from loong.fabric.messages.network import Network
 from loong.fabric.world import World
-from loong.wire import HEARTBEAT_SECONDS
+from loong.messages.wire import HEARTBEAT_SECONDS
 
 # A driver that loads a kernel lazily, at its first use, first waits for the device. A kernel on the device
 # may itself wait for another process that does the same. So all kernels of torch are loaded at the start.

@@ -30,14 +30,9 @@ from loong.fabric.errors import PeerError
 from loong.fabric.messages.sockets import SocketFabric
 from loong.grammar.mask_process import SharedMasks, fork_mask_process
 from loong.logs import log_to_stderr
-from loong.model.load import load_model
-from loong.model.shapes import find_config
-from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
-from loong.model.tiles import TileSizes
-from loong.secure_sockets import ConnectionWatch, connect_securely, listen_securely
-from loong.stacks import stacks_on_request
-from loong.stray_frames import StrayFrames
-from loong.wire import (
+from loong.messages.secure_sockets import ConnectionWatch, connect_securely, listen_securely
+from loong.messages.stray_frames import StrayFrames
+from loong.messages.wire import (
     MAX_FRAME_BYTES,
     CommandDone,
     EndTrace,
@@ -55,6 +50,11 @@ from loong.wire import (
     decode_command,
     encode,
 )
+from loong.model.load import load_model
+from loong.model.shapes import find_config
+from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
+from loong.model.tiles import TileSizes
+from loong.stacks import stacks_on_request
 from loong.worker.backend import Backend, CpuBackend
 from loong.worker.batch_loop import BatchLoop
 from loong.worker.batches.lease_ends import LeaseEnds

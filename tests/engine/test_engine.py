@@ -33,12 +33,12 @@ from loong.engine.engine import HEALTHY_STEP_SECONDS, Engine
 from loong.engine.health import HEALTHY_SILENCE_SECONDS, Health, HealthState, Trouble
 from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
+from loong.messages.stream import Stream
 from loong.observability.timeline import Timeline
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy
 from loong.server.openai.token_stream import TokenStream
 from loong.state.cluster_state import ClusterState
-from loong.stream import Stream
 
 INSTANCES = (ElasticInstance(0, 1, InstanceKind.FULL, 100),)
 REQUEST = NewRequest("a", (1, 2, 3), SamplingParams(max_tokens=5))

@@ -26,8 +26,8 @@ from loong.engine.scaling import Scaling
 from loong.executor.endpoints import Endpoints
 from loong.executor.membership import Membership
 from loong.executor.recovery import Backoff, Failures, Restarts
-from loong.stray_frames import StrayFrames
-from loong.wire import WorkerReady
+from loong.messages.stray_frames import StrayFrames
+from loong.messages.wire import WorkerReady
 
 POOL, FIRST, MOST = 100, 2, 4
 

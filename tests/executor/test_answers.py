@@ -6,7 +6,7 @@ import pytest
 
 from loong.core.errors import ClusterError
 from loong.executor.answers import Answers
-from loong.wire import CommandDone
+from loong.messages.wire import CommandDone
 
 WORKERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 

@@ -7,7 +7,7 @@ import pytest
 
 from loong.core.placement import InstanceId
 from loong.executor.losses import Losses
-from loong.wire import WorkerFailed
+from loong.messages.wire import WorkerFailed
 
 SOON = 0.01
 NEVER = 600.0

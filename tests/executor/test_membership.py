@@ -9,8 +9,8 @@ from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.executor.endpoints import Endpoints
 from loong.executor.membership import Membership
 from loong.executor.recovery import Backoff, Failures, Restarts
-from loong.stray_frames import StrayFrames
-from loong.wire import WorkerReady
+from loong.messages.stray_frames import StrayFrames
+from loong.messages.wire import WorkerReady
 
 
 async def joined_again(folder: Path, planned: Service, reported: Service) -> Event:

@@ -11,7 +11,7 @@ from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import RequestId, SamplingParams
 from loong.executor.outstanding import Outstanding
 from loong.executor.recovery import Backoff, Failures, Recovery
-from loong.wire import MigrationDone
+from loong.messages.wire import MigrationDone
 
 LOST = InstanceLost(1.0, 1)
 

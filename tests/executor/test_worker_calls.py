@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from loong.core.grammar import FIRST_GRAMMARS
 from loong.executor.endpoints import WorkerId
 from loong.executor.worker_calls import WorkerCalls
-from loong.wire import Command, CommandDone, PrepareGrammar
+from loong.messages.wire import Command, CommandDone, PrepareGrammar
 
 
 async def test_workers_that_join_later_compile_the_first_grammars_too() -> None:

@@ -21,8 +21,7 @@ from loong.core.instance import ESPGroup
 from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan
 from loong.executor.lookahead import LookaheadMargin
-from loong.scheduler.cost.cost_model import DEFAULT_HOST
-from loong.wire import (
+from loong.messages.wire import (
     BatchBegun,
     BatchDone,
     CommandDone,
@@ -34,6 +33,7 @@ from loong.wire import (
     WorkerReady,
     encode,
 )
+from loong.scheduler.cost.cost_model import DEFAULT_HOST
 
 
 async def reports_of(num_steps: Iterable[int]) -> Sequence[Event]:

@@ -16,7 +16,7 @@ from wire_samples import COMMANDS, REPORTS
 
 from loong.fabric.messages.peer_registry import hello
 from loong.fabric.traffic import Plane
-from loong.wire import (
+from loong.messages.wire import (
     BatchDone,
     CommandDone,
     Heartbeat,

@@ -11,8 +11,8 @@ from raw_http import until
 from reporting_workers import WORKERS, executor_and_reports
 
 from loong.core.errors import ClusterError, InvalidRequestError
+from loong.messages.wire import Command, CommandDone, EndTrace, StartTrace, decode_command, encode
 from loong.observability.worker_traces import WorkerTraces, join_traces
-from loong.wire import Command, CommandDone, EndTrace, StartTrace, decode_command, encode
 
 
 def test_one_timeline_has_the_events_of_all_workers_apart_and_at_one_clock(tmp_path: Path) -> None:

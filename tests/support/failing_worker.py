@@ -15,7 +15,7 @@ from pathlib import Path
 from loong.core.instructions import MoveKV
 from loong.core.plan import QueryBlock
 from loong.core.request import TokenId
-from loong.wire import Heartbeat
+from loong.messages.wire import Heartbeat
 from loong.worker import process
 from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool

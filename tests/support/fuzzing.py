@@ -21,9 +21,9 @@ from scripted_engine import ScriptedEngine
 from served import Served, served
 from wire_samples import COMMANDS, REPORTS
 
+from loong.messages.wire import WireError, decode_command, decode_report, encode
 from loong.server.reference.openapi import document
 from loong.server.text.tokenizer import Tokenizer
-from loong.wire import WireError, decode_command, decode_report, encode
 
 MAX_TOKENS = 8  # of an answer, so that the time goes into requests
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")

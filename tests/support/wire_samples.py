@@ -17,7 +17,7 @@ from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.prompt_logprobs import PromptLogprobs, ScoredChunk
 from loong.core.request import FinishReason, SamplingParams
-from loong.wire import (
+from loong.messages.wire import (
     BatchBegun,
     BatchDone,
     Command,

@@ -10,8 +10,8 @@ from requests_for_tests import random_prompt, sampled_request
 from loong.core.instructions import RunBatch
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.errors import PeerError
+from loong.messages.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.state.live_request import LiveRequest
-from loong.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.worker.batch_loop import BatchLoop
 from loong.worker.batches.lease_ends import LeaseEnds, LeaseTerm
 from loong.worker.batches.started_batch import ReportStep

@@ -13,9 +13,9 @@ from torch import Tensor
 from loong.core.instructions import RunBatch
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.messages.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.model.device import CpuDevice
 from loong.state.live_request import LiveRequest
-from loong.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.worker import batch_loop
 from loong.worker.backend import CpuBackend
 from loong.worker.batch_loop import BatchLoop

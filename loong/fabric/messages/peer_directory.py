@@ -19,7 +19,7 @@ from loong.fabric.messages.tcp import (
     listen_at,
 )
 from loong.fabric.messages.welcoming import Welcoming
-from loong.stray_frames import StrayFrames
+from loong.messages.stray_frames import StrayFrames
 
 _ENTRY = struct.Struct("<I64s")  # rank, "address:port"
 _NUM_ENTRIES = struct.Struct("<I")

@@ -35,7 +35,7 @@ from loong.fabric.messages.welcoming import Welcoming
 from loong.fabric.traffic import Plane
 from loong.fabric.waiting import wait_for
 from loong.fabric.world import World
-from loong.stray_frames import StrayFrames
+from loong.messages.stray_frames import StrayFrames
 
 _HELLO = struct.Struct("<8sII")  # mark, rank, plane
 _MARK = b"loong\x00\x01\n"  # stray frames begin differently

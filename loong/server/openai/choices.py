@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from loong.core.errors import LoongError
 from loong.core.request import NewRequest
+from loong.messages.stream import Stream
 from loong.server.context import Server
 from loong.server.openai.generation import generate
 from loong.server.openai.output import Delta, OutputOptions
-from loong.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

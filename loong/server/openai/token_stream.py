@@ -8,7 +8,7 @@ from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import TokenEngine
-from loong.stream import Stream
+from loong.messages.stream import Stream
 
 
 class TokenStream:

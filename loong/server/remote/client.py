@@ -16,6 +16,7 @@ from loong.core.errors import (
 )
 from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import EngineLimits, PutToken, RequestLoad
+from loong.messages.wire import encode
 from loong.server.api.errors import ApiError
 from loong.server.remote.channel import RemoteChannel
 from loong.server.remote.messages import (
@@ -37,7 +38,6 @@ from loong.server.remote.messages import (
     Submit,
     decode_notice,
 )
-from loong.wire import encode
 
 
 class RemoteEngineClient:

@@ -12,6 +12,7 @@ from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
 from loong.engine.client import EngineClient
+from loong.messages.wire import encode
 from loong.server.admission import Admission
 from loong.server.api.errors import ApiError, as_api_error
 from loong.server.remote.channel import RemoteChannel
@@ -34,7 +35,6 @@ from loong.server.remote.messages import (
     Submit,
     decode_call,
 )
-from loong.wire import encode
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Messages between an API process and the engine's process, in frames of `loong.wire`."""
+"""Messages between an API process and the engine's process, in frames of `loong.messages.wire`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.engine.client import EngineLimits, RequestLoad
-from loong.wire import MessageDecoder
+from loong.messages.wire import MessageDecoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import SLO, FinishReason, NewRequest, SamplingParams
 from loong.engine.client import EngineLimits, PutToken, RequestLoad
+from loong.messages.stream import Stream
+from loong.messages.wire import WireError, encode
 from loong.server.admission import Admission
 from loong.server.api.errors import ApiError
 from loong.server.local_engine import LocalEngineClient
@@ -45,8 +47,6 @@ from loong.server.remote.messages import (
     decode_notice,
 )
 from loong.server.settings import ServerSettings
-from loong.stream import Stream
-from loong.wire import WireError, encode
 
 REQUEST = NewRequest(
     "cmpl-1",

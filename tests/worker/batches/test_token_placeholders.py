@@ -23,9 +23,9 @@ from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import FinishReason, RequestId
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
+from loong.messages.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.model.device import CpuDevice
 from loong.state.live_request import LiveRequest
-from loong.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.worker.backend import CpuBackend, Reading
 from loong.worker.batch_loop import BatchLoop
 from loong.worker.batches.lease_ends import LeaseEnds

@@ -14,8 +14,7 @@ from loong.core.errors import InvalidRequestError
 from loong.core.instructions import RunBatch, RunScoredBatch
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import LIMITS, SLO, NewRequest, SamplingParams
-from loong.server.remote.messages import Submit, decode_call
-from loong.wire import (
+from loong.messages.wire import (
     Command,
     Report,
     Shutdown,
@@ -24,6 +23,7 @@ from loong.wire import (
     decode_report,
     encode,
 )
+from loong.server.remote.messages import Submit, decode_call
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: type(c).__name__)

@@ -10,16 +10,16 @@ import zmq
 from dripping import dripping, tcp
 from served import wait_until
 
-from loong import secure_sockets
 from loong.core.errors import ConfigError
-from loong.secure_sockets import (
+from loong.messages import secure_sockets
+from loong.messages.secure_sockets import (
     ConnectionWatch,
     connect_securely,
     is_wildcard,
     listen_securely,
     new_secret,
 )
-from loong.stray_frames import StrayFrames
+from loong.messages.stray_frames import StrayFrames
 
 SECONDS = 30
 NUM_DRIPPERS = 200

@@ -12,7 +12,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from loong.core.errors import ConfigError
-from loong.stray_frames import StrayFrames
+from loong.messages.stray_frames import StrayFrames
 
 _HANDSHAKE_MS = 5000  # for a caller, of whatever kind
 _CROWDED_HANDSHAKE_MS = 60_000  # for a listener, which may have many strangers to end before

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from loong.stream import Stream
+from loong.messages.stream import Stream
 
 
 async def test_items_are_read_in_their_order() -> None:

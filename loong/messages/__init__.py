@@ -1,0 +1,1 @@
+"""Messages between processes: their frames, their keys, and what comes from strangers."""
