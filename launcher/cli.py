@@ -11,7 +11,7 @@ from loong.core.errors import LoongError
 from loong.launcher.config_file import add_config_flag, apply_config_file
 from loong.launcher.entry import INTERRUPTED
 from loong.launcher.parser import CommandParser
-from loong.launcher.standard_streams import give_up_lost_streams, open_missing_streams, printable_streams
+from loong.processes.standard_streams import give_up_lost_streams, open_missing_streams, printable_streams
 
 COMMANDS = {  # each a module with `add_parser`
     "serve": "loong.launcher.serve.command",

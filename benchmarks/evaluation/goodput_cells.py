@@ -18,7 +18,6 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import FOLDER
 
-from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.machine import machine_facts
 from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.runs.goodput import Goodput
@@ -27,6 +26,7 @@ from loong.launcher.simulate.config import CLASS_REQUESTS, SimulateConfig, Simul
 from loong.launcher.simulate.points import PointResult
 from loong.launcher.simulate.search import search
 from loong.model.shapes import find_config
+from loong.processes.gc_tuning import tune_gc
 from loong.workloads.metrics.slo import parse_slo
 from loong.workloads.workload import pace_of
 

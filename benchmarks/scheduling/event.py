@@ -39,7 +39,7 @@ from loong.core.request import Request, RequestView, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.engine.loop import Scheduling
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.gc_tuning import tune_gc
+from loong.processes.gc_tuning import tune_gc
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy, make_policy

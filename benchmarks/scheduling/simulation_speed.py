@@ -18,12 +18,12 @@ from result import print_result, script_parser
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load, SimulatedLoadConfig
 from loong.launcher.simulate.run import simulate
 from loong.model.shapes import SHAPES
+from loong.processes.gc_tuning import tune_gc
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduler.policy import make_policy

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 import ray
 
-from loong.child import config_of
-from loong.launcher.serve.child_processes import ChildProcess, stop
 from loong.launcher.serve.gpus import Gpu, host_gpus
 from loong.launcher.serve.run_directory import run_directory
 from loong.launcher.serve.worker_fork_server import worker_fork_server
+from loong.processes.child import config_of
+from loong.processes.child_processes import ChildProcess, stop
 from loong.worker.config import WorkerConfig
 
 
@@ -35,7 +35,7 @@ class HostActor:
         return host_gpus()
 
     async def run(self, number: int, config: bytes) -> tuple[int | None, int]:
-        """Run a worker by a line of `loong.child.config_line`. Return its process id and exit code."""
+        """Run a worker by a line of `config_line`. Return its process id and exit code."""
         process = self._fork_server.start(config_of(config, WorkerConfig))
         self._processes[number] = process
         code = await process.wait()

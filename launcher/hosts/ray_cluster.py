@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from loong.child import STOP_SIGNALS
 from loong.core.errors import ClusterError, ConfigError
+from loong.processes.child import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup

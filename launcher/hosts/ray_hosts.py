@@ -16,7 +16,6 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from loong.child import config_line
 from loong.core.errors import ClusterError
 from loong.core.placement import InstanceId
 from loong.executor.lookahead import LookaheadMargin
@@ -26,10 +25,11 @@ from loong.launcher.hosts.ray_actor import HostActor
 from loong.launcher.hosts.ray_cluster import bundles_of, ray_cluster, reserve
 from loong.launcher.hosts.starter import Host
 from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.child_processes import HOST_LOST, ChildProcess
 from loong.launcher.serve.gpus import Gpu, check_alike
 from loong.launcher.serve.local import ClusterConfig
 from loong.launcher.serve.run_directory import RunDirectory, run_directory
+from loong.processes.child import config_line
+from loong.processes.child_processes import HOST_LOST, ChildProcess
 from loong.worker.config import WorkerConfig
 
 logger = logging.getLogger(__name__)

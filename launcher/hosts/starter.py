@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from loong.core.placement import InstanceId
-from loong.launcher.serve.child_processes import ChildProcess
-from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.run_directory import RunDirectory
+from loong.processes.child_processes import ChildProcess
+from loong.processes.fork_server import ForkServer
 from loong.worker.config import WorkerConfig
 
 

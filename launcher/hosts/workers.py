@@ -11,8 +11,8 @@ from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.network import cluster_network
 from loong.launcher.hosts.starter import WorkerStarter
 from loong.launcher.hosts.worker_settings import WorkerSettings
-from loong.launcher.serve.child_processes import guarded
 from loong.launcher.serve.worker_processes import WorkerProcesses
+from loong.processes.child_processes import guarded
 
 if TYPE_CHECKING:  # it imports this module
     from loong.launcher.serve.local import ClusterConfig

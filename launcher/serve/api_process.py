@@ -9,10 +9,11 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from loong.child import config_of, leave_signals_to_parent, name_process
 from loong.engine.client import EngineLimits
 from loong.launcher.serve.front import LAST_WORDS_SECONDS
-from loong.logs import log_to_stderr
+from loong.processes.child import config_of, leave_signals_to_parent, name_process
+from loong.processes.logs import log_to_stderr
+from loong.processes.stacks import stacks_on_request
 from loong.server.api.large_json import compile_ahead
 from loong.server.api.listen import allow_many_connections, serve, stop_listening
 from loong.server.app import create_remote_app
@@ -21,7 +22,6 @@ from loong.server.remote.client import RemoteEngineClient
 from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
 from loong.server.text.tokenizer import Tokenizer
-from loong.stacks import stacks_on_request
 
 
 @dataclass(frozen=True, slots=True)

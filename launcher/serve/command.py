@@ -22,13 +22,13 @@ from loong.launcher.keys import (
 from loong.launcher.other_servers import WHAT_IT_DOES, hint_of_serve
 from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
-from loong.logs import FORMATS, queued_log
+from loong.processes.logs import FORMATS, queued_log
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
-    from loong.launcher.serve.fork_server import ForkServer
     from loong.launcher.serve.serving import ServeConfig
+    from loong.processes.fork_server import ForkServer
 
 logger = logging.getLogger(__name__)
 

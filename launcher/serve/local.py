@@ -13,10 +13,10 @@ from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.ray_cluster import set_environment
 from loong.launcher.hosts.starter import LocalStarter
 from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.run_directory import run_directory
 from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.messages.wire import HEARTBEAT_SECONDS
+from loong.processes.fork_server import ForkServer
 
 
 @dataclass(frozen=True, slots=True)

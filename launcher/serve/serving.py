@@ -30,7 +30,6 @@ from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.grammar.availability import is_installed
-from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.startup import calibrate
@@ -39,7 +38,6 @@ from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.banner import log_banner, log_call_format, log_missing_grammars
 from loong.launcher.serve.cost_model_alarm import CostModelAlarm
-from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.front import Front, front_here
 from loong.launcher.serve.local import ClusterConfig, cluster_workers
 from loong.launcher.serve.state_dump import StateDump
@@ -52,6 +50,9 @@ from loong.observability.recording.lines import VERSION, Setting
 from loong.observability.recording.refused import RefusedPlans
 from loong.observability.timeline import Timeline
 from loong.observability.worker_traces import WorkerTraces
+from loong.processes.fork_server import ForkServer
+from loong.processes.gc_tuning import tune_gc
+from loong.processes.stacks import stacks_on_request
 from loong.scheduler.common.slo_targets import default_ttft
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
@@ -68,7 +69,6 @@ from loong.server.remote.forwarding import RemoteCluster
 from loong.server.settings import ServerSettings
 from loong.server.text.chat_renderer import try_templates
 from loong.server.text.tokenizer import Tokenizer
-from loong.stacks import stacks_on_request
 from loong.state.cluster_state import ClusterState
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from loong.core.plan import KVMigration
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
-from loong.launcher.serve.child_processes import signal_children
+from loong.processes.child_processes import signal_children
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 
-from loong.child import STOP_SIGNALS
+from loong.processes.child import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The fork server of workers on this host. Importing this module takes little, so that it can start early."""
 
-from loong.launcher.serve.fork_server import ForkServer
+from loong.processes.fork_server import ForkServer
 from loong.worker.config import ENVIRONMENT
 
 _WORKER = "loong.worker.process"

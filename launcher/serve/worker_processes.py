@@ -14,7 +14,7 @@ from loong.executor.recovery import Backoff, Failures, Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.starter import WorkerStarter
 from loong.launcher.hosts.worker_settings import WorkerSettings
-from loong.launcher.serve.child_processes import ChildProcess, guarded, how_it_ended, stop
+from loong.processes.child_processes import ChildProcess, guarded, how_it_ended, stop
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.gc_tuning import tune_gc
 from loong.launcher.hardware.machine import num_processors
 from loong.launcher.keys import shown_command
 from loong.launcher.policy_flags import add_policy_flags, policy_config
@@ -33,6 +32,7 @@ from loong.launcher.simulate.flags import (
     add_log_flags,
     add_report_flags,
 )
+from loong.processes.gc_tuning import tune_gc
 from loong.workloads.metrics.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
 

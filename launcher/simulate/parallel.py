@@ -7,8 +7,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import TypeVar
 
-from loong.launcher.gc_tuning import tune_gc
-from loong.launcher.standard_streams import give_up_lost_streams, printable_streams
+from loong.processes.gc_tuning import tune_gc
+from loong.processes.standard_streams import give_up_lost_streams, printable_streams
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -13,11 +13,11 @@ from typing import IO
 
 import msgspec
 
-from loong.bounded_process import CannotAnswerError, answer_requests
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar, GrammarKind
 from loong.grammar.availability import import_failure
 from loong.grammar.compiler import GrammarCompiler, allows_anything
+from loong.processes.bounded_process import CannotAnswerError, answer_requests
 
 MAX_GRAMMAR_BYTES = 2**24  # workers keep dozens of grammars
 _MAX_ANSWER = 1000  # characters: names in a grammar may be long

@@ -5,13 +5,13 @@ import contextlib
 import sys
 from asyncio.subprocess import PIPE, Process
 
-from loong.bounded_process import NUM_LENGTH_BYTES, message
 from loong.core.errors import ClusterError, LoongError
+from loong.processes.bounded_process import NUM_LENGTH_BYTES, message
 
 _START_SECONDS = 60.0
 _BUFFER_BYTES = 2**20
 _PROGRAM = """\
-from loong.child import leave_signals_to_parent
+from loong.processes.child import leave_signals_to_parent
 leave_signals_to_parent()  # before what takes a while to import
 from {module} import main
 main()"""

@@ -21,7 +21,6 @@ import torch
 import zmq
 from torch import Tensor
 
-from loong.child import config_of, leave_signals_to_parent, name_process
 from loong.core.errors import ClusterError, LoongError
 from loong.core.instance import Service
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
@@ -29,7 +28,6 @@ from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerError
 from loong.fabric.messages.sockets import SocketFabric
 from loong.grammar.mask_process import SharedMasks, fork_mask_process
-from loong.logs import log_to_stderr
 from loong.messages.secure_sockets import ConnectionWatch, connect_securely, listen_securely
 from loong.messages.stray_frames import StrayFrames
 from loong.messages.wire import (
@@ -54,7 +52,9 @@ from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.tiles import TileSizes
-from loong.stacks import stacks_on_request
+from loong.processes.child import config_of, leave_signals_to_parent, name_process
+from loong.processes.logs import log_to_stderr
+from loong.processes.stacks import stacks_on_request
 from loong.worker.backend import Backend, CpuBackend
 from loong.worker.batch_loop import BatchLoop
 from loong.worker.batches.lease_ends import LeaseEnds

@@ -31,12 +31,12 @@ from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.local import ClusterConfig, local_workers
 from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.observability.decision_log.lines import Line
 from loong.observability.decision_log.log import DecisionLog
 from loong.observability.timeline import Timeline
+from loong.processes.fork_server import ForkServer
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import Policy
 from loong.server.openai.token_stream import TokenStream

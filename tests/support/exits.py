@@ -2,7 +2,7 @@
 
 import sys
 
-from loong.child import config_of, leave_signals_to_parent
+from loong.processes.child import config_of, leave_signals_to_parent
 
 
 def main() -> None:

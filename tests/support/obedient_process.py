@@ -4,7 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from loong.bounded_process import CannotAnswerError, answer_requests
+from loong.processes.bounded_process import CannotAnswerError, answer_requests
 
 _kept: list[bytearray] = []
 

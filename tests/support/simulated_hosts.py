@@ -8,10 +8,10 @@ from tempfile import TemporaryDirectory
 
 from loong.core.placement import InstanceId
 from loong.launcher.hosts.starter import Host
-from loong.launcher.serve.child_processes import ChildProcess
-from loong.launcher.serve.fork_server import ForkServer
 from loong.launcher.serve.local import ClusterConfig
 from loong.launcher.serve.worker_fork_server import worker_fork_server
+from loong.processes.child_processes import ChildProcess
+from loong.processes.fork_server import ForkServer
 from loong.worker.config import ENVIRONMENT, WorkerConfig
 
 

@@ -16,7 +16,7 @@ from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import ClusterStats, Snapshot
 from loong.engine.client import ClusterView
 from loong.engine.cluster_size import InstanceState
-from loong.logs import num_dropped_records
+from loong.processes.logs import num_dropped_records
 
 _DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
 

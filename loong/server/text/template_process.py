@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from enum import IntEnum
 
-from loong.bounded_process import answer_requests
-from loong.child import name_process
+from loong.processes.bounded_process import answer_requests
+from loong.processes.child import name_process
 from loong.server.text.template_sandbox import compiled, rendered
 
 MAX_CHARACTERS = 2**26  # of a text; as many bytes as a body may have

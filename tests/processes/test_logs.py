@@ -12,7 +12,7 @@ import pytest
 from served import wait_until
 
 from loong.launcher.serve.command import reported_choices
-from loong.logs import JsonLines, LineHandler, LineQueue, TextLines, write_all
+from loong.processes.logs import JsonLines, LineHandler, LineQueue, TextLines, write_all
 
 MAX_BYTES = 1000
 NUM_LINES = 20_000  # more than a pipe and the queue take
@@ -97,7 +97,7 @@ def test_a_descriptor_that_does_not_block_takes_all(pipe: tuple[int, int]) -> No
 
 PROGRAM = """
 import logging, subprocess, sys, warnings
-from loong.logs import child_stderr, num_dropped_records, queued_log
+from loong.processes.logs import child_stderr, num_dropped_records, queued_log
 
 with queued_log("json"):
     logging.info("a record")

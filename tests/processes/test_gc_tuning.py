@@ -5,7 +5,7 @@ from weakref import ref
 import pytest
 from new_garbage import only_new_garbage
 
-from loong.launcher.gc_tuning import THRESHOLDS, tune_gc
+from loong.processes.gc_tuning import THRESHOLDS, tune_gc
 
 
 class Cycle:

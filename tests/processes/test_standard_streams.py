@@ -9,7 +9,7 @@ from eventful_run import LONG, eventful_run
 from tqdm import tqdm
 
 from loong.launcher.cli import main
-from loong.launcher.standard_streams import printable_streams
+from loong.processes.standard_streams import printable_streams
 
 BAD = "\x1b]0;owned\x07\x1b[31m\r\x9b31m"
 SHOWN = "\\u001b]0;owned\\u0007\\u001b[31m\\u000d\\u009b31m"

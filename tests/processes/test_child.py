@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raw_http import until
 
-from loong.child import config_line, config_of
-from loong.launcher.serve.child_processes import FORK_SERVER_LOST, signal_children
-from loong.launcher.serve.fork_server import ForkServer
+from loong.processes.child import config_line, config_of
+from loong.processes.child_processes import FORK_SERVER_LOST, signal_children
+from loong.processes.fork_server import ForkServer
 
 TESTS = Path(__file__).parent
 PATH = os.pathsep.join(map(str, (TESTS / "support", TESTS.parent)))

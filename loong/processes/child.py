@@ -53,7 +53,7 @@ def signals_held() -> Iterator[None]:
 def leave_signals_to_parent() -> None:
     """Ignore the signals that would end this process, and discard those that came since it was started.
 
-    SIGUSR1 stays blocked for `loong.stacks.stacks_on_request`.
+    SIGUSR1 stays blocked for `loong.processes.stacks.stacks_on_request`.
     """
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)

@@ -11,7 +11,7 @@ import socket
 import sys
 from importlib import import_module
 
-from loong.child import leave_signals_to_parent, name_process
+from loong.processes.child import leave_signals_to_parent, name_process
 
 CHANNEL = 0  # the descriptor where the fork server is asked
 MAX_MESSAGE_BYTES = 64

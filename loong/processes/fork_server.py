@@ -16,15 +16,15 @@ from itertools import count
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 from threading import Event, Lock, Thread
 
-from loong.child import config_line, signals_held
-from loong.launcher.serve.child_processes import FORK_SERVER_LOST, ChildProcess, how_it_ended
-from loong.launcher.serve.fork_server_process import MAX_MESSAGE_BYTES
-from loong.logs import child_stderr
+from loong.processes.child import config_line, signals_held
+from loong.processes.child_processes import FORK_SERVER_LOST, ChildProcess, how_it_ended
+from loong.processes.fork_server_process import MAX_MESSAGE_BYTES
+from loong.processes.logs import child_stderr
 
 logger = logging.getLogger(__name__)
 
 STDERR = 2
-_PROGRAM = "loong.launcher.serve.fork_server_process"
+_PROGRAM = "loong.processes.fork_server_process"
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -41,7 +41,7 @@ class ForkServer:
         self._server = self._begun()
 
     def start(self, config: object, descriptors: Sequence[int] = ()) -> ChildProcess:
-        """Start a process, which reads `config` with `loong.child.config_of`.
+        """Start a process, which reads `config` with `loong.processes.child.config_of`.
 
         It gets copies of `descriptors`, whose numbers are its arguments.
         """

@@ -6,8 +6,8 @@ import sys
 
 PROGRAM = """
 import os, sys, threading
-from loong.logs import log_to_stderr
-from loong.stacks import stacks_on_request
+from loong.processes.logs import log_to_stderr
+from loong.processes.stacks import stacks_on_request
 
 def is_stuck_here():
     os.read(0, 1)
