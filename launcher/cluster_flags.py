@@ -190,9 +190,9 @@ def _check_hosts(args: argparse.Namespace) -> None:
 
 def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
     """Return the instances' device, as cost models name it, and the KV tokens each has room for."""
-    from loong.launcher.hardware.devices import DEVICES
-    from loong.launcher.serve.gpus import check_torch, cost_device, host_gpus
-    from loong.launcher.serve.memory import ClusterSize, fit_gpu_kv_capacity, fit_kv_capacity
+    from loong.hardware.devices import DEVICES
+    from loong.hardware.gpus import check_torch, cost_device, host_gpus
+    from loong.hardware.memory import ClusterSize, fit_gpu_kv_capacity, fit_kv_capacity
 
     most = max(args.num_instances, getattr(args, "max_instances", None) or 0)
     if args.device == "cpu":

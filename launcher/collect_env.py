@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 import loong
-from loong.launcher.hardware.machine import machine_facts, output_of
+from loong.hardware.machine import machine_facts, output_of
 from loong.launcher.parser import CommandParser
 
 PACKAGES = (

@@ -18,8 +18,8 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import FOLDER
 
-from loong.launcher.hardware.machine import machine_facts
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.machine import machine_facts
+from loong.hardware.model_shape import shape_of
 from loong.launcher.runs.goodput import Goodput
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import CLASS_REQUESTS, SimulateConfig, SimulatedLoadConfig

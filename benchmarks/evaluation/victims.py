@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
 
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load
 from loong.launcher.simulate.run import simulate

@@ -24,8 +24,8 @@ from one_gpu import OneGpu, PromptStep
 from result import print_result, script_parser
 from torch.profiler import ProfilerActivity, profile
 
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.devices import DEVICES
+from loong.hardware.model_shape import shape_of
 from loong.model.shapes import find_config
 from loong.scheduler.cost.roofline import roofline
 

@@ -34,7 +34,7 @@ from loong.core.request import SamplingParams
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
-from loong.launcher.hardware.devices import DEVICES
+from loong.hardware.devices import DEVICES
 from loong.messages.wire import decode_command, encode
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard

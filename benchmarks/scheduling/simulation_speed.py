@@ -18,7 +18,7 @@ from result import print_result, script_parser
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Load, SimulatedLoadConfig
 from loong.launcher.simulate.run import simulate

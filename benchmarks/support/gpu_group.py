@@ -26,7 +26,7 @@ from loong.fabric.messages.peer_directory import PeerDirectory
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
-from loong.launcher.hardware.devices import DEVICES
+from loong.hardware.devices import DEVICES
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice

@@ -18,7 +18,7 @@ from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
-from loong.launcher.hardware.devices import DEVICES
+from loong.hardware.devices import DEVICES
 from loong.model.config import ModelConfig
 from loong.model.load import load_model
 from loong.model.shapes import find_config

@@ -13,10 +13,10 @@ from loong.core.events import Event, InstanceLost, RequestAborted, RequestArrive
 from loong.core.request import Request
 from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
+from loong.hardware.chosen_cost_model import chosen_cost_model
+from loong.hardware.model_shape import shape_of
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import ratio
-from loong.launcher.hardware.chosen_cost_model import chosen_cost_model
-from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import policy_kind

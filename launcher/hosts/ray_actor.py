@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import ray
 
-from loong.launcher.serve.gpus import Gpu, host_gpus
+from loong.hardware.gpus import Gpu, host_gpus
 from loong.launcher.serve.run_directory import run_directory
 from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.processes.child import config_of

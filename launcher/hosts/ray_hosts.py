@@ -21,11 +21,11 @@ from loong.core.placement import InstanceId
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
+from loong.hardware.gpus import Gpu, check_alike
 from loong.launcher.hosts.ray_actor import HostActor
 from loong.launcher.hosts.ray_cluster import bundles_of, ray_cluster, reserve
 from loong.launcher.hosts.starter import Host
 from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.gpus import Gpu, check_alike
 from loong.launcher.serve.local import ClusterConfig
 from loong.launcher.serve.run_directory import RunDirectory, run_directory
 from loong.processes.child import config_line

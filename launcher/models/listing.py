@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from loong.core.errors import ConfigError
+from loong.hardware.memory import weight_bytes
 from loong.launcher.models.cache import cache_folder
 from loong.launcher.models.packaged import PACKAGED, cached_model
 from loong.launcher.models.source import TINY
-from loong.launcher.serve.memory import weight_bytes
 from loong.model.config import ModelConfig
 from loong.model.gguf.config import GGUF_ARCHITECTURES
 from loong.model.gguf.quantization import supported_types

@@ -11,9 +11,9 @@ import torch
 
 import loong
 from loong.core.cost.work import InstanceWork
-from loong.launcher.hardware.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.machine import machine_facts
+from loong.hardware.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
+from loong.hardware.devices import DEVICES
+from loong.hardware.machine import machine_facts
 from loong.launcher.profile.links import measured_links
 from loong.launcher.profile.measure import Measured
 from loong.scheduler.cost.cost_model import WorkCostModel

@@ -9,11 +9,11 @@ from tqdm import tqdm
 
 from loong.core.errors import ConfigError
 from loong.executor.lookahead import LookaheadMargin
+from loong.hardware.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
+from loong.hardware.devices import DEVICES
+from loong.hardware.machine import num_processors
+from loong.hardware.model_shape import shape_of
 from loong.launcher.cluster_flags import ChosenCluster
-from loong.launcher.hardware.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.machine import num_processors
-from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured, Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster

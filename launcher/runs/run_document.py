@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from loong.launcher.hardware.machine import machine_facts
+from loong.hardware.machine import machine_facts
 from loong.launcher.runs.goodput import A, Goodput
 from loong.launcher.runs.run import finite
 from loong.private_files import write_private

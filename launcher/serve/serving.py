@@ -30,8 +30,8 @@ from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.grammar.availability import is_installed
-from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
+from loong.hardware.model_shape import shape_of
 from loong.launcher.profile.startup import calibrate
 from loong.launcher.runs.run_logs import LogFiles, run_logs
 from loong.launcher.serve.api_process import ApiProcessConfig

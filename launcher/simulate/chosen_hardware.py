@@ -2,8 +2,8 @@
 
 import argparse
 
-from loong.launcher.hardware.cost_model_file import read_cost_model
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.cost_model_file import read_cost_model
+from loong.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import find_config
 from loong.scheduler.cost.roofline import ModelShape

@@ -7,9 +7,9 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import InstanceWork
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, Service, spread_over_hosts
-from loong.launcher.hardware.cost_model_file import CostModelFile
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.serve.memory import MAX_AUTO_TOKENS
+from loong.hardware.cost_model_file import CostModelFile
+from loong.hardware.devices import DEVICES
+from loong.hardware.memory import MAX_AUTO_TOKENS
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline

@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
-from loong.launcher.hardware.machine import num_processors
+from loong.hardware.machine import num_processors
 from loong.launcher.keys import shown_command
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.runs.rates import parse_rates

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from loong.hardware.devices import DEVICES
+from loong.hardware.memory import MAX_AUTO_TOKENS
 from loong.launcher.flags import (
     add_class_flag,
     add_goal_flags,
@@ -15,9 +17,7 @@ from loong.launcher.flags import (
     seconds,
     token_count,
 )
-from loong.launcher.hardware.devices import DEVICES
 from loong.launcher.policy_flags import policy_names
-from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.launcher.simulate.config import DEFAULT_DURATION, MIN_REQUESTS
 from loong.model.shapes import SHAPES

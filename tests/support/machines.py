@@ -1,6 +1,6 @@
 """Cost models for tests of policies: of two machines, and one that charges for everything."""
 
-from loong.launcher.hardware.devices import DEVICES
+from loong.hardware.devices import DEVICES
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from loong.core.errors import ConfigError
+from loong.hardware.memory import MAX_AUTO_TOKENS
 from loong.launcher.bench.policies import servers_by_policy
 from loong.launcher.bench.spawned_server import ServerConfig
-from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 
 
 def server(num_instances: int, tensor_parallel_size: int = 1, *extra_arguments: str) -> ServerConfig:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.errors import ConfigError
+from loong.hardware.model_shape import shape_of
 from loong.launcher.hardware.capacity import predicted_capacity, rounded_down
-from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import Host
 from loong.model.tiny import CONFIG

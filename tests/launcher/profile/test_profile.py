@@ -14,8 +14,8 @@ from loong.core.errors import ClusterError
 from loong.core.events import InstanceLost
 from loong.core.plan import Transfer
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.devices import DEVICES
+from loong.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.launcher.profile.measure import Measured, Profiler
 from loong.launcher.profile.profiled_cluster import ProfiledCluster

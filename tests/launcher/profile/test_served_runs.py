@@ -8,8 +8,8 @@ from simulation import instances_with
 
 from loong.core.instance import Service
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.devices import DEVICES
+from loong.hardware.model_shape import shape_of
 from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.profile.served_runs import measured_lane
 from loong.model.tiny import CONFIG

@@ -5,11 +5,11 @@ import pytest
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.errors import ConfigError
 from loong.core.instance import Service
-from loong.launcher.hardware.cost_model_file import FORMAT, CostModelFile
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.cost_model_file import FORMAT, CostModelFile
+from loong.hardware.devices import DEVICES
+from loong.hardware.memory import MAX_AUTO_TOKENS
+from loong.hardware.model_shape import shape_of
 from loong.launcher.serve.local import ClusterConfig
-from loong.launcher.serve.memory import MAX_AUTO_TOKENS
 from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import SHAPES
 from loong.model.tiny import CONFIG

@@ -13,11 +13,11 @@ import pytest
 from profile_samples import measured_scenarios
 from shared_files import shared_files
 
+from loong.hardware.cost_model_file import write_cost_model
+from loong.hardware.devices import DEVICES
+from loong.hardware.model_shape import shape_of
 from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import main
-from loong.launcher.hardware.cost_model_file import write_cost_model
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.model_shape import shape_of
 from loong.launcher.profile.found import Instances, found
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.roofline import roofline

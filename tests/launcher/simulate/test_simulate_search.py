@@ -1,6 +1,6 @@
 import pytest
 
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.model_shape import shape_of
 from loong.launcher.runs import run_tables
 from loong.launcher.runs.goodput import Goodput
 from loong.launcher.runs.run import allowed_misses

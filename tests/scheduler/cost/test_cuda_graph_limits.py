@@ -7,7 +7,7 @@ from machines import H200
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.cost.work import InstanceWork
-from loong.launcher.hardware.devices import DEVICES
+from loong.hardware.devices import DEVICES
 from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
 from loong.worker.steps import mailbox_exchange, mixed_graph, mixed_inputs, ring_inputs
 

@@ -12,7 +12,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import RequestView
-from loong.launcher.hardware.devices import DEVICES
+from loong.hardware.devices import DEVICES
 from loong.scheduler.common.striping import batch_of, decode_part, striped_part
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline

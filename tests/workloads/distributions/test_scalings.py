@@ -8,7 +8,7 @@ import pytest
 from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.group_changes import GroupChange
 from loong.core.instance import ESPGroup
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.model_shape import shape_of
 from loong.launcher.simulate.cluster import Hardware
 from loong.launcher.simulate.config import SimulateConfig, SimulatedLoadConfig
 from loong.launcher.simulate.points import asked_of, run_point

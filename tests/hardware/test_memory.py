@@ -5,8 +5,8 @@ import re
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.serve import memory
-from loong.launcher.serve.memory import GIB, LEAST_KV_TOKENS, MAX_AUTO_TOKENS, fit_kv_capacity
+from loong.hardware import memory
+from loong.hardware.memory import GIB, LEAST_KV_TOKENS, MAX_AUTO_TOKENS, fit_kv_capacity
 from loong.model.tiny import CONFIG
 
 KV = CONFIG.kv_bytes_per_token

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from loong.launcher.hardware.cost_model_file import read_cost_model
-from loong.launcher.hardware.devices import DEVICES
+from loong.hardware.cost_model_file import read_cost_model
+from loong.hardware.devices import DEVICES
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.roofline import ModelShape, roofline
 

@@ -10,8 +10,8 @@ from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.errors import ClusterError, ConfigError
 from loong.fabric.memory.chunked_channel import ChunkedChannel
 from loong.fabric.memory.symmetric import SIZES
-from loong.launcher.serve.gpus import Gpu, check_alike, check_torch, cost_device, host_gpus
-from loong.launcher.serve.memory import GRAPH_BYTES, ClusterSize, arena_bytes, fit_gpu_kv_capacity
+from loong.hardware.gpus import Gpu, check_alike, check_torch, cost_device, host_gpus
+from loong.hardware.memory import GRAPH_BYTES, ClusterSize, arena_bytes, fit_gpu_kv_capacity
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard
 from loong.model.tiny import CONFIG

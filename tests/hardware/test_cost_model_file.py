@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
-from loong.launcher.hardware.cost_model_file import (
+from loong.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
+from loong.hardware.cost_model_file import (
     FORMAT,
     FORMER,
     AttentionTiles,
@@ -20,8 +20,8 @@ from loong.launcher.hardware.cost_model_file import (
     read_cost_model,
     write_cost_model,
 )
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.model_shape import shape_of
+from loong.hardware.devices import DEVICES
+from loong.hardware.model_shape import shape_of
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import Coefficients
 from loong.scheduler.cost.network import ONE_HOST, LinkRates, Links

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from loong.core.errors import ClusterError, ConfigError
-from loong.launcher.hardware.devices import DEVICES
-from loong.launcher.hardware.machine import output_of
+from loong.hardware.devices import DEVICES
+from loong.hardware.machine import output_of
 
 MIB = 2**20
 _DIFFERENCE = 0.02  # of free memory, between hosts

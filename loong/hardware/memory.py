@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.launcher.serve.gpus import Gpu
+from loong.hardware.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
 from loong.model.tensor_shapes import expected_shapes
 

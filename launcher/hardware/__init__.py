@@ -1,1 +1,0 @@
-"""Facts about the machine, and the cost model that belongs to it."""
