@@ -141,7 +141,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
 
     Raises `ConfigError` if there is no such model, or it does not fit.
     """
-    from loong.launcher.models.source import find_source
+    from loong.model.sources.source import find_source
 
     _check_hosts(args)
     from loong.launcher.serve.local import ClusterConfig  # these take a moment, which `--help` can do without

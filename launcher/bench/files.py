@@ -12,10 +12,10 @@ from loong.launcher.bench.config import BenchConfig, Server
 from loong.launcher.bench.found import BenchFindings, MeasuredRun, missing_runs
 from loong.launcher.bench.spawned_server import ServerConfig
 from loong.launcher.keys import shown_command
-from loong.launcher.models.source import TINY
 from loong.launcher.plot.report import report_folder
 from loong.launcher.runs.run import finite
 from loong.launcher.runs.run_document import document_head, goodput_json, write_document
+from loong.model.sources.source import TINY
 from loong.private_files import write_private
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.metrics.result import JSON

@@ -35,8 +35,8 @@ def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
 def _as_one_instance(policy: str, server: ServerConfig) -> ServerConfig:
     """Return a server with the same processes and the same KV in one instance."""
     from loong.hardware.memory import fit_kv_capacity  # these import torch, which others do without
-    from loong.launcher.models.source import find_source
     from loong.model.shapes import find_config
+    from loong.model.sources.source import find_source
     from loong.model.tensor_parallel import Shard
 
     arguments = serve_arguments(policy, server)

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
-from loong.launcher.models.source import find_source
+from loong.model.sources.source import find_source
 
 NUM_INSTANCES = 4
 START_TIMEOUT = 600.0  # seconds

@@ -1,4 +1,4 @@
-"""Models by name: built in (`packaged`), of the hub (`hub`), or any (`source`); and `loong models`."""
+"""`loong models`: the models that a name alone serves."""
 
 from loong.launcher.models.command import add_parser, run
 

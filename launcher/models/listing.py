@@ -7,14 +7,14 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.hardware.memory import weight_bytes
-from loong.launcher.models.cache import cache_folder
-from loong.launcher.models.packaged import PACKAGED, cached_model
-from loong.launcher.models.source import TINY
 from loong.model.config import ModelConfig
 from loong.model.gguf.config import GGUF_ARCHITECTURES
 from loong.model.gguf.quantization import supported_types
 from loong.model.hugging_face import ARCHITECTURES
 from loong.model.shapes import SHAPES, find_config
+from loong.model.sources.cache import cache_folder
+from loong.model.sources.packaged import PACKAGED, cached_model
+from loong.model.sources.source import TINY
 
 
 class ListedModel(msgspec.Struct, frozen=True):

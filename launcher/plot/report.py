@@ -8,7 +8,6 @@ import jinja2
 import msgspec
 
 from loong.launcher.bench.background_load import SHARE_OF_OTHERS, background_load_note
-from loong.launcher.models.source import TINY
 from loong.launcher.plot.answer import ReportAnswer, answer
 from loong.launcher.plot.facts import facts_of
 from loong.launcher.plot.failures import failures_of
@@ -21,6 +20,7 @@ from loong.launcher.plot.run_files import RunFiles, read_run_files
 from loong.launcher.plot.tables import Table, all_numbers, tables_of
 from loong.launcher.plot.watched import WatchedRun, watched_logs, watched_runs
 from loong.launcher.plot.wrong_models import wrong_model_notes
+from loong.model.sources.source import TINY
 from loong.private_files import write_private
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.report.run_document import RuleRuns, RunDocument, by_rule, measured, merged

@@ -86,7 +86,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.allow_fault_injection:
         logger.warning("clients may kill and stop workers: --allow-fault-injection is on")
     with _fork_server(args.hosts) as fork_server:  # imports while this process does
-        from loong.launcher.models.source import check_name
+        from loong.model.sources.source import check_name
         from loong.server.api.listen import bound_socket
 
         check_name(args.model, args.load_format)

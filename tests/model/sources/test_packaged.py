@@ -11,7 +11,7 @@ import pytest
 from broken_packages import broken_package
 
 from loong.core.errors import ConfigError
-from loong.launcher.models.packaged import PackagedModel, cached_model, fetch_model
+from loong.model.sources.packaged import PackagedModel, cached_model, fetch_model
 
 CONTENT = os.urandom(100_000)
 

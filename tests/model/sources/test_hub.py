@@ -12,8 +12,8 @@ from small_hub import COMMIT, SmallHub, small_hub
 
 from loong.core.errors import ConfigError
 from loong.launcher.cli import main
-from loong.launcher.models.hub import fetch_from_hub, is_hub_name
-from loong.launcher.models.source import find_source
+from loong.model.sources.hub import fetch_from_hub, is_hub_name
+from loong.model.sources.source import find_source
 from loong.model.tiny import tiny_model
 
 
