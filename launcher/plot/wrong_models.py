@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from loong.launcher.serve.cost_model_alarm import LARGEST_ERROR
+from loong.observability.cost_model_alarm import LARGEST_ERROR
 from loong.workloads.report.run_document import RuleRuns
 
 

@@ -37,13 +37,13 @@ from loong.launcher.runs.run_logs import LogFiles, run_logs
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.banner import log_banner, log_call_format, log_missing_grammars
-from loong.launcher.serve.cost_model_alarm import CostModelAlarm
 from loong.launcher.serve.front import Front, front_here
 from loong.launcher.serve.local import ClusterConfig, cluster_workers
 from loong.launcher.serve.state_dump import StateDump
 from loong.launcher.serve.status_line import log_status
 from loong.launcher.serve.stop_signals import StopSignals
 from loong.model.config import ModelConfig
+from loong.observability.cost_model_alarm import CostModelAlarm
 from loong.observability.decision_log.recent import RecentLines
 from loong.observability.decision_log.runs import RequestRuns
 from loong.observability.recording.lines import VERSION, Setting

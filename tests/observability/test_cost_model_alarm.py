@@ -11,7 +11,7 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
 from loong.core.snapshot import Snapshot
-from loong.launcher.serve.cost_model_alarm import CostModelAlarm
+from loong.observability.cost_model_alarm import CostModelAlarm
 from loong.scheduler.cost.calibration import LARGEST_FACTOR, WINDOW
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.recalibration import Recalibration
