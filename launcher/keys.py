@@ -6,9 +6,7 @@ Every user of a host can read what was typed, in the list of processes.
 import argparse
 import logging
 import os
-import shlex
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 
 from loong.core.errors import ConfigError
@@ -19,8 +17,6 @@ API_KEY_VARIABLE = "LOONG_API_KEY"
 CLIENT_VARIABLES = (API_KEY_VARIABLE, "OPENAI_API_KEY")  # the first that is set
 ADMIN_KEY_VARIABLE = "LOONG_ADMIN_API_KEY"
 _MAX_FILE_BYTES = 1 << 20
-_KEY_FLAGS = ("--api-key", "--admin-key")
-_HIDDEN = "***"
 
 
 def add_server_key_flags(group: argparse._ArgumentGroup) -> None:
@@ -132,33 +128,6 @@ def warn_of_readers(flag: str, path: Path) -> None:
     """Warn if other users can read a file with keys."""
     if path.stat().st_mode & stat.S_IROTH:
         logger.warning("%s %s has keys, and all users can read it: chmod o-r %s", flag, path, path)
-
-
-def shown_command(words: Sequence[str]) -> str:
-    """Return a command line without the keys in it, also without those in a line that is one of its words."""
-    shown: list[str] = []
-    is_key = False
-    for word in words:
-        name, equals, value = word.partition("=")
-        if is_key:
-            shown.append(_HIDDEN)
-        elif name.replace("_", "-") in _KEY_FLAGS and equals:
-            shown.append(f"{name}={_HIDDEN}")
-        elif equals:
-            shown.append(f"{name}={_shown_line(value)}")
-        else:
-            shown.append(_shown_line(word) if " " in word else word)
-        is_key = word.replace("_", "-") in _KEY_FLAGS
-    return shlex.join(shown)
-
-
-def _shown_line(text: str) -> str:
-    if not any(flag in text.replace("_", "-") for flag in _KEY_FLAGS):
-        return text
-    try:
-        return shown_command(shlex.split(text))
-    except ValueError:  # a quotation mark without its partner
-        return _HIDDEN
 
 
 def _given(flag: str, typed: str | None, path: Path | None) -> tuple[str, ...]:

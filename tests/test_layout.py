@@ -65,7 +65,7 @@ def test_a_wheel_holds_each_file_once_and_under_loong(source: Path, wheel: Path)
     code = [name for name in names if ".dist-info/" not in name]
     folders = [source / "loong", *(source / "loong" / name for name in LINKED)]
     files = {path.relative_to(source) for folder in folders for path in folder.rglob("*.py")}
-    pages = [Path("loong/server/dashboard/page"), Path("loong/launcher/plot/page")]
+    pages = [Path("loong/server/dashboard/page"), Path("loong/runs/report/page")]
     parts = {page / part.name for page in pages for part in (source / page).iterdir()}
     assert {pages[0] / "index.html", pages[1] / "report.html.jinja"} <= parts
     assert set(map(Path, code)) == files | parts | {Path("loong/py.typed")}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from loong.launcher.bench.spawned_server import process_group
-from loong.launcher.outputs import make_folder
-from loong.launcher.runs.run_document import write_document
 from loong.observability.decision_log.line_file import LineFile
 from loong.observability.worker_traces import join_traces
 from loong.private_files import write_private
+from loong.runs.outputs import make_folder
+from loong.runs.run_document import write_document
+from loong.runs.spawned_server import process_group
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.runs.spawned_server import ServerConfig, spawn_server
 from loong.workloads.report.report import table
 
 START_SECONDS, RUN_SECONDS = 180.0, 1200.0

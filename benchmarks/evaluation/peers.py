@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 from loong.core.errors import ClusterError
-from loong.launcher.bench.spawned_server import last_lines, process_group
+from loong.runs.spawned_server import last_lines, process_group
 from loong.workloads.client.client import Target, run_load
 from loong.workloads.client.scrape import Scraper
 from loong.workloads.errors import ServerUnusableError

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.model.tiny import tiny_model
+from loong.runs.spawned_server import ServerConfig, spawn_server
 from loong.workloads.report.report import table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,8 @@ import httpx
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from loong.launcher.bench.spawned_server import ENTRY, ServerConfig, spawn_server
 from loong.model.tiny import tiny_model
+from loong.runs.spawned_server import ENTRY, ServerConfig, spawn_server
 
 FIRST_LINES, LAST_LINES = 7, 8  # shown of a step's output
 MAX_WIDTH = 150

@@ -26,8 +26,8 @@ from result import print_result, script_parser
 from server_processes import kv_tokens, metric
 from trials import History, Row, print_table
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.launcher.scale.client import OperatedServer
+from loong.runs.spawned_server import ServerConfig, spawn_server
 
 KEY = "operators-key"
 DOP = 4

@@ -26,8 +26,8 @@ from hostile_clients import KINDS, HostileClients
 from result import print_result, script_parser
 from server_processes import ProcessUse, child_pid, kv_tokens, processes_of
 
-from loong.launcher.bench.spawned_server import ENTRY, ServerConfig, spawn_server
 from loong.launcher.scale.client import OperatedServer, ScaleError
+from loong.runs.spawned_server import ENTRY, ServerConfig, spawn_server
 
 KEY = "operators-key"
 NUM_INSTANCES, SIZES = 4, (2, 3, 4, 5, 6)

@@ -27,9 +27,9 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.observability.decision_log.lines import ArrivedLine, PlannedLine
 from loong.observability.decision_log.reader import read_log
+from loong.runs.spawned_server import ServerConfig, spawn_server
 from loong.workloads.report.report import table
 
 WAYS = ("one request", "many requests")

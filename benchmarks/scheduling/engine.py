@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from result import print_result, script_parser
 from step_gaps import gaps_of
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.runs.spawned_server import ServerConfig, spawn_server
 from loong.workloads.client.client import Target, run_load
 from loong.workloads.metrics.record import RequestRecord
 from loong.workloads.request import RequestShape, TokenRun, WorkloadRequest

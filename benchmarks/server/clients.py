@@ -48,7 +48,7 @@ def main() -> None:
 
 def serve_and_act(environment: Path, model: str | None) -> int:
     """Run this file once more in the clients' environment, with a server."""
-    from loong.launcher.bench.spawned_server import ServerConfig, spawn_server  # which clients do not have
+    from loong.runs.spawned_server import ServerConfig, spawn_server  # which clients do not have
 
     python = environment / "bin" / "python"
     if not python.exists():

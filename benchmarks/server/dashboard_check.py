@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import aiohttp
 from browser import Page, browser_page
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.runs.spawned_server import ServerConfig, spawn_server
 
 VIEWS = [(width, scheme) for width in (375, 1600) for scheme in ("light", "dark")]
 KEY = "a key of this check"

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import Request, urlopen
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.runs.spawned_server import ServerConfig, spawn_server
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
 

@@ -22,7 +22,7 @@ from result import print_result, script_parser
 from server_processes import child_pid
 from streams import Server
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.runs.spawned_server import ServerConfig, spawn_server
 from loong.server.api.listen import allow_many_connections
 
 NUM_ASKED = 300

@@ -27,8 +27,8 @@ from result import print_result, script_parser
 from loong.core.events import ProducedToken
 from loong.core.request import NewRequest, TokenId
 from loong.engine.client import EngineLimits, PutToken
-from loong.launcher.bench.spawned_server import ENTRY
 from loong.model.tiny import CONFIG, tiny_model
+from loong.runs.spawned_server import ENTRY
 from loong.server.text.tokenizer import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))

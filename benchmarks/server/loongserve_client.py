@@ -114,7 +114,7 @@ def server(base_url: str | None) -> "Iterator[str]":
     if base_url is not None:
         yield base_url
         return
-    from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+    from loong.runs.spawned_server import ServerConfig, spawn_server
 
     config = ServerConfig(None, 2, 1, ("--kv-cache-tokens", "8192"), start_timeout=120.0)
     with TemporaryDirectory() as folder, spawn_server(config, "esp", Path(folder) / "log") as url:

@@ -20,7 +20,7 @@ from browser import Page, browser_page
 from dashboard_check import load, server
 from PIL import Image
 
-from loong.launcher.bench.spawned_server import ENTRY, spawn_server
+from loong.runs.spawned_server import ENTRY, spawn_server
 
 DESKTOP, PHONE = (1280, 900), (375, 800)
 LOADED_SECONDS = 75.0

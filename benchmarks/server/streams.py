@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from result import print_result, script_parser
 from server_processes import child_pid, kv_tokens, processes_of
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
+from loong.runs.spawned_server import ServerConfig, spawn_server
 
 NUM_STEADY = 50
 MAX_TOKENS = 64

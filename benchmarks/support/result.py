@@ -7,7 +7,7 @@ from os import getloadavg
 from pathlib import Path
 
 from loong.hardware.machine import machine_facts
-from loong.launcher.bench.background_load import SHARE_OF_OTHERS, processor_time, share_of_others
+from loong.runs.background_load import SHARE_OF_OTHERS, processor_time, share_of_others
 
 FOLDER = Path(__file__).parents[1] / "results"
 LOAD_AT_START, TIME_AT_START = getloadavg()[0], processor_time()

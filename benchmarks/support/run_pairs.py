@@ -9,11 +9,11 @@ from statistics import fmean
 from line_picture import Line, Panel
 
 from loong.core.cluster_history import ClusterHistory
-from loong.launcher.bench.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench.found import Repeats
-from loong.launcher.runs.goodput import of_sweep
-from loong.launcher.runs.run import PolicyRun
-from loong.launcher.runs.run_document import document_head, goodput_json, write_document
+from loong.runs.background_load import SHARE_OF_OTHERS
+from loong.runs.goodput import of_sweep
+from loong.runs.run import PolicyRun
+from loong.runs.run_document import document_head, goodput_json, write_document
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.metrics.metrics import MIN_CLASS_REQUESTS
 from loong.workloads.metrics.result import JSON

@@ -9,7 +9,7 @@ from pathlib import Path
 from line_picture import Line, Panel
 from loong_runs import Document, Point, points_of, run_loong, server_arguments, shared_arguments
 
-from loong.launcher.runs.run_tables import NOT_RUN, rate_found
+from loong.runs.run_tables import NOT_RUN, rate_found
 from loong.workloads.report.report import table
 
 SLO_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
+from loong.launcher.bench.chosen_load import FEWEST_REQUESTS, Auto, choose_load
 from loong.launcher.bench.config import BenchConfig, BenchLoadConfig, ExternalServer, Server, check_lengths
 from loong.launcher.bench.flags import (
     DEFAULT_POLICIES,
@@ -17,12 +18,12 @@ from loong.launcher.bench.flags import (
     add_server_flags,
 )
 from loong.launcher.bench.policies import servers_by_policy
-from loong.launcher.bench.spawned_server import ServerConfig
-from loong.launcher.keys import key_of_client, shown_command
+from loong.launcher.keys import key_of_client
 from loong.launcher.other_servers import hint_of_bench, hint_of_serve
-from loong.launcher.runs.chosen_load import FEWEST_REQUESTS, Auto, choose_load
-from loong.launcher.runs.rates import parse_rates
-from loong.launcher.runs.run import check_classes
+from loong.runs.rates import parse_rates
+from loong.runs.run import check_classes
+from loong.runs.shown_command import shown_command
+from loong.runs.spawned_server import ServerConfig
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.metrics.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
-from loong.launcher.bench.spawned_server import ServerConfig
+from loong.runs.spawned_server import ServerConfig
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.metrics.backlog import WorkOf
 from loong.workloads.metrics.slo import SLORule

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from loong.launcher.bench.background_load import SHARE_OF_OTHERS
 from loong.launcher.bench.config import BenchConfig, Server
 from loong.launcher.bench.found import BenchFindings, MeasuredRun, missing_runs
-from loong.launcher.bench.spawned_server import ServerConfig
-from loong.launcher.keys import shown_command
-from loong.launcher.plot.report import report_folder
-from loong.launcher.runs.run import finite
-from loong.launcher.runs.run_document import document_head, goodput_json, write_document
 from loong.model.sources.source import TINY
 from loong.private_files import write_private
+from loong.runs.background_load import SHARE_OF_OTHERS
+from loong.runs.report.report import report_folder
+from loong.runs.run import finite
+from loong.runs.run_document import document_head, goodput_json, write_document
+from loong.runs.shown_command import shown_command
+from loong.runs.spawned_server import ServerConfig
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.metrics.result import JSON
 from loong.workloads.plots.style import NO_PICTURES, is_available

@@ -9,6 +9,7 @@ import msgspec
 
 from loong.core.errors import ConfigError
 from loong.foreign_json import NOT_JSON
+from loong.launcher.bench.chosen_load import DEFAULT_NUM_REQUESTS, MOST_REQUESTS
 from loong.launcher.flags import (
     add_class_flag,
     add_goal_flags,
@@ -21,7 +22,6 @@ from loong.launcher.flags import (
 )
 from loong.launcher.keys import add_api_key_flags
 from loong.launcher.policy_flags import policy_names
-from loong.launcher.runs.chosen_load import DEFAULT_NUM_REQUESTS, MOST_REQUESTS
 from loong.workloads.client.backends import FIELDS_OF_THE_LOAD, ServerApi
 from loong.workloads.metrics.slo import RULE_NAMES
 from loong.workloads.request import SMALLEST_VOCABULARY

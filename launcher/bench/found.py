@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from loong.core.cluster_history import ClusterHistory
 from loong.launcher.bench.config import BenchConfig, Server
 from loong.launcher.bench.measured_server import PrefillProbe
-from loong.launcher.runs.goodput import Goodput
-from loong.launcher.runs.run import PolicyRun
+from loong.runs.goodput import Goodput
+from loong.runs.run import PolicyRun
 
 
 @dataclass(frozen=True, slots=True)

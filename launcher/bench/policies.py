@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.launcher.bench.spawned_server import ServerConfig
 from loong.launcher.config_file import apply_config_file
 from loong.launcher.policy_flags import policy_config
+from loong.runs.spawned_server import ServerConfig
 from loong.scheduler.policy import admissible_tokens, policy_kind
 
 

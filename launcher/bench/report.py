@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from loong.launcher.bench.background_load import background_load_note
 from loong.launcher.bench.config import BenchConfig, ExternalServer
 from loong.launcher.bench.files import write_files
 from loong.launcher.bench.found import BenchFindings, MeasuredRun, by_policy, missing_runs
-from loong.launcher.runs import run_tables
-from loong.launcher.runs.report_words import print_end
-from loong.launcher.runs.run_document import goodput_json
+from loong.runs import run_tables
+from loong.runs.background_load import background_load_note
+from loong.runs.report.report_words import print_end
+from loong.runs.run_document import goodput_json
 from loong.workloads.metrics.result import JSON, metrics_json
 from loong.workloads.report.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.workload import origin_of

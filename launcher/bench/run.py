@@ -8,18 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from loong.launcher.bench.background_load import processor_time, share_of_others
 from loong.launcher.bench.config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench.files import decision_log_name
 from loong.launcher.bench.found import BenchFindings, MeasuredRun, Repeats
 from loong.launcher.bench.measured_server import MeasuredServer, Measurement, PrefillProbe
 from loong.launcher.bench.progress import RunProgress
 from loong.launcher.bench.report import print_run, print_workload, report
-from loong.launcher.bench.spawned_server import ServerConfig, sigterm_unwinds, spawn_server
-from loong.launcher.runs import goodput
-from loong.launcher.runs.goodput import Goodput
-from loong.launcher.runs.run import RunKey, allowed_misses
-from loong.launcher.runs.run_folder import run_folder
+from loong.runs import goodput
+from loong.runs.background_load import processor_time, share_of_others
+from loong.runs.goodput import Goodput
+from loong.runs.run import RunKey, allowed_misses
+from loong.runs.run_folder import run_folder
+from loong.runs.spawned_server import ServerConfig, sigterm_unwinds, spawn_server
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.metrics.backlog import UsedCapacity, WorkOf, used_capacity
 from loong.workloads.metrics.counters import ServerCounters

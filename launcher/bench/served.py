@@ -9,15 +9,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from loong.hardware.machine import num_processors
-from loong.launcher.bench.background_load import NOTABLE_SHARE, processor_time, share_of_others
+from loong.launcher.bench.chosen_load import Served
 from loong.launcher.bench.config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench.measured_server import MeasuredServer
 from loong.launcher.bench.policies import serve_arguments
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.launcher.hardware.capacity import POLICY, predicted_capacity
-from loong.launcher.runs.chosen_load import Served
 from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_work
 from loong.launcher.simulate.config import Host
+from loong.runs.background_load import NOTABLE_SHARE, processor_time, share_of_others
+from loong.runs.spawned_server import ServerConfig, spawn_server
 from loong.scheduler.policy import admissible_tokens
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.client.scrape import ServedModel

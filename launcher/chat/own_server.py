@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.model.sources.source import find_source
+from loong.runs.spawned_server import ServerConfig, spawn_server
 
 NUM_INSTANCES = 4
 START_TIMEOUT = 600.0  # seconds

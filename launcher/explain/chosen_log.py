@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.launcher.runs.run_document import FILE_NAME
-from loong.launcher.runs.run_folder import LOG_SUFFIX, logs_beside, newest_decision_log
+from loong.runs.run_document import FILE_NAME
+from loong.runs.run_folder import LOG_SUFFIX, logs_beside, newest_decision_log
 from loong.workloads.report.run_document import RunRow, read_document
 
 

@@ -1,4 +1,4 @@
-"""`loong plot`: pictures (`pictures`) and a report (`report`) of runs that were written to folders."""
+"""`loong plot`: the pictures and the report of runs that were written to folders."""
 
 from loong.launcher.plot.command import add_parser
 

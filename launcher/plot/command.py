@@ -63,10 +63,10 @@ def add_parser(subparsers: "Subparsers") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw everything, print the paths of all files, and return 0."""
-    from loong.launcher.outputs import make_folder, sole_writer  # these import what `--help` can do without
-    from loong.launcher.plot.report import write_pictures_and_report
-    from loong.launcher.plot.run_files import read_run_files
-    from loong.launcher.runs.run_folder import newest_run
+    from loong.runs.outputs import make_folder, sole_writer  # these import what `--help` can do without
+    from loong.runs.report.report import write_pictures_and_report
+    from loong.runs.report.run_files import read_run_files
+    from loong.runs.run_folder import newest_run
     from loong.workloads.metrics.slo import parse_slo
 
     runs = args.runs or [newest_run()]

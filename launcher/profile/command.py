@@ -5,8 +5,8 @@ from pathlib import Path
 
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import positive, seconds, token_count
-from loong.launcher.outputs import check_file, sole_writer
 from loong.launcher.profile.scenarios import Limits
+from loong.runs.outputs import check_file, sole_writer
 
 _EXAMPLES = """\
 examples:

@@ -20,9 +20,9 @@ from loong.launcher.keys import (
     warn_of_readers,
 )
 from loong.launcher.other_servers import WHAT_IT_DOES, hint_of_serve
-from loong.launcher.outputs import make_folder
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
 from loong.processes.logs import FORMATS, queued_log
+from loong.runs.outputs import make_folder
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
@@ -321,8 +321,8 @@ def check_names(args: argparse.Namespace) -> None:
 
 def serve_config(args: argparse.Namespace) -> "ServeConfig":
     """Return what the flags say. Raises `ConfigError` if the model is not there or does not fit."""
-    from loong.launcher.runs.run_logs import LogFiles
     from loong.launcher.serve.serving import ServeConfig
+    from loong.runs.run_logs import LogFiles
     from loong.server.settings import ServerSettings
 
     chosen = chosen_cluster(args, args.start_timeout)

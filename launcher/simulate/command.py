@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.hardware.machine import num_processors
-from loong.launcher.keys import shown_command
 from loong.launcher.policy_flags import add_policy_flags, policy_config
-from loong.launcher.runs.rates import parse_rates
-from loong.launcher.runs.run_logs import LogFiles
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
 from loong.launcher.simulate.config import (
     CLASS_REQUESTS,
@@ -33,6 +30,9 @@ from loong.launcher.simulate.flags import (
     add_report_flags,
 )
 from loong.processes.gc_tuning import tune_gc
+from loong.runs.rates import parse_rates
+from loong.runs.run_logs import LogFiles
+from loong.runs.shown_command import shown_command
 from loong.workloads.metrics.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
 

@@ -7,9 +7,9 @@ from math import inf
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.launcher.runs.run import check_classes
-from loong.launcher.runs.run_logs import LogFiles
 from loong.launcher.simulate.cluster import Hardware
+from loong.runs.run import check_classes
+from loong.runs.run_logs import LogFiles
 from loong.scheduler.config import PolicyConfig
 from loong.workloads.metrics.slo import SLORule
 from loong.workloads.request import WorkloadRequest

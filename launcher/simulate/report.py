@@ -8,19 +8,19 @@ from pathlib import Path
 from time import perf_counter
 
 from loong.core.cluster_history import ClusterHistory
-from loong.launcher.plot.report import report_folder
-from loong.launcher.runs import run_tables
-from loong.launcher.runs.goodput import Goodput
-from loong.launcher.runs.report_words import print_end
-from loong.launcher.runs.run import RunKey
-from loong.launcher.runs.run_document import document_head, goodput_json, write_document
-from loong.launcher.runs.run_folder import run_folder
 from loong.launcher.simulate import tables
 from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.documents import configuration_json, run_json, summary_json
 from loong.launcher.simulate.points import PointResult, all_asked, sweep
 from loong.launcher.simulate.search import all_searches, goodputs_of_sweep, search_all
 from loong.private_files import write_private
+from loong.runs import run_tables
+from loong.runs.goodput import Goodput
+from loong.runs.report.report import report_folder
+from loong.runs.report.report_words import print_end
+from loong.runs.run import RunKey
+from loong.runs.run_document import document_head, goodput_json, write_document
+from loong.runs.run_folder import run_folder
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.metrics.result import JSON
 from loong.workloads.metrics.slo import SLORule

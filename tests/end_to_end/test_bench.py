@@ -13,9 +13,9 @@ from typing import Any
 from served import wait_until
 
 from loong.core.group_changes import GroupChange
-from loong.launcher.bench.spawned_server import ENTRY
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story.index import indexed
+from loong.runs.spawned_server import ENTRY
 from loong.workloads.distributions.scalings import scalings_of
 from loong.workloads.report.timeline import parse_trace
 

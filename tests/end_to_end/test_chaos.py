@@ -9,7 +9,7 @@ from pathlib import Path
 from served import HASTY_ENTRY, HASTY_HEARTBEAT, served
 
 from loong.executor.heartbeats import MAX_MISSED
-from loong.launcher.bench.spawned_server import ENTRY
+from loong.runs.spawned_server import ENTRY
 
 MAX_SILENCE = MAX_MISSED * HASTY_HEARTBEAT  # seconds
 LOAD = ("--num-prompts", "4", "--longest-prompt", "64", "--longest-output", "32", "--request-rate", "3")

@@ -12,9 +12,9 @@ from openai.types.chat import ChatCompletionMessageParam
 from served import Served, served
 from small_hub import SmallHub, small_hub
 
-from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import main
 from loong.model.tiny import tiny_model
+from loong.runs.spawned_server import ENTRY
 
 ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is it?"}]
 

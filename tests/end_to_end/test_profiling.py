@@ -8,7 +8,7 @@ from pathlib import Path
 from served import served
 
 from loong.hardware.cost_model_file import read_cost_model
-from loong.launcher.bench.spawned_server import ENTRY
+from loong.runs.spawned_server import ENTRY
 
 SMALL = ("--num-instances", "2", "--kv-cache-tokens", "4k")
 

@@ -15,7 +15,7 @@ import pytest
 from child_processes import fork_servers_of, forked_of
 from served import Served, assert_gone, free_port, served, wait_until
 
-from loong.launcher.bench.spawned_server import ENTRY
+from loong.runs.spawned_server import ENTRY
 from loong.server.api.listen import bound_socket
 
 SMALLEST_PIPE, LARGE_PIPE = 4096, 2**20  # bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loong.launcher.bench.spawned_server import ENTRY
+from loong.runs.spawned_server import ENTRY
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])

@@ -2,15 +2,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from stub_servers import spawn_stubs
 
 from loong.launcher.bench import served as bench_served
-from loong.launcher.bench import spawned_server
+from loong.launcher.bench.chosen_load import Served
 from loong.launcher.bench.config import BenchConfig
-from loong.launcher.bench.spawned_server import ServerConfig
-from loong.launcher.runs.chosen_load import Served
+from loong.runs.spawned_server import ServerConfig
 
 STUB_CAPACITY = 300.0
-STUB = Path(__file__).with_name("stub_server.py")
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +26,7 @@ def stub_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def serve_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the stub in the place of `loong serve`."""
-    monkeypatch.setattr(
-        spawned_server, "ENTRY", f"import runpy; runpy.run_path({str(STUB)!r}, run_name='__main__')"
-    )
+    spawn_stubs(monkeypatch)
     monkeypatch.setattr(bench_served, "served_by_ours", _served_by_stubs)
 
 

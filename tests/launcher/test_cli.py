@@ -9,9 +9,9 @@ import sys
 import pytest
 from served import free_port
 
-from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import COMMANDS, build_parser, main
 from loong.launcher.serve.command import check_names
+from loong.runs.spawned_server import ENTRY
 
 DESCRIBE = ("workload", "describe", "mixed", "--num-requests", "3")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import main
 from loong.launcher.flags import or_auto, part, positive, ratio, seconds, share, token_count, wait_seconds
+from loong.runs.spawned_server import ENTRY
 
 
 @pytest.mark.parametrize(

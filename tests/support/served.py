@@ -18,7 +18,7 @@ from child_processes import fork_servers_of, forked_of
 from openai import OpenAI, Stream
 from openai.types import Completion
 
-from loong.launcher.bench.spawned_server import ENTRY
+from loong.runs.spawned_server import ENTRY
 
 START_SECONDS = 90.0
 QUICK_START = ("--calibration-time", "0")

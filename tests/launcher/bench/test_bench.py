@@ -16,8 +16,8 @@ from shared_files import shared_files
 
 from loong.core.errors import ConfigError
 from loong.launcher.bench import command as bench
-from loong.launcher.bench.spawned_server import ServerConfig, spawn_server
 from loong.launcher.parser import CommandParser
+from loong.runs.spawned_server import ServerConfig, spawn_server
 from loong.workloads.datasets.saved import save_requests
 from loong.workloads.errors import ServerUnusableError
 from loong.workloads.workload import make_workload
@@ -195,9 +195,9 @@ def test_an_interrupted_run_keeps_what_has_ended_and_names_what_is_missing() -> 
 
 def bench_with_stubs(*flags: str) -> list[str]:
     """Run a benchmark in a process of its own that starts stubs for servers."""
-    tests = str(Path(__file__).parents[1])
+    launcher, support = str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "support")
     program = (
-        f"import sys; sys.path.insert(0, {tests!r}); import conftest, pytest\n"
+        f"import sys; sys.path[:0] = [{launcher!r}, {support!r}]; import conftest, pytest\n"
         "conftest.serve_stubs(pytest.MonkeyPatch())\n"
         "from loong.launcher.cli import main; raise SystemExit(main())"
     )

@@ -7,7 +7,7 @@ import pytest
 from loong.core.errors import ConfigError
 from loong.hardware.memory import MAX_AUTO_TOKENS
 from loong.launcher.bench.policies import servers_by_policy
-from loong.launcher.bench.spawned_server import ServerConfig
+from loong.runs.spawned_server import ServerConfig
 
 
 def server(num_instances: int, tensor_parallel_size: int = 1, *extra_arguments: str) -> ServerConfig:

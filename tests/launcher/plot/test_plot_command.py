@@ -11,7 +11,7 @@ from shared_files import shared_files
 
 from loong.core.errors import ConfigError
 from loong.launcher.cli import main
-from loong.launcher.plot.logged_history import history_of_log
+from loong.runs.report.logged_history import history_of_log
 from loong.workloads.plots.style import MAX_NAME_LETTERS, drawable
 from loong.workloads.report.timeline import parse_trace
 

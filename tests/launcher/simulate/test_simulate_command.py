@@ -16,10 +16,10 @@ from shared_files import shared_files
 from loong.hardware.cost_model_file import write_cost_model
 from loong.hardware.devices import DEVICES
 from loong.hardware.model_shape import shape_of
-from loong.launcher.bench.spawned_server import ENTRY
 from loong.launcher.cli import main
 from loong.launcher.profile.found import Instances, found
 from loong.model.tiny import CONFIG
+from loong.runs.spawned_server import ENTRY
 from loong.scheduler.cost.roofline import roofline
 
 SMALL = ["--instances", "2", "--num-requests", "24", "--workload", "leval", "--seed", "3", "--jobs", "1"]

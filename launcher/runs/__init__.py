@@ -1,1 +1,0 @@
-"""Runs of a benchmark or a simulation: load, documents, tables and the search for goodput."""

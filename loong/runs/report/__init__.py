@@ -1,0 +1,1 @@
+"""The report of runs: their pictures, tables and sentences on one page."""
