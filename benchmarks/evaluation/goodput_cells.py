@@ -20,13 +20,13 @@ from result import FOLDER
 
 from loong.hardware.machine import machine_facts
 from loong.hardware.model_shape import shape_of
-from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import CLASS_REQUESTS, SimulateConfig, SimulatedLoadConfig
-from loong.launcher.simulate.points import PointResult
-from loong.launcher.simulate.search import search
 from loong.model.shapes import find_config
 from loong.processes.gc_tuning import tune_gc
 from loong.runs.goodput import Goodput
+from loong.simulation.cluster import Hardware
+from loong.simulation.config import CLASS_REQUESTS, SimulateConfig, SimulatedLoadConfig
+from loong.simulation.points import PointResult
+from loong.simulation.search import search
 from loong.workloads.metrics.slo import parse_slo
 from loong.workloads.workload import pace_of
 

@@ -23,8 +23,8 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from goodput_cells import Cell
 from result import print_result, script_parser
 
-from loong.launcher.simulate.points import asked_of, run_point
 from loong.processes.gc_tuning import tune_gc
+from loong.simulation.points import asked_of, run_point
 from loong.workloads.report.report import table
 
 WORKLOADS = tuple(f"infinite-{number}" for number in range(9))

@@ -54,16 +54,16 @@ from loong.core.errors import ClusterError
 from loong.executor.lookahead import LookaheadMargin
 from loong.launcher.flags import ratio
 from loong.launcher.policy_flags import POLICY_NAMES
-from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_prefill, unloaded_work
-from loong.launcher.simulate.config import Host, Load
-from loong.launcher.simulate.points import counters_of
-from loong.launcher.simulate.run import simulate
 from loong.runs.background_load import background_load_note, processor_time, share_of_others
 from loong.runs.rates import parse_rates
 from loong.runs.run import PolicyRun, RunKey
 from loong.runs.spawned_server import sigterm_unwinds
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import admissible_tokens, make_policy, policy_kind
+from loong.simulation.cluster import SimulatedCluster, unloaded_prefill, unloaded_work
+from loong.simulation.config import Host, Load
+from loong.simulation.points import counters_of
+from loong.simulation.run import simulate
 from loong.workloads.metrics.backlog import WorkOf, used_capacity
 from loong.workloads.metrics.counters import ServerCounters
 from loong.workloads.metrics.metrics import compute_metrics

@@ -16,12 +16,12 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from result import print_result, script_parser
 
 from loong.hardware.model_shape import shape_of
-from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import Load
-from loong.launcher.simulate.run import simulate
 from loong.model.shapes import find_config
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
+from loong.simulation.cluster import Hardware
+from loong.simulation.config import Load
+from loong.simulation.run import simulate
 from loong.workloads.metrics.slo import parse_slo
 from loong.workloads.report.report import table
 from loong.workloads.request import WorkloadRequest

@@ -19,14 +19,14 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.hardware.model_shape import shape_of
-from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import Load, SimulatedLoadConfig
-from loong.launcher.simulate.run import simulate
 from loong.model.shapes import SHAPES
 from loong.processes.gc_tuning import tune_gc
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduler.policy import make_policy
+from loong.simulation.cluster import Hardware
+from loong.simulation.config import Load, SimulatedLoadConfig
+from loong.simulation.run import simulate
 from loong.workloads.metrics.slo import parse_slo
 
 REQUESTS_PER_INSTANCE_SECOND = 10_000 / 60 / 512

@@ -23,15 +23,15 @@ from loong.engine.loop import Scheduling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
 from loong.launcher.serve.local import ClusterConfig, local_workers
-from loong.launcher.simulate.cluster import SimulatedCluster
-from loong.launcher.simulate.points import counters_of
-from loong.launcher.simulate.run import REFUSED, is_admissible, record_of, request_id_of, request_of
-from loong.launcher.simulate.watch import Watch
 from loong.observability.decision_log.log import decision_log
 from loong.observability.timeline import Timeline
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduler.policy import Policy, make_policy
+from loong.simulation.cluster import SimulatedCluster
+from loong.simulation.points import counters_of
+from loong.simulation.run import REFUSED, is_admissible, record_of, request_id_of, request_of
+from loong.simulation.watch import Watch
 from loong.state.cluster_state import ClusterState
 from loong.workloads.metrics.counters import ServerCounters
 from loong.workloads.metrics.record import TOO_LATE, RequestRecord

@@ -8,7 +8,7 @@ from math import inf
 from typing import TypeAlias
 
 from loong.launcher.bench.config import BenchLoadConfig, longest_of
-from loong.launcher.hardware.capacity import LOAD_SHARE, NUM_SAMPLED, rounded_down
+from loong.simulation.capacity import LOAD_SHARE, NUM_SAMPLED, rounded_down
 from loong.workloads.metrics.backlog import WorkOf
 from loong.workloads.request import RequestShape, WorkloadRequest
 from loong.workloads.workload import endless_workload

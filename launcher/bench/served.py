@@ -13,12 +13,12 @@ from loong.launcher.bench.chosen_load import Served
 from loong.launcher.bench.config import BenchConfig, ExternalServer, Server
 from loong.launcher.bench.measured_server import MeasuredServer
 from loong.launcher.bench.policies import serve_arguments
-from loong.launcher.hardware.capacity import POLICY, predicted_capacity
-from loong.launcher.simulate.cluster import SimulatedCluster, unloaded_work
-from loong.launcher.simulate.config import Host
 from loong.runs.background_load import NOTABLE_SHARE, processor_time, share_of_others
 from loong.runs.spawned_server import ServerConfig, spawn_server
 from loong.scheduler.policy import admissible_tokens
+from loong.simulation.capacity import POLICY, predicted_capacity
+from loong.simulation.cluster import SimulatedCluster, unloaded_work
+from loong.simulation.config import Host
 from loong.workloads.client.backends import ServerApi
 from loong.workloads.client.scrape import ServedModel
 from loong.workloads.request import RequestShape

@@ -4,9 +4,9 @@ import argparse
 
 from loong.hardware.cost_model_file import read_cost_model
 from loong.hardware.model_shape import shape_of
-from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import find_config
 from loong.scheduler.cost.roofline import ModelShape
+from loong.simulation.cluster import Hardware
 
 DEFAULT_MODEL = "llama-3.1-8b"
 DEFAULT_DEVICE = "h200"

@@ -11,14 +11,6 @@ from loong.core.errors import ConfigError
 from loong.hardware.machine import num_processors
 from loong.launcher.policy_flags import add_policy_flags, policy_config
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
-from loong.launcher.simulate.config import (
-    CLASS_REQUESTS,
-    DEFAULT_DURATION,
-    MIN_REQUESTS,
-    Host,
-    SimulateConfig,
-    SimulatedLoadConfig,
-)
 from loong.launcher.simulate.flags import (
     DEFAULT_POLICIES,
     DEFAULT_SLO,
@@ -33,6 +25,14 @@ from loong.processes.gc_tuning import tune_gc
 from loong.runs.rates import parse_rates
 from loong.runs.run_logs import LogFiles
 from loong.runs.shown_command import shown_command
+from loong.simulation.config import (
+    CLASS_REQUESTS,
+    DEFAULT_DURATION,
+    MIN_REQUESTS,
+    Host,
+    SimulateConfig,
+    SimulatedLoadConfig,
+)
 from loong.workloads.metrics.slo import SLORule, parse_slo
 from loong.workloads.workload import pace_of
 
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
     1 if a replay differs.
     """
-    from loong.launcher.simulate.replay import replay_and_report  # these import what `--help` can do without
     from loong.launcher.simulate.report import simulate_and_report
+    from loong.simulation.replay import replay_and_report  # these import what `--help` can do without
 
     if args.replay is not None:
         _refuse_more_than_replay(args)
@@ -135,8 +135,8 @@ def _num_requests(args: argparse.Namespace, *, is_chosen: bool) -> int | None:
 
 def _with_chosen_rates(config: SimulateConfig) -> SimulateConfig:
     """Return the configuration at rates around the predicted capacity, with the line that says so."""
-    from loong.launcher.hardware.capacity import rounded_down
-    from loong.launcher.simulate.search import capacity_of
+    from loong.simulation.capacity import rounded_down
+    from loong.simulation.search import capacity_of
 
     capacity = capacity_of(config)
     rates = tuple(rounded_down(share * capacity) for share in SWEPT_SHARES)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loong.launcher.simulate.config import SimulateConfig
-from loong.launcher.simulate.points import PointResult
 from loong.runs.goodput import Goodput
 from loong.runs.run import finite
 from loong.runs.run_document import goodput_json
+from loong.simulation.config import SimulateConfig
+from loong.simulation.points import PointResult
 from loong.workloads.metrics.result import JSON
 
 

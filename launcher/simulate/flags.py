@@ -19,8 +19,8 @@ from loong.launcher.flags import (
 )
 from loong.launcher.policy_flags import policy_names
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
-from loong.launcher.simulate.config import DEFAULT_DURATION, MIN_REQUESTS
 from loong.model.shapes import SHAPES
+from loong.simulation.config import DEFAULT_DURATION, MIN_REQUESTS
 from loong.workloads.metrics.slo import RULE_NAMES
 
 DEFAULT_SLO = "tight"

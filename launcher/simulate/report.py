@@ -9,10 +9,7 @@ from time import perf_counter
 
 from loong.core.cluster_history import ClusterHistory
 from loong.launcher.simulate import tables
-from loong.launcher.simulate.config import SimulateConfig
 from loong.launcher.simulate.documents import configuration_json, run_json, summary_json
-from loong.launcher.simulate.points import PointResult, all_asked, sweep
-from loong.launcher.simulate.search import all_searches, goodputs_of_sweep, search_all
 from loong.private_files import write_private
 from loong.runs import run_tables
 from loong.runs.goodput import Goodput
@@ -22,6 +19,9 @@ from loong.runs.run import RunKey
 from loong.runs.run_document import document_head, goodput_json, write_document
 from loong.runs.run_folder import run_folder
 from loong.server.metrics.trace import chrome_trace
+from loong.simulation.config import SimulateConfig
+from loong.simulation.points import PointResult, all_asked, sweep
+from loong.simulation.search import all_searches, goodputs_of_sweep, search_all
 from loong.workloads.metrics.result import JSON
 from loong.workloads.metrics.slo import SLORule
 from loong.workloads.plots.style import NO_PICTURES, is_available

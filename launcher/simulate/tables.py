@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from loong.launcher.simulate.config import SimulateConfig
-from loong.launcher.simulate.points import PointResult
+from loong.simulation.config import SimulateConfig
+from loong.simulation.points import PointResult
 from loong.workloads.metrics.slo import SLORule
 from loong.workloads.report.report import format_buckets, format_comparison, format_counters, format_run
 from loong.workloads.workload import origin_of

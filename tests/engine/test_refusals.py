@@ -21,13 +21,13 @@ from loong.engine.loop import Scheduling
 from loong.engine.refusals import Refusals
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.simulate.replay import replay_and_report
 from loong.observability.recording.lines import VERSION, Setting
 from loong.observability.recording.reader import read_recording
 from loong.observability.recording.refused import MAX_FILES, RefusedPlans
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import DEFAULT_HOST, WorkCostModel
 from loong.scheduler.policy import Policy, make_policy
+from loong.simulation.replay import replay_and_report
 from loong.state.cluster_state import ClusterState
 
 SETTING = Setting(

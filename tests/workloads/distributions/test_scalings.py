@@ -9,10 +9,10 @@ from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.group_changes import GroupChange
 from loong.core.instance import ESPGroup
 from loong.hardware.model_shape import shape_of
-from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import SimulateConfig, SimulatedLoadConfig
-from loong.launcher.simulate.points import asked_of, run_point
 from loong.model.shapes import SHAPES
+from loong.simulation.cluster import Hardware
+from loong.simulation.config import SimulateConfig, SimulatedLoadConfig
+from loong.simulation.points import asked_of, run_point
 from loong.workloads.distributions.scalings import scalings_of
 from loong.workloads.metrics.slo import parse_slo
 

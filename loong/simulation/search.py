@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from loong.launcher.hardware.capacity import NUM_SAMPLED, POLICY, predicted_capacity, rounded_down
-from loong.launcher.simulate.config import SimulateConfig
-from loong.launcher.simulate.parallel import in_order
-from loong.launcher.simulate.points import PointResult, asked_of, run_point
 from loong.runs import goodput
 from loong.runs.goodput import Goodput
+from loong.simulation.capacity import NUM_SAMPLED, POLICY, predicted_capacity, rounded_down
+from loong.simulation.config import SimulateConfig
+from loong.simulation.parallel import in_order
+from loong.simulation.points import PointResult, asked_of, run_point
 from loong.workloads.metrics.slo import SLORule
 
 

@@ -6,12 +6,12 @@ from statistics import pstdev
 import pytest
 from simulation import instances_with
 
-from loong.launcher.simulate.cluster import SimulatedCluster
-from loong.launcher.simulate.config import Host, Load
-from loong.launcher.simulate.run import REFUSED, SimulatedRun, request_of, simulate
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
+from loong.simulation.cluster import SimulatedCluster
+from loong.simulation.config import Host, Load
+from loong.simulation.run import REFUSED, SimulatedRun, request_of, simulate
 from loong.workloads.metrics.metrics import compute_metrics
 from loong.workloads.metrics.misses import Misses
 from loong.workloads.metrics.record import CUT_OFF

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.simulate.config import MIN_REQUESTS, SimulatedLoadConfig
 from loong.runs.rates import parse_rates
+from loong.simulation.config import MIN_REQUESTS, SimulatedLoadConfig
 from loong.workloads.workload import make_workload
 
 

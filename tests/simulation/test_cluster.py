@@ -10,10 +10,10 @@ from loong.hardware.devices import DEVICES
 from loong.hardware.memory import MAX_AUTO_TOKENS
 from loong.hardware.model_shape import shape_of
 from loong.launcher.serve.local import ClusterConfig
-from loong.launcher.simulate.cluster import Hardware
 from loong.model.shapes import SHAPES
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import DEFAULT_HOST, Coefficients, ServiceLane
+from loong.simulation.cluster import Hardware
 
 LLAMA = shape_of(SHAPES["llama-3.1-8b"])
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import loong
 from loong.core.cluster_history import ClusterHistory
 from loong.core.snapshot import ClusterStats
-from loong.launcher.simulate.config import SimulateConfig
-from loong.launcher.simulate.parallel import in_order
-from loong.launcher.simulate.run import simulate
 from loong.observability.recording.lines import VERSION, Setting
 from loong.observability.timeline import Timeline
 from loong.runs import run_tables
 from loong.runs.run import PolicyRun, RunKey, allowed_misses
 from loong.runs.run_logs import run_logs
 from loong.scheduler.policy import make_policy
+from loong.simulation.config import SimulateConfig
+from loong.simulation.parallel import in_order
+from loong.simulation.run import simulate
 from loong.workloads.metrics.backlog import used_capacity
 from loong.workloads.metrics.counters import SERIES, ServerCounters
 from loong.workloads.metrics.metrics import compute_metrics

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from math import floor, inf, log10
 
 from loong.core.errors import ConfigError
-from loong.launcher.simulate.cluster import SimulatedCluster
-from loong.launcher.simulate.config import Host, Load
-from loong.launcher.simulate.run import simulate
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
+from loong.simulation.cluster import SimulatedCluster
+from loong.simulation.config import Host, Load
+from loong.simulation.run import simulate
 from loong.workloads.metrics.slo import SLOLimits
 from loong.workloads.request import RequestShape, WorkloadRequest
 

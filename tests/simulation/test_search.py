@@ -1,14 +1,14 @@
 import pytest
 
 from loong.hardware.model_shape import shape_of
-from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import SimulateConfig, SimulatedLoadConfig
-from loong.launcher.simulate.points import PointResult, asked_of, run_point, sweep
-from loong.launcher.simulate.search import goodputs_of_sweep, search, search_all
 from loong.model.shapes import SHAPES
 from loong.runs import run_tables
 from loong.runs.goodput import Goodput
 from loong.runs.run import allowed_misses
+from loong.simulation.cluster import Hardware
+from loong.simulation.config import SimulateConfig, SimulatedLoadConfig
+from loong.simulation.points import PointResult, asked_of, run_point, sweep
+from loong.simulation.search import goodputs_of_sweep, search, search_all
 from loong.workloads.metrics.metrics import MIN_CLASS_REQUESTS
 from loong.workloads.metrics.slo import parse_slo
 from loong.workloads.named import NAMES

@@ -1,6 +1,6 @@
 from loong.core.events import ProducedToken, RequestArrived, TokensProduced
 from loong.core.request import SLO, FinishReason, Request, SamplingParams
-from loong.launcher.simulate.watch import Watch
+from loong.simulation.watch import Watch
 from loong.workloads.metrics.backlog import MIN_REQUESTS
 from loong.workloads.metrics.misses import Misses
 

@@ -13,10 +13,10 @@ from loong.engine.loop import Observer, Scheduling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.simulate.cluster import SimulatedCluster
-from loong.launcher.simulate.config import Host, Load
-from loong.launcher.simulate.watch import Watch
 from loong.scheduler.policy import Policy
+from loong.simulation.cluster import SimulatedCluster
+from loong.simulation.config import Host, Load
+from loong.simulation.watch import Watch
 from loong.state.cluster_state import ClusterState
 from loong.workloads.metrics.backlog import WorkOf
 from loong.workloads.metrics.misses import Misses

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from loong.core.errors import ConfigError
 from loong.hardware.model_shape import shape_of
-from loong.launcher.hardware.capacity import predicted_capacity, rounded_down
-from loong.launcher.simulate.cluster import Hardware
-from loong.launcher.simulate.config import Host
 from loong.model.tiny import CONFIG
+from loong.simulation.capacity import predicted_capacity, rounded_down
+from loong.simulation.cluster import Hardware
+from loong.simulation.config import Host
 from loong.workloads.workload import make_workload
 
 

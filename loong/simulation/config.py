@@ -7,10 +7,10 @@ from math import inf
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.launcher.simulate.cluster import Hardware
 from loong.runs.run import check_classes
 from loong.runs.run_logs import LogFiles
 from loong.scheduler.config import PolicyConfig
+from loong.simulation.cluster import Hardware
 from loong.workloads.metrics.slo import SLORule
 from loong.workloads.request import WorkloadRequest
 from loong.workloads.workload import endless_workload

@@ -1,0 +1,1 @@
+"""Policies under load in virtual time. `points.run_point` simulates one run."""
