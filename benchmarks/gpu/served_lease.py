@@ -34,9 +34,9 @@ from profiled_runs import Timed
 from real_run import add_worker_flags, chosen_workers
 from result import print_result, script_parser
 
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.served_runs import NUM_STEPS, ServedRun, ServedRuns
 from loong.launcher.serve.local import local_workers
+from loong.profiling.profiled_cluster import ProfiledCluster
+from loong.profiling.served_runs import NUM_STEPS, ServedRun, ServedRuns
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.workloads.report.report import table
 

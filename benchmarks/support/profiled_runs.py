@@ -21,9 +21,9 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import RequestId
 from loong.executor.lookahead import LookaheadMargin
-from loong.launcher.profile.measure import batch_sample
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
 from loong.launcher.serve.local import local_workers
+from loong.profiling.measure import batch_sample
+from loong.profiling.profiled_cluster import ProfiledCluster
 from loong.scheduler.common.striping import batch_of, decode_part, retained_part, striped_part
 
 NUM_REPEATS = 5

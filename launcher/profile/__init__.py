@@ -1,8 +1,4 @@
-"""`loong profile`: measures real workers and fits the cost model to them.
-
-On a `cluster` one plan runs at a time. `scenarios` generate the plans; `measure` repeats and times them;
-`found` holds the fit with its errors, which is written to a file. A `session` is the whole profile.
-"""
+"""`loong profile`: a `session` measures real workers and fits the cost model to them."""
 
 from loong.launcher.profile.command import add_parser, run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import positive, seconds, token_count
-from loong.launcher.profile.scenarios import Limits
+from loong.profiling.scenarios import Limits
 from loong.runs.outputs import check_file, sole_writer
 
 _EXAMPLES = """\

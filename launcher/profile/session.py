@@ -13,13 +13,13 @@ from loong.hardware.cost_model_file import AttentionTiles, CostModelFile, write_
 from loong.hardware.devices import DEVICES
 from loong.hardware.machine import num_processors
 from loong.hardware.model_shape import shape_of
+from loong.launcher.cluster.start import cluster_workers
 from loong.launcher.cluster_flags import ChosenCluster
-from loong.launcher.profile.found import Instances, found
-from loong.launcher.profile.measure import Measured, Profiler
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.scenarios import LEAST_CHUNK, LEAST_ROOM, Limits
-from loong.launcher.profile.served_runs import measured_lane
-from loong.launcher.serve.local import cluster_workers
+from loong.profiling.found import Instances, found
+from loong.profiling.measure import Measured, Profiler
+from loong.profiling.profiled_cluster import ProfiledCluster
+from loong.profiling.scenarios import LEAST_CHUNK, LEAST_ROOM, Limits
+from loong.profiling.served_runs import measured_lane
 from loong.scheduler.cost.cost_model import ServiceLane, WorkCostModel
 from loong.scheduler.cost.roofline import roofline
 from loong.workloads.report.report import table

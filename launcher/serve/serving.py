@@ -32,7 +32,6 @@ from loong.executor.workers import WorkersExecutor
 from loong.grammar.availability import is_installed
 from loong.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.hardware.model_shape import shape_of
-from loong.launcher.profile.startup import calibrate
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.banner import log_banner, log_call_format, log_missing_grammars
@@ -52,6 +51,7 @@ from loong.observability.worker_traces import WorkerTraces
 from loong.processes.fork_server import ForkServer
 from loong.processes.gc_tuning import tune_gc
 from loong.processes.stacks import stacks_on_request
+from loong.profiling.startup import calibrate
 from loong.runs.run_logs import LogFiles, run_logs
 from loong.scheduler.common.slo_targets import default_ttft
 from loong.scheduler.config import PolicyConfig

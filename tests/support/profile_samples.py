@@ -8,9 +8,9 @@ from simulation import instances_with
 
 from loong.core.events import Event
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.profile.measure import Measured, Profiler
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.scenarios import Limits
+from loong.profiling.measure import Measured, Profiler
+from loong.profiling.profiled_cluster import ProfiledCluster
+from loong.profiling.scenarios import Limits
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.fit import Sample
 

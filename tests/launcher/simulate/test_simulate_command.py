@@ -17,8 +17,8 @@ from loong.hardware.cost_model_file import write_cost_model
 from loong.hardware.devices import DEVICES
 from loong.hardware.model_shape import shape_of
 from loong.launcher.cli import main
-from loong.launcher.profile.found import Instances, found
 from loong.model.tiny import CONFIG
+from loong.profiling.found import Instances, found
 from loong.runs.spawned_server import ENTRY
 from loong.scheduler.cost.roofline import roofline
 

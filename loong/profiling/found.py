@@ -14,8 +14,8 @@ from loong.core.cost.work import InstanceWork
 from loong.hardware.cost_model_file import FORMAT, AttentionTiles, CostModelFile, Errors
 from loong.hardware.devices import DEVICES
 from loong.hardware.machine import machine_facts
-from loong.launcher.profile.links import measured_links
-from loong.launcher.profile.measure import Measured
+from loong.profiling.links import measured_links
+from loong.profiling.measure import Measured
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.fit import (
     NAMES,

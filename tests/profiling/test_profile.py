@@ -16,11 +16,11 @@ from loong.core.plan import Transfer
 from loong.executor.simulated import SimulatedExecutor
 from loong.hardware.devices import DEVICES
 from loong.hardware.model_shape import shape_of
-from loong.launcher.profile.found import Instances, found
-from loong.launcher.profile.measure import Measured, Profiler
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
 from loong.model.tiny import CONFIG
+from loong.profiling.found import Instances, found
+from loong.profiling.measure import Measured, Profiler
+from loong.profiling.profiled_cluster import ProfiledCluster
+from loong.profiling.scenarios import LEAST_ROOM, Limits
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.cost.fit import BatchSample, MigrationSample
 from loong.scheduler.cost.roofline import roofline

@@ -19,7 +19,7 @@ from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId, TokenId
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
+from loong.profiling.profiled_cluster import ProfiledCluster
 from loong.scheduler.common.leases import lease_ends
 from loong.scheduler.common.striping import batch_of, decode_part, whole_part
 from loong.scheduler.cost.cost_model import ServiceLane

@@ -9,9 +9,9 @@ from statistics import median
 from time import monotonic
 
 from loong.core.instance import ElasticInstance, InstanceKind
-from loong.launcher.profile.measure import Profiler
-from loong.launcher.profile.profiled_cluster import ProfiledCluster, TimedExecutor
-from loong.launcher.profile.scenarios import LEAST_ROOM, Limits
+from loong.profiling.measure import Profiler
+from loong.profiling.profiled_cluster import ProfiledCluster, TimedExecutor
+from loong.profiling.scenarios import LEAST_ROOM, Limits
 from loong.scheduler.cost.calibration import mean_error
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.fit import NAMES, BatchSample, fit

@@ -11,8 +11,8 @@ from profile_samples import profile_samples
 from simulation import instances_with
 
 from loong.executor.simulated import SimulatedExecutor
-from loong.launcher.profile.scenarios import LEAST_ROOM, LONG_PROMPT_TOKENS
-from loong.launcher.profile.startup import calibrate
+from loong.profiling.scenarios import LEAST_ROOM, LONG_PROMPT_TOKENS
+from loong.profiling.startup import calibrate
 from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.cost.fit import BatchSample, Sample, relative_errors
 

@@ -10,9 +10,9 @@ from loong.core.instance import Service
 from loong.executor.simulated import SimulatedExecutor
 from loong.hardware.devices import DEVICES
 from loong.hardware.model_shape import shape_of
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.served_runs import measured_lane
 from loong.model.tiny import CONFIG
+from loong.profiling.profiled_cluster import ProfiledCluster
+from loong.profiling.served_runs import measured_lane
 from loong.scheduler.cost.cost_model import ServiceLane
 from loong.scheduler.cost.roofline import roofline
 

@@ -16,7 +16,7 @@ from loong.core.instance import MAX_SERVED_TOKENS, ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, Transfer
 from loong.core.request import RequestId, RequestView
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
+from loong.profiling.profiled_cluster import ProfiledCluster
 from loong.scheduler.common.striping import (
     RequestPart,
     batch_of,

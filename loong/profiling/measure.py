@@ -16,8 +16,8 @@ from loong.core.instance import ESPGroup, InstanceKind
 from loong.core.placement import Placement
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
-from loong.launcher.profile.profiled_cluster import ProfiledCluster
-from loong.launcher.profile.scenarios import BATCH_KINDS, KINDS, Limits, Scenario, ScenarioGenerator
+from loong.profiling.profiled_cluster import ProfiledCluster
+from loong.profiling.scenarios import BATCH_KINDS, KINDS, Limits, Scenario, ScenarioGenerator
 from loong.scheduler.cost.fit import BatchSample, MigrationSample, Sample
 
 NUM_REPEATS = 3  # enough for a median; more scenarios determine coefficients better than more repeats

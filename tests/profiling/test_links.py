@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from loong.launcher.profile.links import LEAST_SAMPLES, measured_links
+from loong.profiling.links import LEAST_SAMPLES, measured_links
 from loong.scheduler.cost.fit import MigrationSample
 from loong.scheduler.cost.network import LinkRates, Links
 
