@@ -10,7 +10,7 @@ from loong.launcher.flags import or_auto, positive, share, token_count
 from loong.worker.config import FABRICS
 
 if TYPE_CHECKING:
-    from loong.launcher.serve.local import ClusterConfig
+    from loong.launcher.cluster.config import ClusterConfig
     from loong.model.config import ModelConfig
 
 
@@ -144,8 +144,8 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
     from loong.model.sources.source import find_source
 
     _check_hosts(args)
-    from loong.launcher.serve.local import ClusterConfig  # these take a moment, which `--help` can do without
-    from loong.model.shapes import find_config
+    from loong.launcher.cluster.config import ClusterConfig
+    from loong.model.shapes import find_config  # these take a moment, which `--help` can do without
 
     source = find_source(args.model, args.load_format, args.revision)
     dtype = None if args.dtype == "auto" else args.dtype
@@ -183,7 +183,7 @@ def _check_hosts(args: argparse.Namespace) -> None:
         if args.num_hosts > 1:
             raise ConfigError(f"--num-hosts is {args.num_hosts}, which needs --hosts ray")
         return
-    from loong.launcher.hosts.ray_cluster import check_ray  # this takes a moment
+    from loong.launcher.cluster.ray_cluster import check_ray  # this takes a moment
 
     check_ray()
 

@@ -41,7 +41,7 @@ from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, Eviction, IterationPlan
 from loong.core.request import RequestId
-from loong.launcher.serve.local import local_workers
+from loong.launcher.cluster.start import local_workers
 from loong.profiling.profiled_cluster import ProfiledCluster
 from loong.scheduler.common.striping import batch_of, whole_part
 from loong.scheduler.cost.cost_model import WorkCostModel

@@ -34,7 +34,7 @@ from profiled_runs import Timed
 from real_run import add_worker_flags, chosen_workers
 from result import print_result, script_parser
 
-from loong.launcher.serve.local import local_workers
+from loong.launcher.cluster.start import local_workers
 from loong.profiling.profiled_cluster import ProfiledCluster
 from loong.profiling.served_runs import NUM_STEPS, ServedRun, ServedRuns
 from loong.scheduler.cost.cost_model import WorkCostModel

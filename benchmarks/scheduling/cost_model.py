@@ -37,7 +37,8 @@ from loong.core.request import Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.local import ClusterConfig, local_workers
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.start import local_workers
 from loong.profiling.measure import batch_sample
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.calibration import Calibration, kind_of

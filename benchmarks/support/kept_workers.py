@@ -22,7 +22,8 @@ from loong.core.snapshot import Snapshot
 from loong.engine.loop import Scheduling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.serve.local import ClusterConfig, local_workers
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.start import local_workers
 from loong.observability.decision_log.log import decision_log
 from loong.observability.timeline import Timeline
 from loong.scheduler.config import PolicyConfig

@@ -21,7 +21,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import RequestId
 from loong.executor.lookahead import LookaheadMargin
-from loong.launcher.serve.local import local_workers
+from loong.launcher.cluster.start import local_workers
 from loong.profiling.measure import batch_sample
 from loong.profiling.profiled_cluster import ProfiledCluster
 from loong.scheduler.common.striping import batch_of, decode_part, retained_part, striped_part

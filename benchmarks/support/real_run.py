@@ -15,9 +15,9 @@ from loong.engine.loop import Scheduling
 from loong.executor.workers import WorkersExecutor
 from loong.hardware.chosen_cost_model import chosen_cost_model
 from loong.hardware.model_shape import shape_of
+from loong.launcher.cluster.config import ClusterConfig
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.flags import ratio
-from loong.launcher.serve.local import ClusterConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import policy_kind
 from loong.workloads.request import WorkloadRequest

@@ -18,9 +18,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from loong.core.errors import ClusterError
 from loong.engine.client import EngineClient
 from loong.executor.recovery import Backoff, Failures
+from loong.launcher.cluster.run_directory import run_directory
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.front import LAST_WORDS_SECONDS, Front
-from loong.launcher.serve.run_directory import run_directory
 from loong.processes.child_processes import ChildProcess, guarded, how_it_ended, stop
 from loong.processes.fork_server import ForkServer
 from loong.server.admission import Admission

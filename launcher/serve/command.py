@@ -119,7 +119,7 @@ def _fork_server(hosts: str) -> Iterator["ForkServer | None"]:
     if hosts != "local":
         yield None
         return
-    from loong.launcher.serve.worker_fork_server import worker_fork_server  # `--help` can do without it
+    from loong.launcher.cluster.worker_fork_server import worker_fork_server  # `--help` can do without it
 
     with closing(worker_fork_server()) as fork_server:
         yield fork_server

@@ -32,11 +32,12 @@ from loong.executor.workers import WorkersExecutor
 from loong.grammar.availability import is_installed
 from loong.hardware.chosen_cost_model import chosen_cost_model, chosen_tiles
 from loong.hardware.model_shape import shape_of
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.start import cluster_workers
 from loong.launcher.serve.api_process import ApiProcessConfig
 from loong.launcher.serve.api_processes import api_processes
 from loong.launcher.serve.banner import log_banner, log_call_format, log_missing_grammars
 from loong.launcher.serve.front import Front, front_here
-from loong.launcher.serve.local import ClusterConfig, cluster_workers
 from loong.launcher.serve.state_dump import StateDump
 from loong.launcher.serve.status_line import log_status
 from loong.launcher.serve.stop_signals import StopSignals

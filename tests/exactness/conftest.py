@@ -14,7 +14,7 @@ from leak_checks import shared_cluster
 
 from loong.core.plan import BatchPlan
 from loong.executor.lookahead import LookaheadMargin
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.model.tiny import tiny_model
 
 

@@ -23,7 +23,7 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.instructions import ExtendLease
 from loong.core.plan import IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.model.tiny import tiny_model
 from loong.scheduler.common.lease_extensions import extending
 

@@ -17,7 +17,7 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
 from loong.executor.recovery import Backoff
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
 

@@ -9,7 +9,7 @@ from machines import H200_GRAPH_LIMITS
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
 from loong.core.snapshot import Snapshot
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
 

@@ -10,7 +10,7 @@ from leak_checks import shared_cluster
 from plans import in_group
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 
 # How positions are spread over more instances is the same for all, but for a rope that depends on the length.
 SIZES = [*((family, 2, 2) for family in FAMILIES), ("llama", 4, 1), ("llama-dynamic", 4, 2)]

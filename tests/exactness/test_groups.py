@@ -17,7 +17,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.policy import Policy
 
 

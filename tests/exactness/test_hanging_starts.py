@@ -16,7 +16,7 @@ from requests_for_tests import assert_exact, greedy_request, random_prompt
 
 from loong.core.errors import ClusterError
 from loong.executor.recovery import Backoff
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
 

@@ -15,7 +15,7 @@ from loong.core.instructions import RunBatch
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.snapshot import Snapshot
 from loong.executor.recovery import Backoff
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 

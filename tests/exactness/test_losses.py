@@ -8,7 +8,7 @@ from killed_workers import Victims, has_output, is_prefilling, restarting_cluste
 from requests_for_tests import assert_exact, greedy_request, random_prompt
 
 from loong.core.snapshot import Snapshot
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 

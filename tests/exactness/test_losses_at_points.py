@@ -25,7 +25,7 @@ from loong.core.plan import IterationPlan, Transfer
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.snapshot import Snapshot
 from loong.executor.recovery import Backoff
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.processes.fork_server import ForkServer
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy

@@ -19,7 +19,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.policy import Policy
 
 Moves = Callable[[RequestView], Iterable[KVMigration]]

@@ -12,7 +12,7 @@ from requests_for_tests import assert_exact, greedy_request, random_prompt
 from loong.core.errors import ClusterError, InvalidRequestError
 from loong.engine.health import HealthState, Trouble
 from loong.executor.recovery import Backoff
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
 

@@ -28,7 +28,7 @@ from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.executor.recovery import Backoff
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.common.striping import batch_of, retained_part, striped_part
 
 NUM_INSTANCES = 4

@@ -19,7 +19,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, IterationPlan, Preemption, Transfer
 from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 

@@ -16,7 +16,7 @@ from requests_for_tests import assert_exact, greedy_request
 from served import Served, served
 from transformers import AutoTokenizer, LlamaConfig
 
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.model.gguf.folder import tokenizer_folder
 from loong.model.sources.cache import cache_folder
 from loong.model.sources.packaged import SMOLLM2_135M, fetch_model

@@ -9,7 +9,7 @@ from loong.hardware.cost_model_file import FORMAT, CostModelFile
 from loong.hardware.devices import DEVICES
 from loong.hardware.memory import MAX_AUTO_TOKENS
 from loong.hardware.model_shape import shape_of
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.model.shapes import SHAPES
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import DEFAULT_HOST, Coefficients, ServiceLane

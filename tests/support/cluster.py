@@ -30,9 +30,10 @@ from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.local import ClusterConfig, local_workers
-from loong.launcher.serve.worker_fork_server import worker_fork_server
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.start import local_workers
+from loong.launcher.cluster.worker_fork_server import worker_fork_server
+from loong.launcher.cluster.workers import workers_of
 from loong.observability.decision_log.lines import Line
 from loong.observability.decision_log.log import DecisionLog
 from loong.observability.timeline import Timeline

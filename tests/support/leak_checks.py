@@ -16,7 +16,7 @@ from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.processes.fork_server import ForkServer
 from loong.scheduler.policy import Policy
 

@@ -37,7 +37,7 @@ serving.serve_until_stopped = serve_hastily
 {ENTRY}
 """
 FAILING_ENTRY = f"""
-from loong.launcher.serve import worker_fork_server
+from loong.launcher.cluster import worker_fork_server
 
 worker_fork_server._WORKER = "{failing_worker.MODULE}"
 {ENTRY}

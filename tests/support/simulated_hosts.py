@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from loong.core.placement import InstanceId
-from loong.launcher.hosts.starter import Host
-from loong.launcher.serve.local import ClusterConfig
-from loong.launcher.serve.worker_fork_server import worker_fork_server
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.starter import Host
+from loong.launcher.cluster.worker_fork_server import worker_fork_server
 from loong.processes.child_processes import ChildProcess
 from loong.processes.fork_server import ForkServer
 from loong.worker.config import ENVIRONMENT, WorkerConfig

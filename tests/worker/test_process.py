@@ -16,8 +16,9 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
-from loong.launcher.serve.local import ClusterConfig, local_workers
-from loong.launcher.serve.worker_fork_server import worker_fork_server
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.start import local_workers
+from loong.launcher.cluster.worker_fork_server import worker_fork_server
 from loong.processes.fork_server import ForkServer
 
 WORKER = "loong.worker.process"

@@ -14,7 +14,7 @@ from requests_for_tests import assert_exact, greedy_request, random_prompt
 from safetensors.torch import load_file
 
 from loong.core.errors import ConfigError
-from loong.launcher.serve.local import ClusterConfig
+from loong.launcher.cluster.config import ClusterConfig
 from loong.model.config import load_config
 from loong.model.gguf.header import read_header
 from loong.model.gguf.tensors import GgufTensors, open_gguf_tensors

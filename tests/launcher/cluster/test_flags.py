@@ -8,9 +8,9 @@ import pytest
 
 from loong.core.errors import ConfigError
 from loong.launcher.cli import build_parser
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.ray_cluster import bundles_of, warn_if_open
 from loong.launcher.cluster_flags import chosen_cluster
-from loong.launcher.hosts.ray_cluster import bundles_of, warn_if_open
-from loong.launcher.serve.local import ClusterConfig
 
 WITHOUT_RAY = """
 import importlib.util

@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from loong.core.errors import ConfigError
-from loong.launcher.serve.run_directory import run_directory
+from loong.launcher.cluster.run_directory import run_directory
 
 KILLED = """
 import os, signal
-from loong.launcher.serve.run_directory import run_directory
+from loong.launcher.cluster.run_directory import run_directory
 
 with run_directory() as directory:
     print(directory.path, flush=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from loong.core.placement import InstanceId
-from loong.launcher.serve.run_directory import RunDirectory
+from loong.launcher.cluster.run_directory import RunDirectory
 from loong.processes.child_processes import ChildProcess
 from loong.processes.fork_server import ForkServer
 from loong.worker.config import WorkerConfig

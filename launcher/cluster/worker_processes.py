@@ -12,8 +12,8 @@ from loong.core.placement import InstanceId
 from loong.executor.endpoints import WorkerId
 from loong.executor.recovery import Backoff, Failures, Restarts, SendSignal
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.hosts.starter import WorkerStarter
-from loong.launcher.hosts.worker_settings import WorkerSettings
+from loong.launcher.cluster.starter import WorkerStarter
+from loong.launcher.cluster.worker_settings import WorkerSettings
 from loong.processes.child_processes import ChildProcess, guarded, how_it_ended, stop
 
 logger = logging.getLogger(__name__)

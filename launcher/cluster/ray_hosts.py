@@ -22,12 +22,12 @@ from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
 from loong.hardware.gpus import Gpu, check_alike
-from loong.launcher.hosts.ray_actor import HostActor
-from loong.launcher.hosts.ray_cluster import bundles_of, ray_cluster, reserve
-from loong.launcher.hosts.starter import Host
-from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.local import ClusterConfig
-from loong.launcher.serve.run_directory import RunDirectory, run_directory
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.ray_actor import HostActor
+from loong.launcher.cluster.ray_cluster import bundles_of, ray_cluster, reserve
+from loong.launcher.cluster.run_directory import RunDirectory, run_directory
+from loong.launcher.cluster.starter import Host
+from loong.launcher.cluster.workers import workers_of
 from loong.processes.child import config_line
 from loong.processes.child_processes import HOST_LOST, ChildProcess
 from loong.worker.config import WorkerConfig

@@ -1,6 +1,6 @@
 """A server over the nodes of a Ray cluster, which are 127.0.0.2 and others up to 127.0.0.5.
 
-Run it with `pytest -m ray tests/launcher/hosts`, where `pip install '.[ray]'` was done.
+Run it with `pytest -m ray tests/launcher/cluster`, where `pip install '.[ray]'` was done.
 """
 
 import os

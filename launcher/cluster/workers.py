@@ -3,24 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
 
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.recovery import Backoff
 from loong.executor.workers import WorkersExecutor
-from loong.launcher.hosts.network import cluster_network
-from loong.launcher.hosts.starter import WorkerStarter
-from loong.launcher.hosts.worker_settings import WorkerSettings
-from loong.launcher.serve.worker_processes import WorkerProcesses
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.network import cluster_network
+from loong.launcher.cluster.starter import WorkerStarter
+from loong.launcher.cluster.worker_processes import WorkerProcesses
+from loong.launcher.cluster.worker_settings import WorkerSettings
 from loong.processes.child_processes import guarded
-
-if TYPE_CHECKING:  # it imports this module
-    from loong.launcher.serve.local import ClusterConfig
 
 
 @asynccontextmanager
 async def workers_of(
-    config: "ClusterConfig",
+    config: ClusterConfig,
     starter: WorkerStarter,
     lookahead: LookaheadMargin | None = None,
     *,

@@ -1,22 +1,11 @@
-"""Worker processes on this machine: started together, watched, and ended with this process."""
+"""The configuration of a cluster: its instances, their hosts, and the model they hold."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, Service, host_tier_id, spread_over_hosts
-from loong.executor.lookahead import LookaheadMargin
-from loong.executor.recovery import Backoff
-from loong.executor.workers import WorkersExecutor
-from loong.launcher.hosts.ray_cluster import set_environment
-from loong.launcher.hosts.starter import LocalStarter
-from loong.launcher.hosts.workers import workers_of
-from loong.launcher.serve.run_directory import run_directory
-from loong.launcher.serve.worker_fork_server import worker_fork_server
 from loong.messages.wire import HEARTBEAT_SECONDS
-from loong.processes.fork_server import ForkServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,43 +99,3 @@ class ClusterConfig:
             for i, host_id in enumerate(self.host_ids[:num_instances])
         ]
         return (*full, *(tiers if self.host_kv_capacity else ()))
-
-
-@asynccontextmanager
-async def local_workers(
-    config: ClusterConfig,
-    lookahead: LookaheadMargin | None = None,
-    fork_server: ForkServer | None = None,
-    *,
-    backoff: Backoff | None = None,
-) -> AsyncIterator[WorkersExecutor]:
-    """Start every worker on this host, as `workers_of` does.
-
-    `fork_server` is a `worker_fork_server` (None: one for these workers).
-    """
-    with ExitStack() as stack:
-        directory = stack.enter_context(run_directory())
-        if fork_server is None:
-            fork_server = stack.enter_context(closing(worker_fork_server()))
-        starter = LocalStarter(fork_server, directory)
-        async with workers_of(config, starter, lookahead, backoff=backoff) as executor:
-            yield executor
-
-
-def cluster_workers(
-    config: ClusterConfig,
-    lookahead: LookaheadMargin,
-    fork_server: ForkServer | None = None,
-    *,
-    backoff: Backoff | None = None,
-) -> AbstractAsyncContextManager[WorkersExecutor]:
-    """Return the context of the workers of a cluster, on this host or on those of Ray.
-
-    `fork_server` is for workers on this host, as in `local_workers`.
-    """
-    if config.hosts == "local":
-        return local_workers(config, lookahead, fork_server, backoff=backoff)
-    set_environment()
-    from loong.launcher.hosts.ray_hosts import ray_workers  # not at the top: Ray is optional
-
-    return ray_workers(config, lookahead, backoff=backoff)

@@ -1,15 +1,11 @@
 """The configurations of all workers of a cluster, and the endpoints of their sockets."""
 
-from typing import TYPE_CHECKING
-
 from loong.core.placement import InstanceId
 from loong.executor.endpoints import Endpoints, WorkerId
-from loong.launcher.hosts.network import ClusterNetwork
-from loong.launcher.hosts.starter import WorkerStarter
+from loong.launcher.cluster.config import ClusterConfig
+from loong.launcher.cluster.network import ClusterNetwork
+from loong.launcher.cluster.starter import WorkerStarter
 from loong.worker.config import WorkerConfig
-
-if TYPE_CHECKING:  # it imports this module
-    from loong.launcher.serve.local import ClusterConfig
 
 
 class WorkerSettings:
@@ -19,9 +15,7 @@ class WorkerSettings:
     ready.
     """
 
-    def __init__(
-        self, config: "ClusterConfig", starter: WorkerStarter, network: ClusterNetwork | None
-    ) -> None:
+    def __init__(self, config: ClusterConfig, starter: WorkerStarter, network: ClusterNetwork | None) -> None:
         self._config, self._starter, self._network = config, starter, network
         self._reports = f"ipc://{starter.host(0).directory}/reports"
         self.start_timeout = config.start_timeout

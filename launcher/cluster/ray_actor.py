@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import ray
 
 from loong.hardware.gpus import Gpu, host_gpus
-from loong.launcher.serve.run_directory import run_directory
-from loong.launcher.serve.worker_fork_server import worker_fork_server
+from loong.launcher.cluster.run_directory import run_directory
+from loong.launcher.cluster.worker_fork_server import worker_fork_server
 from loong.processes.child import config_of
 from loong.processes.child_processes import ChildProcess, stop
 from loong.worker.config import WorkerConfig
