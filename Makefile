@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # Tests that measure how fast servers are. These run one after another, and all others beside each other.
-SERIAL := tests/launcher/bench tests/end_to_end/test_bench.py
+SERIAL := tests/launcher/bench tests/runs/test_background_load.py tests/runs/test_spawned_server.py \
+	tests/end_to_end/test_bench.py
 
 .DEFAULT_GOAL := help
 .PHONY: help chat demo test coverage check format setup clean

@@ -9,7 +9,7 @@ from importlib import import_module
 import loong
 from loong.core.errors import LoongError
 from loong.launcher.config_file import add_config_flag, apply_config_file
-from loong.launcher.entry import INTERRUPTED
+from loong.launcher.exit_codes import INTERRUPTED, INTERRUPTED_CODE
 from loong.launcher.parser import CommandParser
 from loong.processes.standard_streams import give_up_lost_streams, open_missing_streams, printable_streams
 
@@ -60,7 +60,7 @@ def _main(arguments: Sequence[str]) -> int:
         if isinstance(error, RuntimeError) and not isinstance(error.__cause__, KeyboardInterrupt):
             raise
         print(INTERRUPTED, file=sys.stderr)
-        return 128 + signal.SIGINT
+        return INTERRUPTED_CODE
     except LoongError as error:
         print(f"loong: error: {error}", file=sys.stderr)
         return 1

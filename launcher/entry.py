@@ -5,7 +5,7 @@ import signal
 import sys
 from types import FrameType
 
-INTERRUPTED = "loong: interrupted"
+from loong.launcher.exit_codes import INTERRUPTED, INTERRUPTED_CODE
 
 
 def main() -> int:
@@ -22,4 +22,4 @@ def main() -> int:
 
 def _end_at_once(_number: int, _frame: FrameType | None) -> None:
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{INTERRUPTED}\n".encode())
-    os._exit(128 + signal.SIGINT)
+    os._exit(INTERRUPTED_CODE)

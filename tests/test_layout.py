@@ -1,4 +1,4 @@
-"""Four folders of the root are packages of loong, and are nothing else."""
+"""Four folders of the root are packages of loong, and are nothing else. Tests have the same folders."""
 
 import importlib
 import subprocess
@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LINKED = ("kernels", "scheduler", "launcher", "workloads")
+OF_THE_WHOLE = {"end_to_end", "exactness", "hardening", "support"}  # folders of tests
 
 
 def python(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -77,3 +78,9 @@ def test_an_unpacked_wheel_is_importable_as_loong_alone(wheel: Path, tmp_path: P
     shown = python("-c", f"import loong.{', loong.'.join(LINKED)}; {names}", cwd=tmp_path)
     assert shown.stdout.split() == [str(tmp_path / "loong" / name / "__init__.py") for name in LINKED]
     assert "No module named 'kernels'" in python("-c", "import kernels", cwd=tmp_path).stderr
+
+
+def test_the_tests_mirror_the_packages() -> None:
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    tested = {folder for folder in folders if folder.parts and folder.parts[0] not in OF_THE_WHOLE}
+    assert {str(folder) for folder in tested if not (ROOT / "loong" / folder).is_dir()} == set()
