@@ -6,7 +6,7 @@ from collections.abc import Callable
 from loong.core.errors import ConfigError
 from loong.launcher.flags import part, positive, ratio, seconds
 from loong.scheduler.config import USUAL_STEP_TIME, Fairness, PolicyConfig
-from loong.scheduler.policy import NAMES, policy_kind
+from loong.scheduler.policy import NAMES, fair_baselines, policy_kind
 from loong.scheduler.tuning import MAX_STEP_SHARE
 
 _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
@@ -18,17 +18,10 @@ _FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
     ("target_tpot", seconds, "S", "TPOT target of a request without an SLO"),
     ("ttft_factor", ratio, "X", "TTFT target of a long prompt, as a multiple of its fastest prefill"),
     ("deferred_share", part, "X", "guaranteed share of computing time for the oldest deferred prompt"),
-    (
-        "decode_instances",
-        positive,
-        "N",
-        "number of instances that only decode, for disaggregated policies; the last instances do",
-    ),
 )
 
 
 _DEFAULT_WORDS = {
-    "decode_instances": "half",
     "max_step_time": (
         f"esp: {MAX_STEP_SHARE} of the least TTFT target, more if steps are slow; others: {USUAL_STEP_TIME}"
     ),
@@ -36,7 +29,7 @@ _DEFAULT_WORDS = {
 
 
 class PolicyNames(tuple[str, ...]):
-    """The names of policies as choices of a flag, with every name of the form `esp-fixed-N`."""
+    """The names of policies as choices of a flag, with every name that has a number."""
 
     __slots__ = ()
 
@@ -87,6 +80,14 @@ def add_policy_flags(group: argparse._ArgumentGroup) -> None:
         default=defaults.fairness.value,
         help="who gets equal shares of the cluster when not all can be in time (%(default)s)",
     )
+
+
+def compared_policies(num_instances: int) -> tuple[str, ...]:
+    """Return the policies that are compared where none is named: the default, and its fair baselines."""
+    return ("esp", *fair_baselines(num_instances))
+
+
+COMPARED_WORDS = "esp, esp-fixed-N of all, and esp-disaggregated-N of 1, 2, 4, ... up to half"
 
 
 def policy_config(args: argparse.Namespace) -> PolicyConfig:

@@ -28,8 +28,7 @@ class PolicyConfig:
     `step_time`). A decode batch takes up to
     `lease_steps` steps by itself. `deferred_share` of the time is for the oldest deferred prompt. `fairness`
     says who is served first when not all can be in time. `chunk_tokens` is the number of tokens in a step of
-    the chunked baselines, decodes and prompts together. The disaggregated policies decode on the last
-    `decode_instances` of the instances; None is half of them.
+    the chunked baselines, decodes and prompts together.
     """
 
     target_ttft: float = 1.0
@@ -41,7 +40,6 @@ class PolicyConfig:
     deferred_share: float = 0.05
     fairness: Fairness = Fairness.NONE
     chunk_tokens: int = 2048
-    decode_instances: int | None = None
 
     @property
     def step_time(self) -> float:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import count, takewhile
 from re import fullmatch
 from typing import TypeAlias
 
@@ -37,29 +38,28 @@ from loong.scheduler.infinite.policy import plan_infinite
 from loong.scheduler.paper.batching_program import warm_up
 from loong.scheduler.paper.policy import plan_esp_paper
 
-DEFAULT_CONFIG = PolicyConfig()
 Policy: TypeAlias = Callable[[Snapshot, CostModel], IterationPlan]
 Pools: TypeAlias = Mapping[InstanceId, int]
 """The slots of each full instance."""
 
 
-def _one_part(instance_ids: tuple[InstanceId, ...], _config: PolicyConfig) -> Parts:
+def _one_part(instance_ids: tuple[InstanceId, ...]) -> Parts:
     return (instance_ids,)
 
 
-def _part_each(instance_ids: tuple[InstanceId, ...], _config: PolicyConfig) -> Parts:
+def _part_each(instance_ids: tuple[InstanceId, ...]) -> Parts:
     return tuple((instance_id,) for instance_id in instance_ids)
 
 
-def _all_pools(pools: Pools, _config: PolicyConfig) -> int:
+def _all_pools(pools: Pools) -> int:
     return sum(pools.values())
 
 
-def _largest_pool(pools: Pools, _config: PolicyConfig) -> int:
+def _largest_pool(pools: Pools) -> int:
     return max(pools.values())
 
 
-def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
+def _largest_group(pools: Pools, *, size: int) -> int:
     return max(sum(pools[i] for i in part) for part in groups_of(tuple(sorted(pools)), size))
 
 
@@ -67,17 +67,17 @@ def _largest_group(pools: Pools, _config: PolicyConfig, *, size: int) -> int:
 class PolicyKind:
     """A policy's plan function, its KV limit of one request, and its number of instances (None: any).
 
-    The number is a multiple of `group_size`. The KV of a request is to be within one of the `parts` of some
-    instances, which are ascending. `prepare` is called before the first plan. `services` are those of which
-    each instance must have one.
+    The number is a multiple of `group_size`, and above `num_decode`, the instances that only decode. The KV
+    of a request is to be within one of the `parts` of some instances, which are ascending. `prepare` is
+    called before the first plan. `services` are those of which each instance must have one.
     """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
-    max_request_tokens: Callable[[Pools, PolicyConfig], int] = _all_pools
+    max_request_tokens: Callable[[Pools], int] = _all_pools
     max_instances: int | None = None
-    min_instances: int = 1
+    num_decode: int = 0
     group_size: int = 1
-    parts: Callable[[tuple[InstanceId, ...], PolicyConfig], Parts] = _one_part
+    parts: Callable[[tuple[InstanceId, ...]], Parts] = _one_part
     prepare: Callable[[], None] = lambda: None
     services: Collection[Service] = tuple(Service)
 
@@ -95,10 +95,6 @@ POLICIES: dict[str, PolicyKind] = {
         partial(_chunked, partition=one_per_instance), _largest_pool, parts=_part_each
     ),
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
-    "disaggregated": PolicyKind(plan_disaggregated, max_tokens_moved, min_instances=2, parts=_part_each),
-    "esp-disaggregated": PolicyKind(
-        plan_esp_disaggregated, max_tokens_of_parts, min_instances=2, parts=parts_by_role
-    ),
     "infinite": PolicyKind(plan_infinite, services=(Service.ALL,)),
     "vllm-m": PolicyKind(
         partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool, parts=_part_each
@@ -108,39 +104,79 @@ POLICIES: dict[str, PolicyKind] = {
 }
 
 
-FIXED = "esp-fixed-"
-NAMES = (*POLICIES, f"{FIXED}N")
+def _fixed(size: int) -> PolicyKind:
+    return PolicyKind(
+        partial(plan_esp_fixed, size=size),
+        partial(_largest_group, size=size),
+        group_size=size,
+        parts=partial(groups_of, size=size),
+    )
+
+
+def _disaggregated(num_decode: int) -> PolicyKind:
+    return PolicyKind(
+        partial(plan_disaggregated, num_decode=num_decode),
+        partial(max_tokens_moved, num_decode=num_decode),
+        num_decode=num_decode,
+        parts=_part_each,
+    )
+
+
+def _esp_disaggregated(num_decode: int) -> PolicyKind:
+    return PolicyKind(
+        partial(plan_esp_disaggregated, num_decode=num_decode),
+        partial(max_tokens_of_parts, num_decode=num_decode),
+        num_decode=num_decode,
+        parts=partial(parts_by_role, num_decode=num_decode),
+    )
+
+
+_NUMBERED: dict[str, tuple[Callable[[int], PolicyKind], str]] = {
+    "esp-fixed-": (_fixed, "that divides --num-instances"),
+    "esp-disaggregated-": (_esp_disaggregated, "that only decode, less than --num-instances"),
+    "disaggregated-": (_disaggregated, "that only decode, less than --num-instances"),
+}
+NAMES = (*POLICIES, *(f"{start}N" for start in _NUMBERED))
 """All names, for help and errors; N is any whole number above 0."""
 
 
+@cache
 def policy_kind(name: str) -> PolicyKind:
-    """Return the policy called `name`, one of `POLICIES` or `esp-fixed-N`.
+    """Return the policy called `name`, one of `NAMES`.
 
     Raises:
         ConfigError: there is none.
     """
     if name in POLICIES:
         return POLICIES[name]
-    if (found := fullmatch(f"{FIXED}([1-9][0-9]{{0,5}})", name)) is None:
+    found = fullmatch("(.*-)([1-9][0-9]{0,5})", name)
+    if found is None or found[1] not in _NUMBERED:
         raise ConfigError(f"policy {name!r} is none of {', '.join(NAMES)}{_meant(name)}")
-    return _fixed_kind(int(found[1]))
+    make, _ = _NUMBERED[found[1]]
+    return make(int(found[2]))
+
+
+def fair_baselines(num_instances: int) -> tuple[str, ...]:
+    """Return the policies that have everything of `esp` but elastic groups, for that many instances.
+
+    One group of all; and groups for prompts, with 1, 2, 4, ... up to half of the instances for decodes. One
+    instance has none, since nothing is elastic there.
+    """
+    if num_instances == 1:
+        return ()
+    splits = takewhile(lambda num: 2 * num <= num_instances, (1 << n for n in count()))
+    return (f"esp-fixed-{num_instances}", *(f"esp-disaggregated-{num}" for num in splits))
 
 
 def _meant(name: str) -> str:
     """Return a question about the most similar name, and what N is if that has one."""
     question = meant(name, NAMES)
-    is_fixed = FIXED in question
-    return f"{question} N is a number of instances that divides --num-instances" if is_fixed else question
-
-
-@cache
-def _fixed_kind(size: int) -> PolicyKind:
-    return PolicyKind(
-        partial(plan_esp_fixed, size=size),
-        partial(_largest_group, size=size),
-        group_size=size,
-        parts=lambda instance_ids, _config: groups_of(instance_ids, size),
+    numbers = (
+        f" N is a number of instances {what}"
+        for start, (_, what) in _NUMBERED.items()
+        if f" {start}N" in question
     )
+    return question + next(numbers, "")
 
 
 def make_policy(name: str, config: PolicyConfig) -> Policy:
@@ -157,17 +193,17 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     def policy_of_others(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         if not snapshot.pools:
             return IterationPlan()
-        plan = kind.plan(without_oversized(snapshot, kind, config), cost_model, config)
+        plan = kind.plan(without_oversized(snapshot, kind), cost_model, config)
         if snapshot.ending and plan.preemptions:
             plan = _sparing(plan, snapshot)
         return extending(plan, snapshot, config.lease_steps)
 
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
-        if (first := fail_stranded(snapshot, kind, config) or drop_fragments(snapshot)) is not None:
+        if (first := fail_stranded(snapshot, kind) or drop_fragments(snapshot)) is not None:
             return first
         if (draining := Draining.of(snapshot)) is None:
             return isolating(policy_of_others(snapshot, cost_model), snapshot)
-        emptying = draining.plan(kind.parts(tuple(sorted(snapshot.pools)), config))
+        emptying = draining.plan(kind.parts(tuple(sorted(snapshot.pools))))
         plan = isolating(policy_of_others(draining.hidden(emptying), cost_model), snapshot)
         return replace(
             plan,
@@ -198,7 +234,7 @@ def _sparing(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
     )
 
 
-def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) -> IterationPlan | None:
+def fail_stranded(snapshot: Snapshot, kind: PolicyKind) -> IterationPlan | None:
     """Return failures of the requests not in flight that can never go on, or None.
 
     They need more KV than one can have now, or too many instances were lost at them. While no instance is
@@ -207,7 +243,7 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) ->
     pools = {**snapshot.pools, **snapshot.returning}
     if not pools:
         return None
-    limit = kind.max_request_tokens(pools, config)
+    limit = kind.max_request_tokens(pools)
     left = f"{len(pools)} instances that are left" if len(pools) > 1 else "instance that is left"
     failures = [*guilty(_resting(snapshot))] if snapshot.stats.num_losses else []
     if snapshot.most_tokens > limit:
@@ -229,11 +265,11 @@ def fail_stranded(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) ->
     )
 
 
-def without_oversized(snapshot: Snapshot, kind: PolicyKind, config: PolicyConfig) -> Snapshot:
+def without_oversized(snapshot: Snapshot, kind: PolicyKind) -> Snapshot:
     """Hide the requests not in flight that need an instance that is being started again, and their slots."""
     if not snapshot.returning or not snapshot.pools:
         return snapshot
-    limit = kind.max_request_tokens(snapshot.pools, config)
+    limit = kind.max_request_tokens(snapshot.pools)
     hidden = {v.request_id: v for v in _resting(snapshot) if v.num_final_tokens > limit}
     held: Counter[InstanceId] = Counter()
     for view in hidden.values():
@@ -257,20 +293,16 @@ def _resting(snapshot: Snapshot) -> Iterator[RequestView]:
     return (view for view in (*snapshot.waiting, *snapshot.running) if view.is_plannable)
 
 
-def admissible_tokens(
-    name: str, instances: tuple[ElasticInstance, ...], config: PolicyConfig = DEFAULT_CONFIG
-) -> int:
+def admissible_tokens(name: str, instances: tuple[ElasticInstance, ...]) -> int:
     """Return the most KV, in tokens, that one request may need; its last output token needs none.
 
     Raises `ConfigError` if the policy cannot run these instances at all.
     """
-    check_instances(name, instances, config)
-    return policy_kind(name).max_request_tokens(_pools_of(instances), config)
+    check_instances(name, instances)
+    return policy_kind(name).max_request_tokens(_pools_of(instances))
 
 
-def check_instances(
-    name: str, instances: tuple[ElasticInstance, ...], config: PolicyConfig = DEFAULT_CONFIG
-) -> None:
+def check_instances(name: str, instances: tuple[ElasticInstance, ...]) -> None:
     """Raise `ConfigError` if a policy cannot run these instances."""
     kind, pools = policy_kind(name), _pools_of(instances)
     if kind.max_instances is not None and len(pools) > kind.max_instances:
@@ -282,19 +314,15 @@ def check_instances(
         raise ConfigError(
             f"policy {name} needs instances that attend for batches of others; these do not, or not for all"
         )
-    if len(pools) < kind.min_instances:
+    if len(pools) <= kind.num_decode:
         raise ConfigError(
-            f"policy {name} runs at least {kind.min_instances} instances, but there are {len(pools)}; "
-            "give --num-instances"
+            f"policy {name} runs at least {kind.num_decode + 1} instances, {kind.num_decode} of them for "
+            f"decodes, but there are {len(pools)}; give --num-instances"
         )
     if len(pools) % kind.group_size:
         raise ConfigError(
             f"policy {name} runs groups of {kind.group_size} instances, but the number of instances is "
             f"{len(pools)}, which {kind.group_size} does not divide"
-        )
-    if kind.min_instances > 1 and (config.decode_instances or 0) >= len(pools):
-        raise ConfigError(
-            f"--decode-instances {config.decode_instances} of {len(pools)} instances leaves none for prompts"
         )
 
 

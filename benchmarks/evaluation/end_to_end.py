@@ -28,7 +28,7 @@ from serving_runs import (
     serve,
 )
 
-POLICIES = "esp,tp,static-sp,replicas,chunked,disaggregated,esp-paper"
+POLICIES = "esp,tp,static-sp,replicas,chunked,disaggregated-2,esp-paper"
 WORKLOADS = ("sharegpt", "leval", "lveval", "mixed")
 
 

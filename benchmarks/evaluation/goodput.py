@@ -23,14 +23,17 @@ FAIR_POLICIES = (
     "esp-fixed-4",
     "esp-fixed-2",
     "esp-fixed-1",
-    "esp-disaggregated",
+    "esp-disaggregated-1",
+    "esp-disaggregated-2",
+    "esp-disaggregated-3",
+    "esp-disaggregated-4",
 )
 OTHER_POLICIES = (
     "esp-paper",
     "static-sp",
     "replicas",
     "chunked-replicas",
-    "disaggregated",
+    "disaggregated-4",
     "tp",
     "chunked",
 )

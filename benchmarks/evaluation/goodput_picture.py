@@ -28,7 +28,9 @@ POLICIES = (
     "esp-fixed-8",
     "esp-fixed-4",
     "esp-fixed-1",
-    "esp-disaggregated",
+    "esp-disaggregated-1",
+    "esp-disaggregated-2",
+    "esp-disaggregated-4",
     "esp-paper",
 )
 IMAGES = Path(__file__).parents[2] / "docs" / "images"

@@ -11,7 +11,7 @@ elsewhere has KV there at the same time.
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 from statistics import fmean, median
@@ -78,20 +78,23 @@ def by_kind(errors: Iterable[tuple[str, float]]) -> dict[str, dict[str, float]]:
     return {name: summary(found[name]) for name in sorted(found)}
 
 
+def error_table(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the table of the summaries of each kind."""
+    return table(
+        ("batches", "number", "bias", "mean size", "median size", "P95"),
+        [
+            (name, f"{row['number']:.0f}", *(f"{row[k]:.1%}" for k in ("bias", "mean", "median", "p95")))
+            for name, row in rows.items()
+        ],
+    )
+
+
 def main() -> None:
     parser = script_parser("prediction_errors", __doc__)
     parser.add_argument("logs", type=Path, nargs="+", help="decision logs to read")
     args = parser.parse_args()
     rows = by_kind(error for log in args.logs for error in errors_of(log))
-    print(
-        table(
-            ("batches", "number", "bias", "mean size", "median size", "P95"),
-            [
-                (name, f"{row['number']:.0f}", *(f"{row[k]:.1%}" for k in ("bias", "mean", "median", "p95")))
-                for name, row in rows.items()
-            ],
-        )
-    )
+    print(error_table(rows))
     print_result("prediction_errors", {"logs": list(map(str, args.logs)), "errors": rows}, save=args.save)
 
 

@@ -12,7 +12,6 @@ from loong.core.errors import ConfigError
 from loong.launcher.bench.chosen_load import FEWEST_REQUESTS, Auto, choose_load
 from loong.launcher.bench.config import BenchConfig, BenchLoadConfig, ExternalServer, Server, check_lengths
 from loong.launcher.bench.flags import (
-    DEFAULT_POLICIES,
     add_load_flags,
     add_report_flags,
     add_server_flags,
@@ -20,6 +19,7 @@ from loong.launcher.bench.flags import (
 from loong.launcher.bench.policies import servers_by_policy
 from loong.launcher.keys import key_of_client
 from loong.launcher.other_servers import hint_of_bench, hint_of_serve
+from loong.launcher.policy_flags import compared_policies
 from loong.runs.rates import parse_rates
 from loong.runs.run import check_classes
 from loong.runs.shown_command import shown_command
@@ -136,7 +136,7 @@ def _servers(args: argparse.Namespace, rule: SLORule) -> Mapping[str, Server]:
         extra_arguments=(*_own_arguments(args), *_targets(rule), *args.extra_server_args),
         start_timeout=args.start_timeout,
     )
-    return servers_by_policy(args.policy or DEFAULT_POLICIES, server)
+    return servers_by_policy(args.policy or compared_policies(args.num_instances), server)
 
 
 def _external_servers(texts: list[str], backends: list[str], model: str | None) -> dict[str, ExternalServer]:

@@ -21,14 +21,13 @@ from loong.launcher.flags import (
     seconds,
 )
 from loong.launcher.keys import add_api_key_flags
-from loong.launcher.policy_flags import policy_names
+from loong.launcher.policy_flags import COMPARED_WORDS, policy_names
 from loong.workloads.client.backends import FIELDS_OF_THE_LOAD, ServerApi
 from loong.workloads.metrics.slo import RULE_NAMES
 from loong.workloads.request import SMALLEST_VOCABULARY
 
 T = TypeVar("T")
 
-DEFAULT_POLICIES = ("esp",)
 DEFAULT_SLO = "tight"
 DEFAULT_PRECISION = 0.1
 
@@ -52,7 +51,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--policy",
         type=policy_names,
         metavar="P,P",
-        help=f"policies to measure, each on a server started here ({','.join(DEFAULT_POLICIES)})",
+        help=f"policies to measure, each on a server started here ({COMPARED_WORDS})",
     )
     group.add_argument("--model", help="model to serve here, or to ask for at --base-url (the first)")
     group.add_argument(

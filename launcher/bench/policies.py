@@ -7,7 +7,6 @@ from dataclasses import replace
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.launcher.config_file import apply_config_file
-from loong.launcher.policy_flags import policy_config
 from loong.runs.spawned_server import ServerConfig
 from loong.scheduler.policy import admissible_tokens, policy_kind
 
@@ -28,7 +27,7 @@ def _server_of(policy: str, server: ServerConfig) -> ServerConfig:
         ElasticInstance(i, server.tensor_parallel_size, InstanceKind.FULL, kv_capacity=1)
         for i in range(server.num_instances)
     )
-    admissible_tokens(policy, tuple(instances), policy_config(serve_arguments(policy, server)))
+    admissible_tokens(policy, tuple(instances))
     return server
 
 

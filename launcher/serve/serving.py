@@ -235,10 +235,10 @@ def _scaling(config: ServeConfig, executor: WorkersExecutor) -> Scaling:
     cluster, kind = config.cluster, policy_kind(config.policy_name)
 
     def check(num_instances: int) -> None:
-        check_instances(config.policy_name, cluster.first(num_instances), config.policy)
+        check_instances(config.policy_name, cluster.first(num_instances))
 
     def limit_of(instance_ids: Iterable[InstanceId]) -> int:
-        return kind.max_request_tokens(dict.fromkeys(instance_ids, cluster.kv_capacity), config.policy)
+        return kind.max_request_tokens(dict.fromkeys(instance_ids, cluster.kv_capacity))
 
     numbers = cluster.num_instances, cluster.world_size
     return Scaling(executor.members, *numbers, cluster.kv_capacity, check, limit_of)
@@ -344,7 +344,7 @@ def engine_limits(config: ServeConfig) -> EngineLimits:
     """
     model, cluster = config.model, config.cluster
     max_request_kv, most = (
-        admissible_tokens(config.policy_name, cluster.first(number), config.policy)
+        admissible_tokens(config.policy_name, cluster.first(number))
         for number in (cluster.num_instances, cluster.world_size)
     )
     max_model_len = config.max_model_len or min(model.max_length, most)

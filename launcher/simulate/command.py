@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.hardware.machine import num_processors
-from loong.launcher.policy_flags import add_policy_flags, policy_config
+from loong.launcher.policy_flags import add_policy_flags, compared_policies, policy_config
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
 from loong.launcher.simulate.flags import (
-    DEFAULT_POLICIES,
     DEFAULT_SLO,
-    SWEPT_POLICIES,
     SWEPT_SHARES,
     add_cluster_flags,
     add_load_flags,
@@ -97,7 +95,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
     is_chosen = not rates and args.goodput is None
     config = SimulateConfig(
         model=model,
-        policies=args.policy or (SWEPT_POLICIES if is_chosen else DEFAULT_POLICIES),
+        policies=args.policy or (compared_policies(hardware.num_instances) if is_chosen else ("esp",)),
         rules=_rules(args.slo or [DEFAULT_SLO], args.slo_scale, args.workload),
         rates=rates,
         hardware=hardware,
@@ -174,7 +172,7 @@ def _rules(texts: Sequence[str], scale: float, workload: str) -> tuple[SLORule, 
 def _check(config: SimulateConfig) -> None:
     """Raise `ConfigError` now for values that would fail later."""
     for policy in config.policies:
-        config.hardware.cluster(policy, config.policy)
+        config.hardware.cluster(policy)
     load, num_requests = config.load, config.load.num_requests
     num_sent = len(load.at(max(config.rates, default=1.0)).measured)
     if num_requests is not None and num_sent < num_requests:

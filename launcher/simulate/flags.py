@@ -17,7 +17,7 @@ from loong.launcher.flags import (
     seconds,
     token_count,
 )
-from loong.launcher.policy_flags import policy_names
+from loong.launcher.policy_flags import COMPARED_WORDS, policy_names
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.model.shapes import SHAPES
 from loong.simulation.config import DEFAULT_DURATION, MIN_REQUESTS
@@ -26,8 +26,6 @@ from loong.workloads.metrics.slo import RULE_NAMES
 DEFAULT_SLO = "tight"
 SWEPT_SHARES = (0.25, 0.5, 1.0, 1.5)  # of the predicted capacity
 DEFAULT_PRECISION = 0.05
-DEFAULT_POLICIES = ("esp",)
-SWEPT_POLICIES = ("esp", "replicas", "static-sp")
 
 
 def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
@@ -36,8 +34,7 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         "--policy",
         type=policy_names,
         metavar="P,P",
-        help=f"policies to simulate ({','.join(DEFAULT_POLICIES)}; where no rate is given, "
-        f"{','.join(SWEPT_POLICIES)})",
+        help=f"policies to simulate (esp; where no rate is given, {COMPARED_WORDS})",
     )
     group.add_argument(
         "--model",

@@ -10,10 +10,9 @@ from loong.core.instance import ElasticInstance, InstanceKind, Service, spread_o
 from loong.hardware.cost_model_file import CostModelFile
 from loong.hardware.devices import DEVICES
 from loong.hardware.memory import MAX_AUTO_TOKENS
-from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline
-from loong.scheduler.policy import DEFAULT_CONFIG, admissible_tokens, policy_kind
+from loong.scheduler.policy import admissible_tokens, policy_kind
 from loong.workloads.metrics.backlog import WorkOf
 from loong.workloads.metrics.slo import PrefillTime
 from loong.workloads.request import WorkloadRequest
@@ -51,7 +50,7 @@ class Hardware:
         if self.num_hosts > self.num_instances:
             raise ConfigError(f"--num-hosts is {self.num_hosts}, but --num-instances is {self.num_instances}")
 
-    def cluster(self, policy: str, config: PolicyConfig = DEFAULT_CONFIG) -> SimulatedCluster:
+    def cluster(self, policy: str) -> SimulatedCluster:
         """Return all devices as `policy` runs them: as one instance, if one is all that it runs.
 
         Raises `ConfigError` if the model cannot be cut or does not fit, or the policy cannot run.
@@ -69,7 +68,7 @@ class Hardware:
             ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, serves=serves, host_id=host_id)
             for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
         )
-        max_tokens = admissible_tokens(policy, instances, config)
+        max_tokens = admissible_tokens(policy, instances)
         return SimulatedCluster(instances, self._cost_model(tp_size), max_tokens)
 
     def unloaded_prefill(self) -> PrefillTime:

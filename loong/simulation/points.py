@@ -46,7 +46,7 @@ def run_point(
     `cuts_off` ends the run as soon as it is clear that it does not attain. A run that `is_reported` prints
     its line when it is over, in any process.
     """
-    load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy, config.policy)
+    load, cluster = config.load.at(asked.rate), config.hardware.cluster(asked.policy)
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
     work_of = config.hardware.unloaded_work()
     timeline = Timeline()

@@ -1,4 +1,4 @@
-"""Prefill and decode on separate instances: the policy `disaggregated`.
+"""Prefill and decode on separate instances: the policies `disaggregated-N`.
 
 The first instances compute whole prompts, first come, first served, each instance by itself; the last ones
 decode. KV of a request stays on its prefill instance until a decode instance has room for the request's final
@@ -22,12 +22,14 @@ from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 
 
-def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
+def plan_disaggregated(
+    snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, num_decode: int
+) -> IterationPlan:
     """Compute waiting prompts, move computed KV, and decode where KV has moved."""
     found = make_planning_view(snapshot)
     groups = groups_of(found, one_per_instance(tuple(found.free)))
     _hold_moving(snapshot, groups)
-    _, decode_ids = roles(tuple(sorted(snapshot.pools)), config.decode_instances)
+    _, decode_ids = roles(tuple(sorted(snapshot.pools)), num_decode)
     sources = [group for group in groups if group.instance_ids[0] not in decode_ids]
     destinations = [group for group in groups if group.instance_ids[0] in decode_ids]
     if not destinations:
@@ -60,21 +62,20 @@ def plan_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Policy
 
 @cache
 def roles(
-    instance_ids: tuple[InstanceId, ...], num_decode: int | None
+    instance_ids: tuple[InstanceId, ...], num_decode: int
 ) -> tuple[tuple[InstanceId, ...], tuple[InstanceId, ...]]:
-    """Return the instances for prompts and those for decodes, the last `num_decode` or the last half.
+    """Return the instances for prompts and those for decodes, the last `num_decode`.
 
     `instance_ids` are ascending. There is at least one of each kind. If only one instance is left, it is for
     prompts, and decodes there too.
     """
-    wished = len(instance_ids) // 2 if num_decode is None else num_decode
-    num_prefill = len(instance_ids) - min(max(1, wished), len(instance_ids) - 1)
+    num_prefill = max(1, len(instance_ids) - num_decode)
     return instance_ids[:num_prefill], instance_ids[num_prefill:]
 
 
-def max_tokens_moved(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
+def max_tokens_moved(pools: Mapping[InstanceId, int], num_decode: int) -> int:
     """Return the most KV that one request may need: the room of a prefill and a decode instance."""
-    parts = roles(tuple(sorted(pools)), config.decode_instances)
+    parts = roles(tuple(sorted(pools)), num_decode)
     return min(max(pools[i] for i in part) for part in parts if part)
 
 

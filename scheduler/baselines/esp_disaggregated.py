@@ -1,4 +1,5 @@
-"""`esp` with prefill and decode on fixed parts of the cluster: the policy `esp-disaggregated`.
+"""`esp` with prefill and decode on fixed parts of the cluster: the policies
+`esp-disaggregated-N`.
 
 The first instances compute prompts as one fixed group, with the order, deadlines, deferral and chunks of
 `esp`. KV of a computed prompt moves to the last instances (`handoff.py`), where each decodes by itself,
@@ -23,9 +24,11 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.stages import joined_plan, plan_part
 
 
-def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig) -> IterationPlan:
+def plan_esp_disaggregated(
+    snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, num_decode: int
+) -> IterationPlan:
     """Plan the prefill part as a fixed group, migrations to the decode part, and its decodes."""
-    prefill_ids, decode_ids = roles(tuple(sorted(snapshot.pools)), config.decode_instances)
+    prefill_ids, decode_ids = roles(tuple(sorted(snapshot.pools)), num_decode)
     parts = (prefill_ids, decode_ids) if decode_ids else (prefill_ids,)
     places = {view.request_id: 0 for view in snapshot.waiting} | homes_of(snapshot, parts)
     sources, *others = split(snapshot, parts, places)
@@ -50,14 +53,14 @@ def plan_esp_disaggregated(snapshot: Snapshot, cost_model: CostModel, config: Po
     )
 
 
-def parts_by_role(instance_ids: tuple[InstanceId, ...], config: PolicyConfig) -> Parts:
+def parts_by_role(instance_ids: tuple[InstanceId, ...], num_decode: int) -> Parts:
     """Return the prefill and the decode part of some instances, which are ascending; one of one instance."""
-    return tuple(filter(None, roles(instance_ids, config.decode_instances)))
+    return tuple(filter(None, roles(instance_ids, num_decode)))
 
 
-def max_tokens_of_parts(pools: Mapping[InstanceId, int], config: PolicyConfig) -> int:
+def max_tokens_of_parts(pools: Mapping[InstanceId, int], num_decode: int) -> int:
     """Return the most KV that one request may need: the smaller of the two parts' total pools."""
-    return min(sum(pools[i] for i in part) for part in parts_by_role(tuple(sorted(pools)), config))
+    return min(sum(pools[i] for i in part) for part in parts_by_role(tuple(sorted(pools)), num_decode))
 
 
 def _roomy_groups(found: PlanningView) -> Parts:

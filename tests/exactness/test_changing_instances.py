@@ -108,7 +108,7 @@ def test_only_kv_on_an_instance_that_leaves_moves_or_is_computed_again(
         ("replicas", 1),
         ("static-sp", 1),
         ("esp", 2),
-        ("esp-disaggregated", 2),
+        ("esp-disaggregated-1", 2),
         ("esp-fixed-2", 2),
     ],
 )

@@ -26,7 +26,7 @@ def random_request(random: Random) -> Request:
 
 
 @pytest.mark.parametrize(
-    "policy", ["esp", "static-sp", "chunked", "esp-fixed-2", "esp-disaggregated", "vllm-m"]
+    "policy", ["esp", "static-sp", "chunked", "esp-fixed-2", "esp-disaggregated-1", "vllm-m"]
 )
 def test_stories_of_policies_on_real_workers_are_true(predicting: Cluster, policy: str) -> None:
     requests = [greedy_request(random_prompt(length, seed=length), NUM_TOKENS) for length in LENGTHS]

@@ -23,13 +23,13 @@ from loong.scheduler.tuning import MAX_LOSSES
 
 # The published policy admits as if all batches decoded in step, so that it may have to.
 MAY_EVICT = ("esp-paper",)
-APART = ("disaggregated", "esp-disaggregated")  # which need two instances
+APART = ("disaggregated-1", "esp-disaggregated-1")  # which need two instances
 
 
 @st.composite
 def clusters(draw: st.DrawFn, name: str) -> list[int]:
     kind = policy_kind(name)
-    groups = st.integers(kind.min_instances, (kind.max_instances or 6) // kind.group_size)
+    groups = st.integers(kind.num_decode + 1, (kind.max_instances or 6) // kind.group_size)
     num_instances = kind.group_size * draw(groups)
     return draw(st.lists(st.integers(1, 50), min_size=num_instances, max_size=num_instances))
 
@@ -155,7 +155,7 @@ def test_what_no_longer_fits_after_a_loss_fails_by_name_and_holds_up_nobody(name
     assert_all_complete(others, {r.request_id: len(run.tokens[r.request_id]) for r in others})
     failures = {failure.request_id: failure.reason for _, plan in run.plans for failure in plan.failures}
     assert run.stats.num_failed == len(failures)
-    limit = policy_kind(name).max_request_tokens({1 - lost_id: 3000}, PolicyConfig())
+    limit = policy_kind(name).max_request_tokens({1 - lost_id: 3000})
     if num_prompt + 8 <= limit:
         assert not failures
         return

@@ -11,14 +11,20 @@ from simulation import instances_with
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.scheduler.config import MOST_LEASE_STEPS, Fairness, PolicyConfig
-from loong.scheduler.policy import NAMES, POLICIES, admissible_tokens, make_policy, policy_kind
+from loong.scheduler.policy import (
+    NAMES,
+    POLICIES,
+    admissible_tokens,
+    check_instances,
+    fair_baselines,
+    make_policy,
+    policy_kind,
+)
 
 COMPARED = {
     "chunked",
     "chunked-replicas",
-    "disaggregated",
     "esp",
-    "esp-disaggregated",
     "esp-paper",
     "infinite",
     "replicas",
@@ -79,18 +85,18 @@ def test_tensor_parallelism_runs_one_instance(name: str) -> None:
         admissible_tokens(name, instances_with([100, 100]))
 
 
-@pytest.mark.parametrize("name", ["disaggregated", "esp-disaggregated"])
+@pytest.mark.parametrize("name", ["disaggregated-1", "esp-disaggregated-1"])
 def test_prefill_and_decode_apart_need_two_instances(name: str) -> None:
     assert admissible_tokens(name, instances_with([100, 100])) == 100
-    with pytest.raises(ConfigError, match=f"policy {name} runs at least 2 instances, but there are 1"):
+    with pytest.raises(
+        ConfigError, match=f"policy {name} runs at least 2 instances, 1 of them for decodes, but there are 1"
+    ):
         admissible_tokens(name, instances_with([100]))
 
 
 def test_some_instances_are_left_for_prompts() -> None:
-    config = PolicyConfig(decode_instances=2)
-    with pytest.raises(ConfigError, match="--decode-instances 2 of 2 instances leaves none for prompts"):
-        admissible_tokens("esp-disaggregated", instances_with([100, 100]), config)
-    assert admissible_tokens("esp", instances_with([100, 100]), config) == 200
+    with pytest.raises(ConfigError, match="at least 3 instances, 2 of them for decodes, but there are 2"):
+        admissible_tokens("esp-disaggregated-2", instances_with([100, 100]))
 
 
 def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:
@@ -99,7 +105,7 @@ def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:
         assert admissible_tokens(name, instances) == 400
     for name in ("replicas", "chunked-replicas"):
         assert admissible_tokens(name, instances) == 300
-    assert admissible_tokens("disaggregated", instances) == 100
+    assert admissible_tokens("disaggregated-1", instances) == 100
 
 
 @pytest.mark.parametrize("serves", [Service.NONE, Service.ONE_LEASE])
@@ -107,3 +113,11 @@ def test_a_policy_of_lenders_needs_instances_that_serve_everything(serves: Servi
     with pytest.raises(ConfigError, match="policy infinite needs instances that attend for batches"):
         admissible_tokens("infinite", instances_with([100] * 2, serves))
     assert admissible_tokens("esp", instances_with([100] * 2, serves)) == 200
+
+
+def test_fair_baselines_are_one_group_and_splits_up_to_half() -> None:
+    assert fair_baselines(1) == ()
+    assert fair_baselines(5) == ("esp-fixed-5", "esp-disaggregated-1", "esp-disaggregated-2")
+    for num_instances in range(2, 20):
+        for name in fair_baselines(num_instances):
+            check_instances(name, tuple(instances_with([100] * num_instances)))

@@ -100,7 +100,7 @@ def kill_instances(machine: KillingMachine, random: Random) -> None:
     assert machine.num_kills <= (MAX_LOSSES + MAX_OTHER_LOSSES) * len(machine.killers)
 
 
-@pytest.mark.parametrize("name", ["esp", "esp-disaggregated", "esp-fixed-2", "chunked-replicas"])
+@pytest.mark.parametrize("name", ["esp", "esp-disaggregated-1", "esp-fixed-2", "chunked-replicas"])
 def test_requests_that_advance_outlive_any_number_of_losses(name: str) -> None:
     """The longest prompt takes longer than the time between two losses."""
     requests = [timed_request(0, 40_000, 20), *(timed_request(n, 9000, 20, 0.5 * n) for n in range(1, 6))]

@@ -1,8 +1,17 @@
-"""Every policy that laws are tried with: those with names, and some sizes of groups."""
+"""Every policy that laws are tried with: those with names, and some with numbers."""
 
 from loong.scheduler.policy import POLICIES, policy_kind
 
-POLICY_NAMES = sorted((*POLICIES, "esp-fixed-1", "esp-fixed-2"))
+NUMBERED = (
+    "disaggregated-1",
+    "disaggregated-2",
+    "esp-disaggregated-1",
+    "esp-disaggregated-2",
+    "esp-fixed-1",
+    "esp-fixed-2",
+)
+
+POLICY_NAMES = sorted((*POLICIES, *NUMBERED))
 
 
 def num_instances_of(name: str, most: int) -> int:

@@ -39,7 +39,7 @@ class PolicyMachine(ClusterMachine):
 
         super().__init__(make_plan, instances)
         kind = policy_kind(name)
-        numbers = range(kind.min_instances, len(instances) + 1)
+        numbers = range(kind.num_decode + 1, len(instances) + 1)
         self.scales = [number for number in numbers if number % kind.group_size == 0]
         self.num_wanted = len(instances)
         self.weights = WEIGHTS

@@ -51,19 +51,18 @@ POLICY_STYLES = {
     "replicas": LineStyle(GREEN, "-", "^"),
     "chunked": LineStyle(PINK, "-", "v"),
     "chunked-replicas": LineStyle(BROWN, "-", "<"),
-    "disaggregated": LineStyle(SKY, "-", ">"),
     "tp": LineStyle(GRAY, "-", "P"),
     "infinite": LineStyle(SKY, ":", "s"),
     "vllm-m": LineStyle(GREEN, "--", "<"),
     "vllm-s": LineStyle(GRAY, "--", ">"),
-    "esp-disaggregated": LineStyle(SKY, "--", ">"),
     "esp-fcfs": LineStyle(BLUE, "--", "v"),
     "esp-no-chunks": LineStyle(VERMILION, "--", "^"),
     "esp-no-apart": LineStyle(GREEN, "--", "s"),
     "esp-no-lone": LineStyle(ORANGE, "--", "o"),
 }
 FIXED_GROUPS = re.compile(r"esp-fixed-(\d+)")
-FIXED_GROUP_MARKERS = "o^sDvP"  # of groups of 1, 2, 4, 8, 16, 32 instances, and so on
+DISAGGREGATED = re.compile(r"(esp-)?disaggregated-(\d+)")
+NUMBER_MARKERS = "o^sDvP"  # of 1, 2, 4, 8, 16, 32 instances, and so on
 # Names that are not above, such as other engines, take these in alphabetical order.
 OTHER_STYLES = tuple(
     LineStyle(color, ":", marker)
@@ -84,20 +83,21 @@ def styles_of(names: Iterable[str]) -> dict[str, LineStyle]:
 
 def _known_style(name: str) -> LineStyle | None:
     policy, _, variant = name.partition(" (")
-    style = POLICY_STYLES.get(policy) or _fixed_group_style(policy)
+    style = POLICY_STYLES.get(policy) or _numbered_style(policy)
     return replace(style, dashes=":") if style is not None and variant else style
 
 
-def _fixed_group_style(policy: str) -> LineStyle | None:
-    found = FIXED_GROUPS.fullmatch(policy)
-    if found is None:
-        return None
-    place = int(found[1]).bit_length() - 1
-    return LineStyle(
-        BROWN,
-        "--",
-        FIXED_GROUP_MARKERS[place % len(FIXED_GROUP_MARKERS)],
-    )
+def _numbered_style(policy: str) -> LineStyle | None:
+    """Return the style of groups of N instances, or of N instances that decode."""
+    if found := FIXED_GROUPS.fullmatch(policy):
+        return LineStyle(BROWN, "--", _marker(found[1]))
+    if found := DISAGGREGATED.fullmatch(policy):
+        return LineStyle(SKY, "--" if found[1] else "-", _marker(found[2]))
+    return None
+
+
+def _marker(number: str) -> str:
+    return NUMBER_MARKERS[(int(number).bit_length() - 1) % len(NUMBER_MARKERS)]
 
 
 def is_available() -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from loong.workloads.plots.style import FIXED_GROUPS
+from loong.workloads.plots.style import DISAGGREGATED, FIXED_GROUPS
 
 POLICY_WORDS = {
     "esp": "groups of instances grow and shrink at every step, by deadline",
@@ -12,8 +12,6 @@ POLICY_WORDS = {
     "tp": "one instance of all devices",
     "chunked": "one instance of all devices, prompts in chunks together with decodes",
     "chunked-replicas": "every instance works alone, prompts in chunks together with decodes",
-    "disaggregated": "half of the instances prefill, half decode, and KV moves between",
-    "esp-disaggregated": "esp's order and chunks, prefill and decode on fixed parts, and KV moves between",
     "infinite": "every instance works alone, and those with room keep KV of the others",
     "vllm-m": "every instance works alone, new requests go where most memory is free",
     "vllm-s": "one instance of all devices, as vLLM on one host",
@@ -33,4 +31,7 @@ def words_of(policies: Iterable[str]) -> str:
 def _words_of(policy: str) -> str | None:
     if found := FIXED_GROUPS.fullmatch(policy):
         return f"esp's order and chunks on fixed groups of {found[1]}"
+    if found := DISAGGREGATED.fullmatch(policy):
+        order = "esp's order and chunks" if found[1] else "every instance works alone"
+        return f"{order}, {found[2]} only decode, and KV moves there"
     return POLICY_WORDS.get(policy)

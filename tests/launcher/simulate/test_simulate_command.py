@@ -236,7 +236,7 @@ def test_without_rates_those_around_the_predicted_capacity_are_chosen_and_named(
     [line] = [line for line in printed.splitlines() if line.startswith("Chosen: ")]
     rates = [float(rate) for rate in line.split()[2].rstrip(",").split(",")]
     assert f"--rate {','.join(f'{rate:g}' for rate in rates)}, which is 0.25,0.5,1,1.5 times" in line
-    assert "--policy esp,replicas,static-sp" in line
+    assert "--policy esp,esp-fixed-2,esp-disaggregated-1" in line
     goodputs = json.loads(printed.splitlines()[-1])["goodput"]
     assert [(g["policy"], g["rates"]) for g in goodputs] == [("esp", 4), ("replicas", 4), ("static-sp", 4)]
     document = json.loads(Path("loong-runs/simulate-1/results.json").read_text())

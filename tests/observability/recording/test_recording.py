@@ -145,7 +145,7 @@ def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> 
         assert len(happening.plans) == 1
 
 
-@pytest.mark.parametrize("policy", ["esp", "static-sp", "replicas", "esp-fixed-1", "esp-disaggregated"])
+@pytest.mark.parametrize("policy", ["esp", "static-sp", "replicas", "esp-fixed-1", "esp-disaggregated-1"])
 def test_a_replay_plans_the_same(policy: str, tmp_path: Path) -> None:
     run = recorded(tmp_path / "log", replace_setting(policy=policy), slower=1.5)
     result = asyncio.run(replay(run))

@@ -7,10 +7,25 @@ def test_every_policy_has_words_and_a_style_of_its_own() -> None:
     assert set(POLICY_WORDS) == set(POLICIES) == set(POLICY_STYLES)
 
 
-def test_fixed_groups_of_any_size_have_words_and_a_style() -> None:
+def test_policies_with_any_number_have_words_and_a_style() -> None:
     assert words_of(["esp-fixed-4"]) == "esp-fixed-4: esp's order and chunks on fixed groups of 4."
-    styles = styles_of(["esp-fixed-1", "esp-fixed-2", "esp-fixed-2 (simulated)", "esp", "infinite"])
-    assert len(set(styles.values())) == 5
+    assert words_of(["disaggregated-2", "esp-disaggregated-1"]) == (
+        "disaggregated-2: every instance works alone, 2 only decode, and KV moves there; "
+        "esp-disaggregated-1: esp's order and chunks, 1 only decode, and KV moves there."
+    )
+    styles = styles_of(
+        [
+            "disaggregated-1",
+            "esp-disaggregated-1",
+            "esp-disaggregated-2",
+            "esp-fixed-1",
+            "esp-fixed-2",
+            "esp-fixed-2 (simulated)",
+            "esp",
+            "infinite",
+        ]
+    )
+    assert len(set(styles.values())) == 8
 
 
 def test_those_that_nobody_knows_are_passed_over() -> None:

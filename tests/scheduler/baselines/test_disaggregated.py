@@ -18,13 +18,13 @@ def num_computed(batch: BatchPlan, request_id: str) -> int:
     return sum(len(block.positions) for block in batch.blocks_of(request_id))
 
 
-@pytest.mark.parametrize(("num_decode", "num_prefill"), [(None, 2), (1, 3), (3, 1)])
+@pytest.mark.parametrize(("num_decode", "num_prefill"), [(2, 2), (1, 3), (3, 1)])
 def test_the_first_instances_compute_whole_prompts_and_the_last_decode(
-    num_decode: int | None, num_prefill: int
+    num_decode: int, num_prefill: int
 ) -> None:
     requests = [timed_request(n, 20 + 7 * n, 9, n * 0.002) for n in range(12)]
-    config = PolicyConfig(decode_instances=num_decode, max_num_batched_tokens=64)
-    run = simulate("disaggregated", [500] * 4, requests, config=config)
+    config = PolicyConfig(max_num_batched_tokens=64)
+    run = simulate(f"disaggregated-{num_decode}", [500] * 4, requests, config=config)
     prompt_of = {r.request_id: len(r.prompt_token_ids) for r in requests}
     for batch in batches_of(run):
         (instance_id,) = batch.group.instance_ids
@@ -38,7 +38,7 @@ def test_the_first_instances_compute_whole_prompts_and_the_last_decode(
 
 def test_kv_that_arrives_joins_the_decode_batch_after_its_present_step() -> None:
     first, second = timed_request(0, 20, 200), timed_request(1, 20, 20, 0.1)
-    run = simulate("disaggregated", [500, 500], [first, second], config=PolicyConfig(lease_steps=64))
+    run = simulate("disaggregated-1", [500, 500], [first, second], config=PolicyConfig(lease_steps=64))
     arrived_at, decoded_at = run.token_times["r001"][:2]
     steps = [time for time in run.token_times["r000"] if arrived_at < time < decoded_at]
     assert len(steps) <= 2
@@ -46,7 +46,7 @@ def test_kv_that_arrives_joins_the_decode_batch_after_its_present_step() -> None
 
 def test_kv_waits_where_it_was_made_until_a_decode_instance_has_room() -> None:
     requests = [timed_request(0, 60, 30), timed_request(1, 60, 30), timed_request(2, 20, 1)]
-    run = simulate("disaggregated", [200, 100], requests)
+    run = simulate("disaggregated-1", [200, 100], requests)
     assert run.token_times["r001"][0] < run.token_times["r000"][-1] < run.token_times["r001"][1]
     assert run.token_times["r002"][0] < run.token_times["r000"][-1]
     assert run.stats.num_preemptions == 0
@@ -54,5 +54,5 @@ def test_kv_waits_where_it_was_made_until_a_decode_instance_has_room() -> None:
 
 def test_a_request_must_fit_an_instance_of_either_kind() -> None:
     instances = instances_with([100, 40, 30, 70])
-    assert admissible_tokens("disaggregated", instances) == 70
-    assert admissible_tokens("disaggregated", instances, PolicyConfig(decode_instances=3)) == 70
+    assert admissible_tokens("disaggregated-2", instances) == 70
+    assert admissible_tokens("disaggregated-3", instances) == 70

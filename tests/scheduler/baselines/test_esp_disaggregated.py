@@ -15,18 +15,16 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import admissible_tokens, make_policy
 
-NAME = "esp-disaggregated"
+NAME = "esp-disaggregated-1"
 
 
 def batches_of(run: Run) -> Iterator[BatchPlan]:
     return (batch for _, plan in run.plans for batch in plan.batches)
 
 
-def planned(
-    views: list[RequestView], capacities: list[int], config: PolicyConfig | None = None
-) -> IterationPlan:
+def planned(views: list[RequestView], capacities: list[int], name: str = NAME) -> IterationPlan:
     snapshot: Snapshot = snapshot_of(capacities, views)
-    plan = make_policy(NAME, config or PolicyConfig())(snapshot, CPU)
+    plan = make_policy(name, PolicyConfig())(snapshot, CPU)
     check_plan(snapshot, plan)
     return plan
 
@@ -40,12 +38,12 @@ def moves(plan: IterationPlan) -> dict[str, set[tuple[int, int]]]:
     return found
 
 
-@pytest.mark.parametrize(("num_decode", "num_prefill"), [(None, 2), (1, 3), (3, 1)])
+@pytest.mark.parametrize(("num_decode", "num_prefill"), [(2, 2), (1, 3), (3, 1)])
 def test_the_first_instances_compute_prompts_as_one_group_and_the_last_decode(
-    num_decode: int | None, num_prefill: int
+    num_decode: int, num_prefill: int
 ) -> None:
     requests = [timed_request(n, 20 + 37 * n, 9, n * 0.002) for n in range(12)]
-    run = simulate(NAME, [900] * 4, requests, config=PolicyConfig(decode_instances=num_decode))
+    run = simulate(f"esp-disaggregated-{num_decode}", [900] * 4, requests)
     sources = tuple(range(num_prefill))
     for batch in batches_of(run):
         for request_id in batch.request_ids:
@@ -59,7 +57,7 @@ def test_the_first_instances_compute_prompts_as_one_group_and_the_last_decode(
 
 def test_kv_goes_to_the_roomiest_instance_in_order_of_arrival() -> None:
     views = [replace(decoding(f"r{n}", 90, (0, 1)), arrival_time=float(-n)) for n in range(3)]
-    assert moves(planned(views, [300, 300, 150, 250])) == {
+    assert moves(planned(views, [300, 300, 150, 250], "esp-disaggregated-2")) == {
         "r2": {(0, 3), (1, 3)},
         "r1": {(0, 2), (1, 2)},
         "r0": {(0, 3), (1, 3)},
@@ -75,11 +73,9 @@ def test_a_request_that_finds_no_room_holds_up_those_that_came_later() -> None:
 
 
 def test_a_request_too_long_for_one_decode_instance_is_spread() -> None:
-    plan = planned([decoding("long", 150, (0,))], [400, 100, 120], PolicyConfig(decode_instances=2))
+    plan = planned([decoding("long", 150, (0,))], [400, 100, 120], "esp-disaggregated-2")
     assert moves(plan) == {"long": {(0, 1), (0, 2)}}
-    run = simulate(
-        NAME, [400, 100, 120], [timed_request(0, 150, 30)], config=PolicyConfig(decode_instances=2)
-    )
+    run = simulate("esp-disaggregated-2", [400, 100, 120], [timed_request(0, 150, 30)])
     assert len(run.tokens["r000"]) == 30
 
 
@@ -107,5 +103,5 @@ def test_one_instance_that_is_left_does_both() -> None:
 
 def test_a_request_must_fit_the_instances_of_either_part() -> None:
     instances = instances_with([100, 40, 30, 70])
-    assert admissible_tokens(NAME, instances) == 100
-    assert admissible_tokens(NAME, instances, PolicyConfig(decode_instances=1)) == 70
+    assert admissible_tokens("esp-disaggregated-2", instances) == 100
+    assert admissible_tokens("esp-disaggregated-1", instances) == 70

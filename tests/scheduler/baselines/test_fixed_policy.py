@@ -15,7 +15,7 @@ from loong.core.check_plan import check_plan
 from loong.core.plan import BatchPlan, IterationPlan, Preemption
 from loong.core.request import Request
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.policy import POLICIES, make_policy
+from loong.scheduler.policy import make_policy, policy_kind
 
 FIXED = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas", "vllm-m", "vllm-s")
 WHOLE = ("tp", "replicas", "static-sp", "vllm-m", "vllm-s")
@@ -31,7 +31,7 @@ def num_computed(batch: BatchPlan, request_ids: Iterable[str]) -> int:
 
 
 def pools(name: str, num_tokens: int) -> list[int]:
-    return [num_tokens] * (POLICIES[name].max_instances or 3)
+    return [num_tokens] * (policy_kind(name).max_instances or 3)
 
 
 def workload(num_requests: int, gap: float) -> list[Request]:
@@ -140,9 +140,9 @@ def test_a_request_stays_on_one_replica_and_all_are_used(name: str) -> None:
     assert set.union(*instances_of.values()) == {(0,), (1,), (2,)}
 
 
-@pytest.mark.parametrize("name", [*FIXED, "disaggregated"])
+@pytest.mark.parametrize("name", [*FIXED, "disaggregated-1"])
 def test_where_decodes_have_no_slots_the_latest_gives_way_and_no_other(name: str) -> None:
-    decode_id = 1 if name == "disaggregated" else 0
+    decode_id = 1 if name == "disaggregated-1" else 0
     views = [replace(decoding(f"r{n}", 20, (decode_id,)), arrival_time=float(n)) for n in range(3)]
     snapshot = snapshot_of([60] * (decode_id + 1), views)
     plan = make_policy(name, PolicyConfig())(snapshot, CPU)
@@ -150,7 +150,7 @@ def test_where_decodes_have_no_slots_the_latest_gives_way_and_no_other(name: str
     assert plan == IterationPlan(preemptions=(Preemption("r2"),))
 
 
-@pytest.mark.parametrize("name", [*FIXED, "disaggregated"])
+@pytest.mark.parametrize("name", [*FIXED, "disaggregated-1"])
 @settings(max_examples=20)
 @given(data=st.data())
 def test_nobody_who_was_admitted_is_evicted(name: str, data: st.DataObject) -> None:
@@ -166,5 +166,5 @@ def test_nobody_who_was_admitted_is_evicted(name: str, data: st.DataObject) -> N
         max_num_batched_tokens=data.draw(st.sampled_from([1, 30, 512])),
         chunk_tokens=data.draw(st.sampled_from([1, 8, 512])),
     )
-    num_instances = POLICIES[name].max_instances or 4
+    num_instances = policy_kind(name).max_instances or 4
     assert simulate(name, [capacity] * num_instances, requests, config=config).stats.num_preemptions == 0

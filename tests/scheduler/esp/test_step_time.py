@@ -21,7 +21,7 @@ POLICIES = (
     "esp-fcfs",
     "esp-no-apart",
     "esp-no-lone",
-    "esp-disaggregated",
+    "esp-disaggregated-1",
 )
 
 

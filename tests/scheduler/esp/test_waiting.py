@@ -80,7 +80,7 @@ def crowds(draw: st.DrawFn, name: str) -> tuple[list[int], Crowd]:
     The others may be longer or shorter, and may ask for much less or much more than there is.
     """
     kind = policy_kind(name)
-    groups = st.integers(kind.min_instances, min(3, kind.max_instances or 3) // kind.group_size)
+    groups = st.integers(kind.num_decode + 1, min(3, kind.max_instances or 3) // kind.group_size)
     num_instances = kind.group_size * draw(groups)
     capacity = draw(st.sampled_from([50, 100, 250, 800, 3000]))
     half = admissible_tokens(name, instances_with([capacity] * num_instances)) // 2

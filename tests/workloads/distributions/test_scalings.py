@@ -46,7 +46,7 @@ def test_changes_are_those_of_the_groups_of_each_request() -> None:
     ]
 
 
-@pytest.mark.parametrize("policy", ["esp", "esp-paper", "esp-disaggregated"])
+@pytest.mark.parametrize("policy", ["esp", "esp-paper", "esp-disaggregated-1"])
 def test_the_history_of_a_run_has_the_changes_that_its_server_counts(policy: str, tmp_path: Path) -> None:
     config = SimulateConfig(
         model="llama-3.1-8b",

@@ -151,7 +151,9 @@ def test_simulated_runs_look_like_the_policy_that_they_are_of() -> None:
 
 
 def test_the_names_of_many_policies_stay_within_the_picture(tmp_path: Path) -> None:
-    names = [f"{policy}{kind}" for kind in ("", " (simulated)") for policy in ("esp-paper", "disaggregated")]
+    names = [
+        f"{policy}{kind}" for kind in ("", " (simulated)") for policy in ("esp-paper", "disaggregated-2")
+    ]
     (runs,) = by_rule(write_run(tmp_path, [run_row(name) for name in (*names, "tp", "chunked-replicas")]))
     with house_style():
         figure = attainment_by_rate_figure(runs)
