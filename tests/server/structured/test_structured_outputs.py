@@ -156,7 +156,7 @@ async def test_schemas_reach_the_engine_and_bad_ones_are_refused(server: Running
     num_before, url = len(server.engine.requests), server.url
     bad: dict[str, object] = {"not": {}}
     invalid = {"type": "string", "pattern": "^(?=a)b$"}
-    for wrong, named in ((bad, "not"), (invalid, "Lookahead"), ({"type": "string", "pattern": "("}, "")):
+    for wrong, named in ((bad, "not"), (invalid, "lookahead"), ({"type": "string", "pattern": "("}, "")):
         error = await error_of(url, PATH, 400, messages=MESSAGES, response_format=as_format(wrong))
         assert (error["param"], error["code"]) == ("response_format", "invalid_schema")
         assert named in error["message"]
