@@ -11,11 +11,11 @@ times that of `vllm-s`. Needs no device.
 """
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
@@ -23,37 +23,64 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from goodput_cells import Cell
 from result import print_result, script_parser
 
-from loong.processes.gc_tuning import tune_gc
+from loong.hardware.machine import num_processors
+from loong.simulation.parallel import in_order
 from loong.simulation.points import asked_of, run_point
 from loong.workloads.report.report import table
 
 WORKLOADS = tuple(f"infinite-{number}" for number in range(9))
-POLICIES = ("infinite", "vllm-m", "vllm-s", "esp")
+LENDING = "infinite"
+POLICIES = (LENDING, "vllm-m", "vllm-s", "esp")
 NUM_REQUESTS = {**dict.fromkeys(WORKLOADS[:3], 1_000), **dict.fromkeys(WORKLOADS[3:], 60)}
 NUM_INSTANCES = {**dict.fromkeys(WORKLOADS[:7], 8), "infinite-7": 16, "infinite-8": 32}  # for the longest
 AT_ONCE = 1e6  # requests per second
 
 
-def throughput(workload: str, policy: str, args: argparse.Namespace) -> float | None:
-    """Return the requests that a policy completes per second; None if it refuses some."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A policy on a trace: completed requests per second, None if it refuses some, and KV moved and lent."""
+
+    workload: str
+    policy: str
+    request_rate: float | None
+    num_migrated_tokens: int | None
+    num_served_tokens: int | None
+    num_served_leases: int | None
+
+
+def run(args: argparse.Namespace, asked: tuple[str, str]) -> Found:
+    """Simulate a policy on a trace."""
+    workload, policy = asked
     num_instances = args.num_instances or NUM_INSTANCES[workload]
     num_requests = args.num_requests or NUM_REQUESTS[workload]
     cell = Cell(
         workload, "tight", policy, args.seed, args.model, args.device, num_instances, 1, num_requests, 0.1
     )
     config = replace(cell.config(), is_per_class=False)
-    metrics = run_point(config, asked_of(config, policy, config.rules[0], AT_ONCE)).metrics
-    return metrics.request_throughput if metrics.num_completed == num_requests else None
+    point = run_point(config, asked_of(config, policy, config.rules[0], AT_ONCE))
+    is_whole, counters = point.metrics.num_completed == num_requests, point.counters
+    return Found(
+        workload,
+        policy,
+        point.metrics.request_throughput if is_whole else None,
+        counters.num_migrated_tokens,
+        counters.num_served_tokens,
+        counters.num_served_leases,
+    )
 
 
-def rows(found: Sequence[tuple[str, str, float | None]]) -> list[tuple[str, ...]]:
-    """Return a row for each workload: requests per second of each policy."""
-    by_workload: dict[str, list[float | None]] = {}
-    for workload, _, rate in found:
-        by_workload.setdefault(workload, []).append(rate)
+def rows(found: Sequence[Found]) -> list[tuple[str, ...]]:
+    """Return a row for each workload: requests per second, and tokens that `infinite` moved."""
+    by_workload: dict[str, list[Found]] = {}
+    for each in found:
+        by_workload.setdefault(each.workload, []).append(each)
     return [
-        (workload, *("-" if rate is None else f"{rate:.3g}" for rate in rates))
-        for workload, rates in by_workload.items()
+        (
+            workload,
+            *("-" if each.request_rate is None else f"{each.request_rate:.3g}" for each in some),
+            *(f"{each.num_migrated_tokens or 0:,}" for each in some if each.policy == LENDING),
+        )
+        for workload, some in by_workload.items()
     ]
 
 
@@ -67,17 +94,21 @@ def main() -> None:
         "--num-instances", type=int, help="number of instances (8; 16 for infinite-7, then 32)"
     )
     parser.add_argument("--num-requests", type=int, help="of each trace (1,000 of 0 to 2, 60 of the others)")
+    parser.add_argument(
+        "--jobs", type=int, default=num_processors(), help="number of parallel processes (one for each core)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests (%(default)s)")
     args = parser.parse_args()
-    tune_gc()
-    found = []
-    for workload in args.workload:
-        for policy in args.policy:
-            found.append((workload, policy, throughput(workload, policy, args)))
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    print(table(("requests/s", *args.policy), rows(found)))
+    asked = [(workload, policy) for workload in args.workload for policy in args.policy]
+    found = in_order(
+        partial(run, args), asked, args.jobs, lambda each: print(each, file=sys.stderr, flush=True)
+    )
+    moved = ("KV tokens moved",) if LENDING in args.policy else ()
+    print(table(("requests/s", *args.policy, *moved), rows(found)))
     command = shlex.join(["python", *sys.argv])
-    print_result("infinite_traces", {"command": command, "throughputs": found}, save=args.save)
+    print_result(
+        "infinite_traces", {"command": command, "runs": [asdict(each) for each in found]}, save=args.save
+    )
 
 
 if __name__ == "__main__":
