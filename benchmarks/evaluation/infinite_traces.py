@@ -30,7 +30,7 @@ from loong.workloads.report.report import table
 
 WORKLOADS = tuple(f"infinite-{number}" for number in range(9))
 LENDING = "infinite"
-POLICIES = (LENDING, "vllm-m", "vllm-s", "esp")
+POLICIES = (LENDING, "vllm-m", "vllm-s")
 NUM_REQUESTS = {**dict.fromkeys(WORKLOADS[:3], 1_000), **dict.fromkeys(WORKLOADS[3:], 60)}
 NUM_INSTANCES = {**dict.fromkeys(WORKLOADS[:7], 8), "infinite-7": 16, "infinite-8": 32}  # for the longest
 AT_ONCE = 1e6  # requests per second
