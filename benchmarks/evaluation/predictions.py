@@ -1,9 +1,9 @@
-"""Predicted beside measured steps of servers, and of whole runs, all over HTTP.
+"""Compares predicted with measured steps of servers, and whole runs, all over HTTP.
 
-`loong bench` starts a server for each policy, which plans by the cost model as it is: it learns nothing from
-its own steps. The decision log has the measured and the predicted seconds of each step; errors are
-by kinds of batches, as in `prediction_errors.py`. `loong simulate` runs the same load in virtual time, and
-the times after which all was done stand beside each other.
+`loong bench` starts a server for each policy. It plans by the cost model as it is, and learns nothing from
+its own steps. The decision log has the measured and the predicted seconds of each step; errors are by kinds
+of batches, as in `prediction_errors.py`. `loong simulate` runs the same load in virtual time. The seconds
+until all requests were done are printed for both.
 
     python benchmarks/evaluation/predictions.py llama-3.1-8b --num-instances 2 --output-dir out
 """
