@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    ROOT / "README.md",
+    *ROOT.glob("*.md"),
     *(ROOT / "docs").glob("*.md"),
     *ROOT.glob("[a-z]*/README.md"),
     ROOT / "loong/fabric/README.md",

@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -60,28 +60,35 @@ def test_the_bounds_themselves_are_taken() -> None:
     assert not params.has_penalties
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"min_tokens": 1},
-        {"num_logprobs": 0},
-        {"logit_bias": ((3, 1.0),)},
-        {"presence_penalty": 0.1},
-        {"grammar": Grammar(GrammarKind.REGEX, "a")},
-    ],
-    ids=str,
-)
-def test_a_request_is_plain_unless_it_asks_for_more_than_a_draw(asked: dict[str, Any]) -> None:
-    drawn: dict[str, Any] = {
-        "temperature": 0.7,
-        "top_k": 3,
-        "top_p": 0.9,
-        "min_p": 0.1,
-        "seed": 5,
-        "stop_token_ids": (1,),
-    }
-    assert SamplingParams(**drawn).is_plain
-    assert not SamplingParams(**drawn, **asked).is_plain
+DRAWN: dict[str, Any] = {  # what a captured step of a lease draws by, and what ends a request
+    "max_tokens": 9,
+    "temperature": 0.7,
+    "top_k": 3,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "seed": 5,
+    "stop_token_ids": (1,),
+}
+MORE: dict[str, Any] = {
+    "min_tokens": 1,
+    "num_logprobs": 0,
+    "logit_bias": ((3, 1.0),),
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "grammar": Grammar(GrammarKind.REGEX, "a"),
+    "allowed_token_ids": (3,),
+    "bad_words": ((3,),),
+}
+
+
+def test_a_request_is_plain_unless_it_asks_for_more_than_a_draw() -> None:
+    assert SamplingParams(**DRAWN).is_plain
+    assert [name for name, value in MORE.items() if SamplingParams(**DRAWN, **{name: value}).is_plain] == []
+
+
+def test_leases_know_every_field_of_a_request() -> None:
+    assert {field.name for field in fields(SamplingParams)} == DRAWN.keys() | MORE.keys()
 
 
 @pytest.mark.parametrize(

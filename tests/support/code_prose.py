@@ -62,8 +62,9 @@ def scripts() -> list[Path]:
 def pages() -> list[Path]:
     """Return the Markdown pages of the project."""
     folders = (*PACKAGES, "docs", "tests", "benchmarks")
-    found = [path for folder in folders for path in (ROOT / folder).rglob("*.md")]
-    return [ROOT / "README.md", *sorted(found)]
+    return sorted(
+        [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
+    )
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
