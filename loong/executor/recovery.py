@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from loong.core.events import InstanceLost
 from loong.core.instance import ElasticInstance, InstanceKind, home_instance_id
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import InstanceId
-from loong.core.request import RequestId
+from loong.core.void_batches import BatchParts, is_void, void_batches
 
 SendSignal: TypeAlias = Callable[[int], None]
 """Sends a signal to one process, as long as it has not ended."""
@@ -102,7 +102,7 @@ class Recovery:
         self._in_flight: dict[int, RunBatch] = {}  # in the order of their ids
         self._void: set[int] = set()  # of these
         self._unreported: set[int] = set()  # void batches that are left, for the next event to name
-        self._requests: set[RequestId] = set()  # of void batches, until the engine has seen all losses
+        self._closed: dict[int, RunBatch] = {}  # left, but not all losses so far are seen by the engine
         self._losses: dict[InstanceId, str] = {}  # reasons of losses that are no event yet
         self._gone: set[InstanceId] = set()  # instances whose loss the engine has not seen
         self._ever_void: set[int] = set()
@@ -116,15 +116,8 @@ class Recovery:
         return not self.refuses(instruction)
 
     def refuses(self, instruction: Instruction) -> bool:
-        """Return whether an instruction is of a void batch, or moves KV of a lost instance."""
-        match instruction:
-            case RunBatch() | ExtendLease() | StopLease():
-                return instruction.batch_id in self._ever_void
-            case MoveKV():
-                segment, destination_id = instruction.migration.segment, instruction.migration.destination_id
-                return not self._gone.isdisjoint((segment.instance_id, destination_id))
-            case ReleaseKV():
-                return False
+        """Return whether an instruction can no longer be carried out."""
+        return is_void(instruction, self._gone, self._ever_void)
 
     def end(self, batch_id: int) -> None:
         """Forget a batch that has ended."""
@@ -159,27 +152,20 @@ class Recovery:
             self._close({batch_id for batch_id in self._void if self._has_left(batch_id)})
         void, self._unreported = self._unreported, set()
         if not self._void and not self._gone:
-            self._requests.clear()
+            self._closed.clear()
         return replace(event, void_batch_ids=tuple(sorted(void)))
 
     def _close(self, void: set[int]) -> list[int]:
         """Take void batches out of flight, for the next event to name. Return them."""
         for batch_id in void:
-            del self._in_flight[batch_id]
+            self._closed[batch_id] = self._in_flight.pop(batch_id)
         self._unreported |= void
         self._void = self._void - void
         return sorted(void)
 
     def _spread(self) -> None:
         """Make void what depends on a lost instance, or on a void batch before it."""
-        requests = self._requests
-        for batch_id, batch in self._in_flight.items():
-            request_ids = batch.plan.request_ids
-            if (
-                batch_id in self._void
-                or not self._gone.isdisjoint(batch.participant_ids)
-                or not requests.isdisjoint(request_ids)
-            ):
-                self._void.add(batch_id)
-                requests.update(request_ids)
+        batches = sorted(map(BatchParts.of, (*self._closed.values(), *self._in_flight.values())))
+        void = void_batches(batches, self._gone, self._void | self._closed.keys())
+        self._void.update(batch_id for batch_id in void if batch_id in self._in_flight)
         self._ever_void |= self._void

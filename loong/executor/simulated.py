@@ -3,9 +3,8 @@
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, filterfalse
 from math import inf
-from operator import itemgetter
 from random import Random
 from typing import TypeAlias, assert_never
 
@@ -26,6 +25,7 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
+from loong.core.void_batches import BatchParts, is_void, void_batches
 from loong.executor.batch_queue import BatchQueue, Ready
 from loong.executor.lease_work import LeaseWork
 from loong.executor.lookahead import LookaheadMargin
@@ -316,29 +316,28 @@ class SimulatedExecutor:
         They never end, or never begin. Return the batches.
         """
         submitted = [i for _, _, item in self._due if isinstance(item, tuple) for i in item]
-        batches = {batch_id: (r.plan, r.participant_ids) for batch_id, r in self._running.items()}
-        for instruction in (*self._queue.held, *submitted):
-            if isinstance(instruction, RunBatch):
-                batches[instruction.batch_id] = instruction.plan, instruction.participant_ids
-        void, request_ids = set[int](), set[RequestId]()
-        for batch_id, (plan, participant_ids) in sorted(batches.items(), key=itemgetter(0)):
-            if instance_id in participant_ids or not request_ids.isdisjoint(plan.request_ids):
-                void.add(batch_id)
-                request_ids.update(plan.request_ids)
-        self._queue.drop(lambda instruction: _is_over(instruction, instance_id, void))
+        batches = [BatchParts(i, r.participant_ids, r.plan.request_ids) for i, r in self._running.items()]
+        batches += [BatchParts.of(i) for i in (*self._queue.held, *submitted) if isinstance(i, RunBatch)]
+        lost = frozenset((instance_id,))
+        void = void_batches(sorted(batches), lost)
+
+        def is_over(instruction: Instruction) -> bool:
+            return is_void(instruction, lost, void)
+
+        self._queue.drop(is_over)
         self._due = [
-            (time, order, _without(instance_id, void, item) if isinstance(item, tuple) else item)
+            (time, order, tuple(filterfalse(is_over, item)) if isinstance(item, tuple) else item)
             for time, order, item in self._due
         ]
-        for batch_id in void & self._running.keys():
-            del self._running[batch_id]
-            self._processors.cancel(batch_id, self._now)
-        for batch_id in sorted(void):
+        for batch_id in void:
+            if self._running.pop(batch_id, None) is not None:
+                self._processors.cancel(batch_id, self._now)
+        for batch_id in void:
             self._end_batch(batch_id, is_void=True)
         for migration_id, migration in tuple(self._migrations.items()):
-            if instance_id in _ends(migration):
+            if instance_id in (migration.segment.instance_id, migration.destination_id):
                 del self._migrations[migration_id]
-        return tuple(sorted(void))
+        return void
 
     def _schedule(self, time: float, item: Event | _Instructions) -> None:
         heapq.heappush(self._due, (time, next(self._order), item))
@@ -353,25 +352,3 @@ class SimulatedExecutor:
                 f"but is drawn when it is {self._now:g} s already"
             )
         self._schedule(request.arrival_time, RequestArrived(request.arrival_time, request))
-
-
-def _ends(migration: KVMigration) -> tuple[InstanceId, InstanceId]:
-    return migration.segment.instance_id, migration.destination_id
-
-
-def _without(instance_id: InstanceId, void: set[int], instructions: _Instructions) -> _Instructions:
-    """Return the instructions that a loss leaves."""
-    return tuple(i for i in instructions if not _is_over(i, instance_id, void))
-
-
-def _is_over(instruction: Instruction, lost_id: InstanceId, void: set[int]) -> bool:
-    """Return whether an instruction is of a void batch, or moves KV of a lost instance."""
-    match instruction:
-        case RunBatch() | ExtendLease() | StopLease():
-            return instruction.batch_id in void
-        case MoveKV():
-            return lost_id in _ends(instruction.migration)
-        case ReleaseKV():
-            return False
-        case _:
-            assert_never(instruction)

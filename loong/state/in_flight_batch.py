@@ -9,6 +9,7 @@ from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import EXTENSION_STEPS, RunningBatch
+from loong.core.void_batches import BatchParts
 from loong.state.live_request import LiveRequest
 
 
@@ -44,6 +45,11 @@ class InFlightBatch:
     def request_ids(self) -> frozenset[RequestId]:
         """Return all requests that it touches."""
         return frozenset(self.plan.request_ids).union(self.sampled)
+
+    @property
+    def parts(self) -> BatchParts:
+        """Return the instances and requests that a loss may take from it."""
+        return BatchParts(self.running.batch_id, self.running.participant_ids, self.request_ids)
 
     def has_part(self, instance_id: InstanceId) -> bool:
         """Return whether an instance is a member of its group, or serves it."""

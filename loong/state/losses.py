@@ -9,6 +9,7 @@ from loong.core.instructions import Instruction, ReleaseKV
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.positions import EMPTY, subtract
 from loong.core.request import RequestId
+from loong.core.void_batches import void_batches
 from loong.state.accounting import Accounting
 from loong.state.in_flight_batch import InFlightBatch
 from loong.state.live_request import LiveRequest
@@ -25,8 +26,7 @@ def evict(accounting: Accounting, segment: KVSegment) -> ReleaseKV:
 def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruction, ...]:
     """Remove an instance. Requests keep the KV that is elsewhere, and miss only what was lost.
 
-    A batch that loses a member or a holder is void for all of its requests. So is a later batch of any of
-    them. Migrations between other instances go on.
+    Migrations between other instances go on.
     """
     instance_id = event.instance_id
     if instance_id not in accounting.instances:
@@ -35,7 +35,8 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruct
         _suspect_requests(accounting, instance_id)
     instructions: list[Instruction] = []
     hit: dict[RequestId, LiveRequest] = {}
-    for batch_id in _void_batch_ids(accounting, event):
+    in_flight = (*accounting.ending.values(), *accounting.batches.values())
+    for batch_id in void_batches([b.parts for b in in_flight], {instance_id}, event.void_batch_ids):
         batch = accounting.void_batch(batch_id)
         accounting.times.end(batch_id, event.time)
         hit.update((request_id, accounting.requests[request_id]) for request_id in batch.request_ids)
@@ -71,18 +72,6 @@ def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:
             live.suspect(positions)
         else:
             live.num_other_losses += 1
-
-
-def _void_batch_ids(accounting: Accounting, event: InstanceLost) -> tuple[int, ...]:
-    """Return the batches that never end, the later ones of a request after the earlier ones."""
-    void_ids = list[int]()
-    request_ids = set[RequestId]()
-    for batch_id, batch in (*accounting.ending.items(), *accounting.batches.items()):
-        is_named = batch.has_part(event.instance_id) or batch_id in event.void_batch_ids
-        if is_named or not request_ids.isdisjoint(batch.request_ids):
-            void_ids.append(batch_id)
-            request_ids |= batch.request_ids
-    return tuple(void_ids)
 
 
 def _leave(accounting: Accounting, batch: InFlightBatch, lost_id: InstanceId) -> Iterator[Instruction]:
