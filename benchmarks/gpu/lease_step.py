@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
 
+from loong.core.applied import Applied
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import Event, ProducedToken, TokensProduced
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
@@ -54,7 +55,7 @@ class Seen:
     num_tokens: int = 0
     batches: list[RunBatch] = field(default_factory=list)
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Count tokens."""
         if isinstance(event, TokensProduced):
             self.num_tokens += len(event.tokens)

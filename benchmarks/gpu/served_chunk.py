@@ -157,7 +157,7 @@ class ServedChunks:
         uncounted = set(own)  # that do not begin and end while the member computes
         batch_id: int | None = self._submit(batch)
         while own or batch_id is not None:
-            for event in await self._cluster.next_events():
+            for event, _ in await self._cluster.next_events():
                 if not isinstance(event, BatchFinished):
                     continue
                 assert event.seconds is not None

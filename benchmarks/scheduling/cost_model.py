@@ -28,6 +28,7 @@ from real_run import add_run_flags, chosen_load, chosen_workers, served
 from result import print_result, script_parser
 from same_batches import NotingExecutor, repeated
 
+from loong.core.applied import Applied
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished, Event
 from loong.core.instructions import Instruction, RunBatch
@@ -88,7 +89,7 @@ class Watch:
             self.planning.append(self._planned_at - snapshot.now)
         return plan
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Record a batch that has finished."""
         if isinstance(event, BatchFinished):
             batch, started_at, starts_idle = self._running.pop(event.batch_id)

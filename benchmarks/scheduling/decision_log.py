@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
 
+from loong.core.applied import Applied
 from loong.core.events import Event, TokensProduced
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import Instruction
@@ -45,10 +46,10 @@ class Timed:
         self.plans: list[float] = []
         self.steps: list[float] = []
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: Event, applied: Applied) -> None:
         """Pass an event on."""
         start = perf_counter()
-        self._log.on_event(event)
+        self._log.on_event(event, applied)
         if isinstance(event, TokensProduced) and len(event.tokens) == self._num_requests:
             self.steps.append(perf_counter() - start)
 

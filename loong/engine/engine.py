@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from loong.core.applied import Applied
 from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import (
     ClusterError,
@@ -211,7 +212,7 @@ class Engine:
         if scored is not None and scored.take(part):
             self._scored = {i: other for i, other in self._scored.items() if other is not scored}
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Pass on tokens. Raises `ClusterError` when an instance is lost for good."""
         match event:
             case TokensProduced():

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
+from loong.core.applied import Applied
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidPlanError
 from loong.core.events import Event
@@ -18,8 +19,8 @@ from loong.state.cluster_state import ClusterState
 class Observer(Protocol):
     """Receives all events and plans of the loop, in order. It must not change them, and must not block."""
 
-    def on_event(self, event: Event, /) -> None:
-        """Receive an event that the state has applied."""
+    def on_event(self, event: Event, applied: Applied, /) -> None:
+        """Receive an event that the state has applied, and its consequences."""
         ...
 
     def on_plan(
@@ -66,7 +67,7 @@ class Scheduling:
                 if applied.needs_plan:
                     calls.append(event)
                 for observer in self._observers:
-                    observer.on_event(event)
+                    observer.on_event(event, applied)
                 yield event
             is_settled = not calls
             while not is_settled:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from loong.core.applied import Applied
 from loong.core.check_plan import check_plan
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import Event
@@ -93,7 +94,7 @@ class _Script:
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Ignore instructions, because their effects are recorded."""
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Ignore events, because only plans are compared."""
 
     def on_plan(

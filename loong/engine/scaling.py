@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from loong.core.applied import Applied
 from loong.core.errors import (
     ClusterError,
     ConfigError,
@@ -99,7 +100,7 @@ class Scaling:
         """Let all that wait for a change fail, because the engine has stopped."""
         self._answer(EngineStoppedError())
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Ignore events: a plan follows each that matters."""
 
     def on_plan(

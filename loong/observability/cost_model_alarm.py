@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
+from loong.core.applied import Applied
 from loong.core.events import BatchFinished, Event
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan, Transfer
@@ -31,7 +32,7 @@ class CostModelAlarm:
         self._remedy = _remedy(cost_model)
         self._warned_at = -inf
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Warn if a kind of batch is far off, unless there was a warning a moment ago."""
         if not isinstance(event, BatchFinished) or event.time - self._warned_at < INTERVAL_SECONDS:
             return

@@ -3,17 +3,16 @@
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
+from loong.core.applied import Applied, CommittedBatch
 from loong.core.cluster_history import (
     BatchSlice,
     ClusterHistory,
     InstanceChange,
     KVLevel,
     KVMove,
-    TokensOf,
 )
 from loong.core.events import (
     BatchFinished,
-    BatchStarted,
     Event,
     InstanceDraining,
     InstanceJoined,
@@ -58,8 +57,6 @@ class Timeline:
         self._kv_used: dict[InstanceId, int] = {}  # of instances when last idle
         self._requests = RequestSpans()
         self._recomputed = Recomputed(self._requests.is_live)
-        # with the time of its start, or of its submission before it
-        self._running: dict[int, tuple[RunBatch, float, TokensOf]] = {}
         self._ended: list[BatchSlice] = []  # since the last plan, with the reserved KV as the used one
         self._moving: dict[int, tuple[MoveKV, float]] = {}
         self._kv_capacity: dict[InstanceId, int] = {}
@@ -76,15 +73,11 @@ class Timeline:
             tuple(self._levels),
         )
 
-    def on_event(self, event: Event, /) -> None:
-        """Record an end or a change. Forget batches and migrations of a lost instance: they never end."""
+    def on_event(self, event: Event, applied: Applied, /) -> None:
+        """Record an end or a change. Forget migrations of a lost instance: they never end."""
         self._requests.on_event(event)
-        if isinstance(event, BatchStarted) and event.batch_id in self._running:
-            instruction, _, reserved = self._running[event.batch_id]
-            self._running[event.batch_id] = instruction, event.time, reserved
-        elif isinstance(event, BatchFinished) and event.batch_id in self._running:
-            instruction, started_at, reserved = self._running.pop(event.batch_id)
-            self._ended.append(self._slice(instruction, started_at, reserved, event.time))
+        if applied.ended is not None:
+            self._ended.append(self._slice(applied.ended, event.time))
         elif isinstance(event, MigrationFinished) and event.migration_id in self._moving:
             self._moves.append(_move(*self._moving.pop(event.migration_id), event))
         elif isinstance(event, RequestAborted):
@@ -93,11 +86,6 @@ class Timeline:
             self._changes.append(change)
         if isinstance(event, InstanceLost):
             lost = event.instance_id
-            self._running = {
-                batch_id: running
-                for batch_id, running in self._running.items()
-                if lost not in running[0].participant_ids and batch_id not in event.void_batch_ids
-            }
             self._moving = {
                 migration_id: (instruction, started_at)
                 for migration_id, (instruction, started_at) in self._moving.items()
@@ -120,11 +108,8 @@ class Timeline:
             self._recomputed.forget(failure.request_id)
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
-                self._running[instruction.batch_id] = (
-                    instruction,
-                    snapshot.now,
-                    self._reserved(instruction, snapshot),
-                )
+                instances = (snapshot.instance[i] for i in instruction.plan.group.instance_ids)
+                self._kv_capacity.update((i.instance_id, i.kv_capacity) for i in instances)
             elif isinstance(instruction, MoveKV):
                 self._moving[instruction.migration_id] = (instruction, snapshot.now)
 
@@ -144,26 +129,21 @@ class Timeline:
                 self._levels.append(KVLevel(instance_id, snapshot.now, num_tokens))
             self._kv_used[instance_id] = num_tokens
 
-    def _reserved(self, instruction: RunBatch, snapshot: Snapshot) -> TokensOf:
-        writes = instruction.plan.num_stored_tokens
-        instances = [snapshot.instance[i] for i in instruction.plan.group.instance_ids]
-        self._kv_capacity.update((i.instance_id, i.kv_capacity) for i in instances)
-        return tuple((i.instance_id, i.kv_used + writes.get(i.instance_id, 0)) for i in instances)
-
-    def _slice(self, batch: RunBatch, started_at: float, reserved: TokensOf, ended_at: float) -> BatchSlice:
+    def _slice(self, ended: CommittedBatch, ended_at: float) -> BatchSlice:
+        batch, reserved = ended.instruction, ended.kv_reserved
         prefilled = [given for given in batch.inputs if not given.is_decoding]
         return BatchSlice(
             batch.batch_id,
             batch.plan.group,
             _phase(len(prefilled), len(batch.inputs)),
-            started_at,
+            ended.running.started_at,
             ended_at,
             batch.plan.request_ids,
             reserved,
             reserved,
             sum(len(given.token_ids) for given in prefilled),
             max((given.num_prompt_tokens for given in prefilled), default=0),
-            batch.holder_ids,
+            ended.running.holder_ids,
             self._recomputed.count(batch, prefilled),
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
+from loong.core.applied import Applied
 from loong.core.errors import ClusterError
 from loong.core.events import (
     BatchFinished,
@@ -97,7 +98,7 @@ class ProfiledCluster:
         self.batch_seconds = None
         started_at, num_running = self.submit(plan), len(plan.batches) + len(plan.migrations)
         while num_running:
-            for event in await self.next_events():
+            for event, _ in await self.next_events():
                 match event:
                     case BatchFinished():
                         num_running -= 1
@@ -117,13 +118,13 @@ class ProfiledCluster:
         self._executor.submit(self._state.commit(plan, snapshot))
         return started_at
 
-    async def next_events(self) -> Sequence[Event]:
-        """Return the next events of plans under way, once they are applied.
+    async def next_events(self) -> Sequence[tuple[Event, Applied]]:
+        """Return the next events of plans under way and their consequences, once they are applied.
 
         Raises `ClusterError` if an instance is lost, or a migration is rolled back.
         """
-        events = await self._executor.next_events()
-        if not events:
+        taken = list[tuple[Event, Applied]]()
+        if not (events := await self._executor.next_events()):
             raise ClusterError("a plan was in flight when the cluster was drained")
         for event in events:
             match event:
@@ -134,8 +135,10 @@ class ProfiledCluster:
                 case _:
                     pass
             self._now = event.time
-            self._executor.submit(self._state.apply(event).instructions)
-        return events
+            applied = self._state.apply(event)
+            self._executor.submit(applied.instructions)
+            taken.append((event, applied))
+        return taken
 
     def end(self, request_id: RequestId) -> None:
         """Abort a request, so that its KV is free."""

@@ -12,6 +12,7 @@ from math import inf
 from random import Random
 from statistics import fmean, median
 
+from loong.core.applied import Applied
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import StepWork, batch_work, step_work
 from loong.core.events import BatchFinished, Event, TokensProduced
@@ -68,7 +69,7 @@ class Lease:
 
 
 class Chunks:
-    """Prompts that each holder computes one after another."""
+    """Prompts that each holder computes one after another; `has_begun` once `start` was called."""
 
     def __init__(
         self, cluster: ProfiledCluster, holder_ids: Sequence[InstanceId], num_tokens: int, random: Random
@@ -77,14 +78,9 @@ class Chunks:
         self._waiting = {
             i: [cluster.arrive(num_tokens, random) for _ in range(1 + NUM_CHUNKS)] for i in holder_ids
         }
-        self._running: dict[int, InstanceId] = {}  # by batch
-        self._ended: dict[InstanceId, list[BatchFinished]] = {i: [] for i in holder_ids}
+        self.has_begun = False
+        self._ended: dict[InstanceId, list[Event]] = {i: [] for i in holder_ids}
         self.work = StepWork(ESPGroup((holder_ids[0],)), {}, has_ring=False, has_exchange=False)
-
-    @property
-    def has_begun(self) -> bool:
-        """Return whether `start` was called."""
-        return bool(self._running) or self.is_over
 
     @property
     def is_over(self) -> bool:
@@ -104,14 +100,15 @@ class Chunks:
 
     def start(self) -> None:
         """Begin the first on each holder."""
+        self.has_begun = True
         for holder_id in self._waiting:
             self._begin_next(holder_id)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Event, applied: Applied) -> None:
         """Begin the next where one has ended, whose KV is then free."""
-        if not isinstance(event, BatchFinished):
+        if applied.ended is None:
             return
-        if (holder_id := self._running.pop(event.batch_id, None)) is not None:
+        if (holder_id := applied.ended.instruction.plan.group.leader_id) in self._waiting:
             self._ended[holder_id].append(event)
             self._cluster.end(self._waiting[holder_id].pop(0))
             self._begin_next(holder_id)
@@ -123,7 +120,6 @@ class Chunks:
             batch = batch_of(ESPGroup((holder_id,)), [part])
             self.work = step_work(batch, self._cluster.placements())
             self._cluster.submit(IterationPlan((batch,)))
-            self._running[self._cluster.last_id] = holder_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,21 +248,21 @@ class ServedRuns:
 
     async def _run(self, lease: Lease) -> None:
         while not lease.is_over:
-            for event in await self._cluster.next_events():
+            for event, _ in await self._cluster.next_events():
                 lease.take(event)
 
     async def _run_chunks(self, chunks: Chunks) -> None:
         chunks.start()
         while not chunks.is_over:
-            for event in await self._cluster.next_events():
-                chunks.take(event)
+            for event, applied in await self._cluster.next_events():
+                chunks.take(event, applied)
 
     async def _run_with(self, lease: Lease, chunks: Chunks) -> None:
         """Begin chunks once a lease has warmed up, and end it when they have ended."""
         while not (lease.is_over and chunks.is_over):
-            for event in await self._cluster.next_events():
+            for event, applied in await self._cluster.next_events():
                 lease.take(event)
-                chunks.take(event)
+                chunks.take(event, applied)
             if len(lease.times) > NUM_WARM_UPS and not chunks.has_begun:
                 chunks.start()
             if chunks.is_over and not lease.is_over:

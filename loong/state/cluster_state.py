@@ -1,8 +1,9 @@
 """The one mutable object of the domain: events in, instructions out."""
 
 from operator import attrgetter
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
+from loong.core.applied import PLANNED, UNPLANNED, Applied
 from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
@@ -40,13 +41,6 @@ from loong.state.live_request import LiveRequest
 from loong.state.losses import evict, lose_instance
 
 _finish_reason = attrgetter("finish_reason")
-
-
-class Applied(NamedTuple):
-    """The consequences of an event: instructions, and whether a policy may act on it."""
-
-    instructions: tuple[Instruction, ...]
-    needs_plan: bool = True
 
 
 class ClusterState:
@@ -97,7 +91,7 @@ class ClusterState:
             instructions += self._fail(failure.request_id)
         instructions += [evict(self._accounting, eviction.segment) for eviction in plan.evictions]
         instructions += [self._start_migration(migration) for migration in plan.migrations]
-        instructions += [self._start_batch(batch, snapshot.now) for batch in plan.batches]
+        instructions += [self._start_batch(batch, snapshot) for batch in plan.batches]
         instructions += [self._extend_lease(extension, snapshot) for extension in plan.lease_extensions]
         instructions += [self._end_lease(end) for end in plan.lease_ends]
         return tuple(instructions)
@@ -109,33 +103,33 @@ class ClusterState:
     def _take_in(self, event: Event) -> Applied:
         match event:
             case TokensProduced():
-                return Applied((), self._produce(event))
+                return PLANNED if self._produce(event) else UNPLANNED
             case BatchStarted():
                 self._see_start(event)
-                return Applied((), needs_plan=False)
+                return UNPLANNED
             case BatchEndPredicted():
-                return Applied((), self._predict_end(event))
+                return PLANNED if self._predict_end(event) else UNPLANNED
             case BatchFinished():
                 return self._finish_batch(event)
             case RequestArrived():
                 self._arrive(event.request)
-                return Applied(())
+                return PLANNED
             case MigrationFinished():
                 return Applied(self._finish_migration(event))
             case RequestAborted():
                 return Applied(self._abort(event.request_id))
             case InstanceLost():
-                return Applied(lose_instance(self._accounting, event))
+                return lose_instance(self._accounting, event)
             case InstanceJoined():
                 self._join(event.instance)
                 self._accounting.count(num_joins=int(event.instance.kind is InstanceKind.FULL))
-                return Applied(())
+                return PLANNED
             case InstanceDraining():
                 self._drain(event.instance_id)
-                return Applied(())
+                return PLANNED
             case InstanceLeft():
                 self._leave(event)
-                return Applied(())
+                return PLANNED
             case _:
                 assert_never(event)
 
@@ -211,10 +205,8 @@ class ClusterState:
             if live.num_losses:
                 live.clear_computed()
         released = accounting.settle(lives)
-        if not is_predicted:
-            return Applied(released)
-        is_planned_for = accounting.are_busy(batch.plan.group.instance_ids) and not released
-        return Applied(released, needs_plan=not is_planned_for)
+        is_planned_for = is_predicted and not released and accounting.are_busy(batch.plan.group.instance_ids)
+        return Applied(released, needs_plan=not is_planned_for, ended=batch.committed)
 
     def _num_recomputed_tokens(self, batch: InFlightBatch) -> int:
         lives = map(self._accounting.requests.__getitem__, batch.plan.request_ids)
@@ -289,22 +281,25 @@ class ClusterState:
         batch_id = self._accounting.requests[migration.segment.owner_id].batch_id
         return MoveKV(migration_id, migration, batch_id)
 
-    def _start_batch(self, plan: BatchPlan, now: float) -> RunBatch:
+    def _start_batch(self, plan: BatchPlan, snapshot: Snapshot) -> RunBatch:
         batch_id = self._new_id()
         lives = [self._accounting.requests[request_id] for request_id in plan.request_ids]
         inputs = tuple([live.input_for(plan) for live in lives])
         given = zip(inputs, lives, strict=True)
         sampling = [live for i, live in given if i.sampling_params is not None]
         sampled = {r.request.request_id: r for live in sampling for r in (live, *live.siblings)}
-        start = max([now, *self._accounting.ending_on(plan).values()])
+        start = max([snapshot.now, *self._accounting.ending_on(plan).values()])
         holder_ids = plan.holder_ids([live.placement for live in lives])
         running = RunningBatch(
             batch_id, plan, start, 0, last_step=plan.num_steps, stepped_at=start, holder_ids=holder_ids
         )
         asking = [live for live in lives if live.request.num_prompt_logprobs is not None]
         scored = tuple([chunk for live in asking if (chunk := live.scored_chunk(plan)) is not None])
-        self._accounting.open_batch(InFlightBatch(running, sampled))
-        return RunScoredBatch(batch_id, plan, inputs, scored) if scored else RunBatch(batch_id, plan, inputs)
+        batch = RunScoredBatch(batch_id, plan, inputs, scored) if scored else RunBatch(batch_id, plan, inputs)
+        used, stored = snapshot.instance, plan.num_stored_tokens
+        reserved = tuple([(i, used[i].kv_used + stored.get(i, 0)) for i in plan.group.instance_ids])
+        self._accounting.open_batch(InFlightBatch(batch, running, sampled, reserved))
+        return batch
 
     def _extend_lease(self, extension: LeaseExtension, snapshot: Snapshot) -> ExtendLease:
         batch = self._accounting.batches[extension.batch_id]

@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from loong.core.applied import CommittedBatch
+from loong.core.cluster_history import TokensOf
 from loong.core.errors import InvalidEventError
 from loong.core.events import ProducedToken
+from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
@@ -15,14 +18,17 @@ from loong.state.live_request import LiveRequest
 
 @dataclass(slots=True)
 class InFlightBatch:
-    """A batch in flight, as policies see it; `sampled` are the requests that get a token at each step.
+    """A batch in flight: the `instruction` that began it, and the batch as policies see it (`running`).
 
-    A request whose prompt it completes gets its token together with its siblings, which the plan does not
-    name. `num_tokens` counts the tokens of each, `ends_at` is its predicted end.
+    `sampled` are the requests that get a token at each step. A request whose prompt it completes gets its
+    token together with its siblings, which the plan does not name. `num_tokens` counts the tokens of each,
+    `ends_at` is its predicted end.
     """
 
+    instruction: RunBatch
     running: RunningBatch
     sampled: dict[RequestId, LiveRequest]
+    kv_reserved: TokensOf = ()
     ends_at: float | None = None
     num_tokens: dict[RequestId, int] = field(init=False)
 
@@ -45,6 +51,11 @@ class InFlightBatch:
     def request_ids(self) -> frozenset[RequestId]:
         """Return all requests that it touches."""
         return frozenset(self.plan.request_ids).union(self.sampled)
+
+    @property
+    def committed(self) -> CommittedBatch:
+        """Return it as observers see it."""
+        return CommittedBatch(self.instruction, self.running, self.kv_reserved)
 
     @property
     def parts(self) -> BatchParts:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from loong.core.applied import Applied, CommittedBatch
 from loong.core.errors import InvalidEventError
 from loong.core.events import InstanceLost
 from loong.core.instance import InstanceKind
@@ -23,7 +24,7 @@ def evict(accounting: Accounting, segment: KVSegment) -> ReleaseKV:
     return ReleaseKV(segment.owner_id, (segment.instance_id,), segment.positions)
 
 
-def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruction, ...]:
+def lose_instance(accounting: Accounting, event: InstanceLost) -> Applied:
     """Remove an instance. Requests keep the KV that is elsewhere, and miss only what was lost.
 
     Migrations between other instances go on.
@@ -33,11 +34,12 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruct
         raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
     if accounting.instances[instance_id].kind is not InstanceKind.HOST:  # lost with another, which counts
         _suspect_requests(accounting, instance_id)
-    instructions: list[Instruction] = []
+    instructions, voided = list[Instruction](), list[CommittedBatch]()
     hit: dict[RequestId, LiveRequest] = {}
     in_flight = (*accounting.ending.values(), *accounting.batches.values())
     for batch_id in void_batches([b.parts for b in in_flight], {instance_id}, event.void_batch_ids):
         batch = accounting.void_batch(batch_id)
+        voided.append(batch.committed)
         accounting.times.end(batch_id, event.time)
         hit.update((request_id, accounting.requests[request_id]) for request_id in batch.request_ids)
         instructions += _leave(accounting, batch, instance_id)
@@ -49,7 +51,7 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> tuple[Instruct
             hit[request_id] = accounting.changing(request_id)
             live.lose(instance_id)
     accounting.lose(instance_id, returns=event.returns)
-    return (*instructions, *accounting.settle(hit.values()))
+    return Applied((*instructions, *accounting.settle(hit.values())), voided=tuple(voided))
 
 
 def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:

@@ -4,25 +4,17 @@ They follow from events and plans alone, so a replay of these learns the same.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+from loong.core.applied import Applied, CommittedBatch
 from loong.core.cost.cost_model import CostModel, HostTimes, PrefillTerms
 from loong.core.cost.work import InstanceWork, StepWork, batch_work
-from loong.core.events import BatchFinished, BatchStarted, Event, InstanceLost
-from loong.core.instructions import ExtendLease, Instruction, RunBatch
+from loong.core.events import BatchFinished, Event
+from loong.core.instructions import Instruction
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.cost.calibration import CalibratedCostModel, Calibration, kind_of
 from loong.scheduler.cost.idle_tracker import IdleTracker
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A batch, with the time of its start, or of its submission if it has not started."""
-
-    batch: RunBatch
-    started_at: float
 
 
 class Recalibration:
@@ -31,7 +23,6 @@ class Recalibration:
     def __init__(self, base: CostModel, *, is_applied: bool = True) -> None:
         self.base, self.is_applied = base, is_applied
         self.corrected = CalibratedCostModel(base, Calibration())
-        self._running: dict[int, _Running] = {}
         self._idle_tracker = IdleTracker(base.host.idle)
 
     @property
@@ -44,53 +35,34 @@ class Recalibration:
         """Return the corrections learned so far."""
         return self.corrected.calibration
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, applied: Applied, /) -> None:
         """Compare a finished batch with its prediction."""
-        match event:
-            case BatchStarted():
-                if (running := self._running.get(event.batch_id)) is not None:
-                    self._running[event.batch_id] = replace(running, started_at=event.time)
-            case BatchFinished():
-                if (running := self._running.pop(event.batch_id, None)) is not None:
-                    self._learn(running, event)
-                    self._idle_tracker.work(running.batch.plan.group.instance_ids, event.time)
-            case InstanceLost():
-                self._running = {
-                    batch_id: running
-                    for batch_id, running in self._running.items()
-                    if event.instance_id not in running.batch.participant_ids
-                    and batch_id not in event.void_batch_ids
-                }
-            case _:
-                pass
+        if isinstance(event, BatchFinished) and applied.ended is not None:
+            self._learn(applied.ended, event)
 
     def on_plan(
         self,
         _events: Sequence[Event],
-        snapshot: Snapshot,
+        _snapshot: Snapshot,
         _plan: IterationPlan,
-        instructions: Sequence[Instruction],
+        _instructions: Sequence[Instruction],
         /,
     ) -> None:
-        """Record batches that start or are extended."""
-        for instruction in instructions:
-            if isinstance(instruction, RunBatch):
-                self._running[instruction.batch_id] = _Running(instruction, snapshot.now)
-            elif isinstance(instruction, ExtendLease):
-                running = self._running[instruction.batch_id]
-                self._running[instruction.batch_id] = replace(
-                    running, batch=running.batch.lengthened(instruction.num_steps)
-                )
+        """Do nothing: a batch that only starts has no measured time."""
 
-    def _learn(self, running: _Running, finished: BatchFinished) -> None:
-        batch, group = running.batch, running.batch.plan.group.instance_ids
-        starts_idle = self._idle_tracker.were_idle(group, running.started_at)
+    def _learn(self, ended: CommittedBatch, finished: BatchFinished) -> None:
+        batch, num_steps = ended.instruction, ended.running.plan.num_steps
+        if num_steps != batch.plan.num_steps:  # the lease was extended
+            batch = batch.lengthened(num_steps)
+        group, started_at = batch.plan.group.instance_ids, ended.running.started_at
+        starts_idle = self._idle_tracker.were_idle(group, started_at)
         placements = {given.request_id: given.placement for given in batch.inputs}
         steps = batch_work(batch.plan, placements, finished.num_steps, starts_idle=starts_idle)
         predicted = sum(count * self.base.step_time(work) for work, count in steps)
-        seconds = finished.time - running.started_at if finished.seconds is None else finished.seconds
+        seconds = finished.time - started_at if finished.seconds is None else finished.seconds
         calibration = self.calibration.observe(kind_of(steps[0][0]), predicted, seconds)
         self.corrected = CalibratedCostModel(self.base, calibration)
+        self._idle_tracker.work(group, finished.time)
 
 
 class RecalibratedCostModel:

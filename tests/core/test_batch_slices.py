@@ -1,7 +1,11 @@
 """The batches and migrations that the timeline of `loong.observability.timeline` keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+from ended_batches import ended
+
+from loong.core.applied import Applied
 from loong.core.cluster_history import (
     BatchSlice,
     ClusterHistory,
@@ -12,7 +16,6 @@ from loong.core.cluster_history import (
 )
 from loong.core.events import (
     BatchFinished,
-    BatchStarted,
     Event,
     InstanceDraining,
     InstanceJoined,
@@ -34,12 +37,20 @@ INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100, kv_used=10 * i) 
 MOVE = MoveKV(5, KVMigration(KVSegment("r", range(0, 8, 2), 1), 2))
 
 
-def history_of(reported: Sequence[Instruction], *events: Event) -> ClusterHistory:
-    """Return what is kept when `reported` starts at time 1, and then `events` come."""
-    timeline = Timeline()
+def history_of(
+    reported: Sequence[Instruction], *events: Event, starts: Mapping[int, float] = MappingProxyType({})
+) -> ClusterHistory:
+    """Return what is kept when `reported` is planned at time 1, and then `events` come.
+
+    Batches start at `starts`, or at time 1.
+    """
+    timeline, batches = Timeline(), {b.batch_id: b for b in reported if isinstance(b, RunBatch)}
     timeline.on_plan([InstanceLost(1.0, 9)], Snapshot(1.0, INSTANCES), IterationPlan(), reported)
     for event in events:
-        timeline.on_event(event)
+        applied = Applied()
+        if isinstance(event, BatchFinished):
+            applied = ended(batches[event.batch_id], starts.get(event.batch_id, 1.0), num_reserved=90)
+        timeline.on_event(event, applied)
         timeline.on_plan([event], Snapshot(event.time, INSTANCES), IterationPlan(), ())
     return timeline.history()
 
@@ -67,15 +78,13 @@ def test_a_batch_is_kept_once_it_has_finished() -> None:
 
 
 def test_a_batch_begins_when_it_starts_and_not_when_it_is_planned() -> None:
-    reported = batch(1, 0, 1), batch(2, 0)
-    events = BatchStarted(1.5, 1), BatchStarted(2.5, 2), BatchFinished(3.0, 1, 1), BatchFinished(4.0, 2, 1)
-    assert times(history_of(reported, *events)) == [(1, 1.5, 3.0), (2, 2.5, 4.0)]
+    reported, events = (batch(1, 0, 1), batch(2, 0)), (BatchFinished(3.0, 1, 1), BatchFinished(4.0, 2, 1))
+    assert times(history_of(reported, *events, starts={1: 1.5, 2: 2.5})) == [(1, 1.5, 3.0), (2, 2.5, 4.0)]
 
 
 def test_on_an_instance_a_batch_ends_where_the_next_one_begins() -> None:
-    reported = batch(1, 0, 1), batch(2, 0)
-    events = BatchStarted(1.5, 1), BatchStarted(2.5, 2), BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1)
-    history = history_of(reported, *events)
+    reported, events = (batch(1, 0, 1), batch(2, 0)), (BatchFinished(3.0, 2, 1), BatchFinished(4.0, 1, 1))
+    history = history_of(reported, *events, starts={1: 1.5, 2: 2.5})
     assert times(history) == [(2, 2.5, 3.0), (1, 1.5, 4.0)]
     on_both = [[(b.batch_id, b.started_at, b.ended_at) for b in history.on(i)] for i in (0, 1)]
     assert on_both == [[(1, 1.5, 2.5), (2, 2.5, 3.0)], [(1, 1.5, 4.0)]]
@@ -83,7 +92,7 @@ def test_on_an_instance_a_batch_ends_where_the_next_one_begins() -> None:
 
 def test_a_batch_reports_the_kv_of_its_group_at_both_ends() -> None:
     (piece,) = history_of((ReleaseKV("r", (0,)), batch(1, 2, 1)), BatchFinished(3.0, 1, 1)).batches
-    assert piece.kv_reserved == ((2, 27), (1, 17))
+    assert piece.kv_reserved == ((2, 90), (1, 90))
     assert piece.kv_used == ((2, 20), (1, 10))
 
 
@@ -98,14 +107,8 @@ def test_a_batch_reports_what_it_prefills() -> None:
     ]
 
 
-def test_a_batch_whose_instance_is_lost_is_never_kept() -> None:
-    reported = batch(1, 0, 1), batch(2, 2)
-    events = (InstanceLost(2.0, 1), BatchFinished(3.0, 1, 1), BatchFinished(4.0, 2, 1))
-    assert times(history_of(reported, *events)) == [(2, 1.0, 4.0)]
-
-
 def test_a_migration_is_kept_with_its_outcome() -> None:
-    history = history_of((MOVE,), MigrationFinished(1.5, 5, is_committed=False), BatchFinished(2.0, 4, 1))
+    history = history_of((MOVE,), MigrationFinished(1.5, 5, is_committed=False))
     assert history.moves == (KVMove(5, "r", 1, 2, 4, 1.0, 1.5, is_committed=False),)
 
 
@@ -116,15 +119,16 @@ def test_a_migration_whose_end_is_lost_is_never_kept() -> None:
 
 
 def test_what_an_idle_instance_holds_is_reported_where_no_batch_of_its_own_shows_it() -> None:
-    timeline = Timeline()
+    timeline, batches = Timeline(), {1: batch(1, 0, 1), 2: batch(2, 2)}
 
     def plan(time: float, event: Event, used: Sequence[int], *reported: Instruction) -> None:
         instances = tuple(i.using(n) for i, n in zip(INSTANCES, used, strict=True))
-        timeline.on_event(event)
+        applied = ended(batches[event.batch_id], 1.0) if isinstance(event, BatchFinished) else Applied()
+        timeline.on_event(event, applied)
         timeline.on_plan([event], Snapshot(time, instances), IterationPlan(), reported)
 
-    plan(1.0, InstanceLost(1.0, 9), (0, 0, 0), batch(1, 0, 1))
-    plan(2.0, BatchFinished(2.0, 1, 1), (7, 7, 0), batch(2, 2))
+    plan(1.0, InstanceLost(1.0, 9), (0, 0, 0), batches[1])
+    plan(2.0, BatchFinished(2.0, 1, 1), (7, 7, 0), batches[2])
     plan(3.0, BatchFinished(3.0, 2, 1), (0, 7, 8))  # instance 0 served it
     plan(4.0, RequestAborted(4.0, "r"), (0, 0, 0))
     history = timeline.history()
@@ -183,12 +187,13 @@ def chunk(
 def recomputed(*batches: RunBatch, aborts_before: int | None = None) -> list[int]:
     """Return how many tokens of each batch count as computed again."""
     timeline = Timeline()
-    timeline.on_event(RequestArrived(0.0, Request("r", tuple(range(8)), SamplingParams(), arrival_time=0.0)))
+    request = Request("r", tuple(range(8)), SamplingParams(), arrival_time=0.0)
+    timeline.on_event(RequestArrived(0.0, request), Applied())
     for reported in batches:
         timeline.on_plan([], Snapshot(1.0, INSTANCES), IterationPlan(), (reported,))
         if reported.batch_id == aborts_before:
-            timeline.on_event(RequestAborted(1.5, "r"))
-        timeline.on_event(BatchFinished(2.0, reported.batch_id, 1))
+            timeline.on_event(RequestAborted(1.5, "r"), Applied())
+        timeline.on_event(BatchFinished(2.0, reported.batch_id, 1), ended(reported, 1.0))
     return [piece.num_recomputed_tokens for piece in timeline.history().batches]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from simulation import instances_with, timed_request
 
+from loong.core.applied import Applied
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import BatchFinished, Event, TokensProduced
 from loong.core.instructions import Instruction
@@ -25,7 +26,7 @@ class Seen:
         self.events: list[Event] = []
         self.plans: list[tuple[Sequence[Event], Snapshot]] = []
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         self.events.append(event)
 
     def on_plan(

@@ -100,7 +100,7 @@ class Failures:
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: object, /) -> None:
         """Ignore events, which do not report failures."""
 
     def on_plan(self, _events: object, _snapshot: object, plan: IterationPlan, _reported: object, /) -> None:

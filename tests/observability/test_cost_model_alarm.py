@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
+from ended_batches import ended
 
 from loong.core.cost.work import batch_work
 from loong.core.events import BatchFinished
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
-from loong.core.plan import BatchPlan, IterationPlan, QueryBlock, Transfer
-from loong.core.snapshot import Snapshot
+from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.observability.cost_model_alarm import CostModelAlarm
 from loong.scheduler.cost.calibration import LARGEST_FACTOR, WINDOW
 from loong.scheduler.cost.cost_model import WorkCostModel
@@ -37,12 +37,9 @@ class Loop:
     def run(self, ratio: float, ended_at: float = 0.0) -> None:
         """A decode batch that takes `ratio` times as long as predicted, after those before."""
         self._ended_at = ended_at = max(ended_at, self._ended_at + ratio * PREDICTED)
-        started = BatchFinished(ended_at - ratio * PREDICTED, 0, 1)
         batch = RunBatch(1, DECODE, (RequestInput("r", (7,), 10, 1, PLACEMENT, None),))
         for observer in self._observers:
-            observer.on_plan([started], Snapshot(started.time, ()), IterationPlan(), (batch,))
-        for observer in self._observers:
-            observer.on_event(BatchFinished(ended_at, 1, 1))
+            observer.on_event(BatchFinished(ended_at, 1, 1), ended(batch, ended_at - ratio * PREDICTED))
 
 
 def test_a_model_that_stays_wrong_is_reported_with_its_factor_and_a_remedy(

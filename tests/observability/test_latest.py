@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from itertools import count
 
 import pytest
+from ended_batches import ended
 from hypothesis import given
 from hypothesis import strategies as st
 from new_garbage import only_new_garbage
 
+from loong.core.applied import Applied
 from loong.core.events import BatchFinished, InstanceLost, MigrationFinished, RequestAborted, RequestArrived
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
@@ -37,7 +39,7 @@ def request_id() -> str:
 
 def finish(timeline: Timeline, reported: Instruction, event: BatchFinished | MigrationFinished) -> None:
     timeline.on_plan([], Snapshot(event.time - 0.1, INSTANCES), IterationPlan(), [reported])
-    timeline.on_event(event)
+    timeline.on_event(event, ended(reported, event.time) if isinstance(reported, RunBatch) else Applied())
     timeline.on_plan([event], Snapshot(event.time, INSTANCES), IterationPlan(), [])
 
 
@@ -109,7 +111,7 @@ def test_changes_take_no_more_memory_than_their_bound() -> None:
     with bytes_at_most(BYTES):
         for _ in range(NUM_BOUNDS * BYTES // 256):
             time = float(next(numbers))
-            timeline.on_event(InstanceLost(time, next(numbers), f"worker {time} was killed"))
+            timeline.on_event(InstanceLost(time, next(numbers), f"worker {time} was killed"), Applied())
     assert timeline.history().changes[-1].time == time
 
 

@@ -1,5 +1,6 @@
 """The course of each request as it is kept for people to look at."""
 
+from loong.core.applied import Applied
 from loong.core.cluster_history import RequestSpan
 from loong.core.events import BatchFinished, ProducedToken, RequestAborted, RequestArrived, TokensProduced
 from loong.core.plan import Failure, IterationPlan
@@ -58,7 +59,7 @@ def test_an_answer_that_is_complete_before_its_tokens_ends_as_the_answer_does() 
 
 def test_a_request_that_a_plan_gives_up_ends_in_an_error() -> None:
     timeline = Timeline()
-    timeline.on_event(arrived("a", 1.0))
+    timeline.on_event(arrived("a", 1.0), Applied())
     plan = IterationPlan(failures=(Failure("a", "no room"),))
     timeline.on_plan([], Snapshot(1.5, ()), plan, ())
     assert timeline.history().requests == (RequestSpan("a", 5, 1.0, None, 1.5, "error"),)

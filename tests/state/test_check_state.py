@@ -6,6 +6,7 @@ import pytest
 
 from loong.core.errors import InvalidEventError
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.instructions import RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import Request, SamplingParams
@@ -35,7 +36,7 @@ def balanced() -> Accounting:
         accounting.admit(primary)
     block = QueryBlock("b", range(4), 1, Transfer.KV)
     plan = BatchPlan(ESPGroup((1,)), (block,), (segment("b", range(4), 1),))
-    accounting.open_batch(InFlightBatch(RunningBatch(1, plan, 0.0, 0, 1, 0.0), {}))
+    accounting.open_batch(InFlightBatch(RunBatch(1, plan, ()), RunningBatch(1, plan, 0.0, 0, 1, 0.0), {}))
     held = segment("r", range(3))
     accounting.changing("r").placement = Placement((held,))
     accounting.reserve({0: 3})

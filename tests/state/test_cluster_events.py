@@ -303,6 +303,28 @@ def test_when_an_instance_is_lost_its_peers_free_even_what_they_had_only_reserve
     assert [view.request_id for view in state.snapshot(1.0).waiting] == ["r"]
 
 
+def test_the_end_of_a_batch_hands_it_on_with_its_start_and_what_its_group_had_reserved() -> None:
+    state = prefilled(0, 1)
+    (batch,) = commit(state, IterationPlan((lease(4, 0, 1),)), 1.0)
+    commit(state, IterationPlan(lease_extensions=(LeaseExtension(2, 7),)), 1.25)
+    assert state.apply(BatchStarted(1.5, 2)).ended is None
+    for step in range(6):
+        assert state.apply(token(2, step, 61 + step)).ended is None
+    ended = state.apply(BatchFinished(2.0, 2, 6)).ended
+    assert ended is not None
+    assert (ended.instruction, ended.kv_reserved) == (batch, ((0, 2), (1, 6)))
+    assert (ended.running.started_at, ended.running.plan.num_steps) == (1.5, 7)
+
+
+def test_a_loss_hands_on_every_batch_that_is_void_because_of_it() -> None:
+    state = cluster()
+    (batch,) = commit(state, IterationPlan((prefill(0, 1),)), 0.0)
+    applied = state.apply(InstanceLost(1.0, 1))
+    assert applied.ended is None
+    assert [void.instruction for void in applied.voided] == [batch]
+    assert not state.apply(InstanceLost(1.0, 0)).voided
+
+
 def test_a_source_that_is_lost_in_a_migration_costs_the_destination_its_slots() -> None:
     state = prefilled(0)
     commit(state, IterationPlan(migrations=(KVMigration(KVSegment("r", range(4), 0), 1),)), 1.0)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from plans import both, decode, move, prefill
 
+from loong.core.applied import Applied
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
     BatchEndPredicted,
@@ -21,7 +22,7 @@ from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RunBatch
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, Failure, IterationPlan, KVMigration, Preemption
 from loong.core.request import FinishReason, Request, RequestId, RequestView, SamplingParams
-from loong.state.cluster_state import Applied, ClusterState
+from loong.state.cluster_state import ClusterState
 
 PROMPT = (50, 51, 52, 53)
 CAPACITY = 40
@@ -181,7 +182,8 @@ def test_one_is_called_for_when_nothing_was_planned_or_room_comes_free() -> None
     state.apply(BatchEndPredicted(3.0, 1, 4.0))
     commit(state, prompts(state, "s"), now=3.0)
     state.apply(produced(1, reason=FinishReason.LENGTH))
-    assert state.apply(end) == Applied((ReleaseKV("r", (0,)),), needs_plan=True)
+    applied = state.apply(end)
+    assert (applied.instructions, applied.needs_plan) == ((ReleaseKV("r", (0,)),), True)
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])

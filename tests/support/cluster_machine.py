@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from loong.core.applied import Applied
 from loong.core.errors import InvalidPlanError
 from loong.core.events import (
     BatchEndPredicted,
@@ -48,7 +49,7 @@ from loong.core.plan import (
 )
 from loong.core.request import FinishReason, Request, RequestId, SamplingParams
 from loong.core.snapshot import Snapshot
-from loong.state.cluster_state import Applied, ClusterState
+from loong.state.cluster_state import ClusterState
 
 SPARE = 9
 INSTANCES = {

@@ -78,7 +78,7 @@ class EventReporter:
     def report(self, event: Event, plan: IterationPlan | None = None) -> None:
         """Let an event happen, and on it a plan (the empty one, unless given)."""
         applied = self.state.apply(event)
-        self._log.on_event(event)
+        self._log.on_event(event, applied)
         if applied.needs_plan:
             snapshot, made = self.state.snapshot(event.time), plan or IterationPlan()
             instructions = self.state.commit(made, snapshot)

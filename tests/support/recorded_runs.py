@@ -8,6 +8,7 @@ from random import Random
 from policies import num_instances_of
 from simulation import instances_with, timed_request
 
+from loong.core.applied import Applied
 from loong.core.cluster_history import ClusterHistory
 from loong.core.events import Event, InstanceJoined, InstanceLost, RequestAborted
 from loong.core.instance import ElasticInstance, InstanceKind
@@ -40,7 +41,7 @@ class RecordedRun:
     history: ClusterHistory = field(default_factory=ClusterHistory)
     digests: list[str] = field(default_factory=list)
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Events show in the lines."""
 
     def on_plan(

@@ -263,7 +263,7 @@ class InstanceLostLine(_Line, frozen=True, tag="instance_lost"):
     time: Number
     instance_id: int
     why: str = ""
-    void_batch_ids: tuple[int, ...] = ()  # other batches that never end because of it
+    void_batch_ids: tuple[int, ...] = ()  # the batches that never end because of it
 
 
 class InstanceJoinedLine(_Line, frozen=True, tag="instance_joined"):

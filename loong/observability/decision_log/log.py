@@ -8,6 +8,7 @@ from typing import TypeAlias, assert_never
 
 import msgspec
 
+from loong.core.applied import Applied, CommittedBatch
 from loong.core.decision import Decision, DecisionKind
 from loong.core.events import (
     BatchEndPredicted,
@@ -85,22 +86,19 @@ class DecisionLog:
         self._file, self._listeners, self._targets_of = file, listeners, targets_of
         self._encoder = msgspec.json.Encoder()
         self._num_tokens: dict[RequestId, int] = {}  # output tokens of live requests
-        self._running: dict[
-            int, tuple[RunBatch, float]
-        ] = {}  # with the time of start, or of submission before it
         self._held: list[Line] = []  # lines from an arrival up to the next plan
         self._said: dict[DecisionKind, dict[RequestId, str]] = {kind: {} for kind in STANDING}
         self._write(lines.StartedLine(lines.VERSION, clock_start, policy))
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: Event, applied: Applied) -> None:
         """Write an event, and the results of earlier plans."""
         match event:
             case TokensProduced():
                 self._count_tokens(event)
             case BatchStarted():
-                self._start_batch(event)
+                self._write(lines.BatchStartedLine(event.time, event.batch_id))
             case BatchFinished():
-                self._end_batch(event)
+                self._end_batch(event, applied.ended)
             case BatchEndPredicted():
                 pass
             case MigrationFinished():
@@ -108,7 +106,7 @@ class DecisionLog:
             case RequestAborted():
                 self._end_request(event.time, event.request_id, event.reason)
             case InstanceLost():
-                self._lose(event)
+                self._lose(event, applied.voided)
             case InstanceJoined():
                 instance = event.instance
                 self._write(
@@ -141,7 +139,6 @@ class DecisionLog:
         waits = self._said[DecisionKind.WAIT]
         for instruction in instructions:
             if isinstance(instruction, RunBatch):
-                self._running[instruction.batch_id] = (instruction, snapshot.now)
                 for request_id in waits.keys() & instruction.plan.request_ids:
                     del waits[request_id]
         for preemption in plan.preemptions:
@@ -152,7 +149,7 @@ class DecisionLog:
             self._write(line)
             for failure in plan.failures:
                 self._end_request(snapshot.now, failure.request_id, FinishReason.ERROR)
-        elif not self._running and self._file is not None:
+        elif not (snapshot.batches or snapshot.ending) and self._file is not None:
             self._file.flush()  # the next line may come much later
 
     def _news(self, decisions: Iterable[Decision]) -> Iterator[Decision]:
@@ -206,26 +203,18 @@ class DecisionLog:
         if num_tokens is not None:
             self._write(lines.EndedLine(time, request_id, reason.value, num_tokens))
 
-    def _start_batch(self, event: BatchStarted) -> None:
-        run, _ = self._running[event.batch_id]
-        self._running[event.batch_id] = run, event.time
-        self._write(lines.BatchStartedLine(event.time, event.batch_id))
-
-    def _end_batch(self, event: BatchFinished) -> None:
-        run, started_at = self._running.pop(event.batch_id)
-        seconds = event.time - started_at if event.seconds is None else event.seconds
+    def _end_batch(self, event: BatchFinished, batch: CommittedBatch | None) -> None:
+        assert batch is not None, "a batch that has finished has ended"
+        running = batch.running
+        seconds = event.time - running.started_at if event.seconds is None else event.seconds
         ended = event.time, event.batch_id, event.num_steps
-        self._write(lines.BatchEndedLine(*ended, seconds / event.num_steps, run.plan.predicted_time))
+        self._write(lines.BatchEndedLine(*ended, seconds / event.num_steps, running.plan.predicted_time))
 
-    def _lose(self, event: InstanceLost) -> None:
-        self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason, event.void_batch_ids))
+    def _lose(self, event: InstanceLost, voided: Iterable[CommittedBatch]) -> None:
+        void_batch_ids = tuple(sorted(batch.running.batch_id for batch in voided))
+        self._write(lines.InstanceLostLine(event.time, event.instance_id, event.reason, void_batch_ids))
         for said in self._said.values():
             said.clear()  # a request that lost its KV waits again
-        self._running = {
-            batch_id: (run, submitted_at)
-            for batch_id, (run, submitted_at) in self._running.items()
-            if event.instance_id not in run.participant_ids and batch_id not in event.void_batch_ids
-        }
 
     def _write_held(self, snapshot: Snapshot) -> None:
         """Write the lines that waited for the instances of `snapshot`."""

@@ -104,11 +104,8 @@ class RequestRuns:
                 if (coming := self._coming.pop(line.batch_id, None)) is not None:
                     _start(coming, line.time)
             case InstanceLostLine():
-                self._coming = {
-                    batch_id: coming
-                    for batch_id, coming in self._coming.items()
-                    if line.instance_id not in coming.instance_ids
-                }
+                for batch_id in line.void_batch_ids:
+                    self._coming.pop(batch_id, None)
             case FirstTokenLine():
                 if (run := self._live.get(line.request_id)) is not None:
                     run.first_token_at = line.time

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from loong.core.applied import Applied
 from loong.core.errors import ConfigError
 from loong.core.events import Event
 from loong.core.instructions import Instruction
@@ -40,7 +41,7 @@ class Recorder:
         self._file, self._keeps_prompts = file, keeps_prompts
         self._write(setting)
 
-    def on_event(self, event: Event, /) -> None:
+    def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Write an event."""
         self._write(event_line(event, keeps_prompts=self._keeps_prompts))
 

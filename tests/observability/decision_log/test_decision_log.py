@@ -67,8 +67,7 @@ def test_a_request_that_leaves_as_soon_as_it_comes_is_reported_to_arrive_and_to_
     events = RequestArrived(1.0, timed_request(0, 4, 3, arrival_time=1.0)), RequestAborted(1.5, "r000")
     with decision_log(path) as log:
         for event in events:
-            state.apply(event)
-            log.on_event(event)
+            log.on_event(event, state.apply(event))
         log.on_plan(events, state.snapshot(1.5), IterationPlan(), ())
     assert read_log(path)[1:] == (
         lines.ArrivedLine(1.0, "r000", 4, 3, (InstanceState(0, 0, 9),)),
@@ -257,7 +256,7 @@ def test_instances_that_come_and_go_are_reported(tmp_path: Path) -> None:
 
     log = reported(tmp_path / "log", instances_with([20] * 3), script)
     assert log[-2:] == (
-        lines.InstanceLostLine(3.0, 2, "it was silent"),
+        lines.InstanceLostLine(3.0, 2, "it was silent", void_batch_ids=(3,)),
         lines.InstanceJoinedLine(4.0, 7, kv_capacity=50),
     )
 

@@ -14,6 +14,7 @@ from loong.observability.decision_log.lines import (
     ArrivedLine,
     BatchStartedLine,
     Decode,
+    InstanceLostLine,
     LoggedBatch,
     PlannedLine,
 )
@@ -95,3 +96,16 @@ def test_a_choice_starts_with_the_prompt_that_it_waits_for(tmp_path: Path) -> No
         runs(line, b"")
     assert [run.started_at for run in over] == [0.0, 0.0]
     assert over[0].first_token_at == over[1].first_token_at
+
+
+def test_a_batch_that_is_void_before_it_starts_is_forgotten_whatever_part_the_lost_instance_had() -> None:
+    runs = RequestRuns()
+    runs(ArrivedLine(0.0, "r", 1, 9, ()), b"")
+    held = LoggedBatch(1, (0,), 1, decodes=(Decode("r", 1, 0),), holder_ids=(2,))
+    behind = LoggedBatch(2, (1,), 1, decodes=(Decode("r", 2, 1),))
+    runs(PlannedLine(0.0, (), (), (held, behind)), b"")
+    runs(InstanceLostLine(0.5, 2, void_batch_ids=(1, 2)), b"")
+    for batch_id in (1, 2):
+        runs(BatchStartedLine(1.0, batch_id), b"")
+    (run,) = runs.live
+    assert (run.started_at, run.dops) == (None, [])

@@ -10,6 +10,7 @@ import pytest
 from simulation import instances_with, timed_request
 
 import loong
+from loong.core.applied import Applied
 from loong.core.errors import ConfigError
 from loong.core.events import (
     BatchFinished,
@@ -109,7 +110,7 @@ def all_events() -> list[Event]:
 def test_an_event_is_read_as_it_was_written(event: Event, tmp_path: Path) -> None:
     path = tmp_path / "log"
     with recording(path, SETTING, keeps_prompts=True) as recorder:
-        recorder.on_event(event)
+        recorder.on_event(event, Applied())
     [happening] = read_recording(path).recorded_steps
     assert happening.events == [event]
 
@@ -138,8 +139,7 @@ def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> 
     path, event = tmp_path / "log", RequestArrived(0.0, REQUESTS[1])
     state = ClusterState(SETTING.instances)
     with recording(path, SETTING) as recorder:
-        state.apply(event)
-        recorder.on_event(event)
+        recorder.on_event(event, state.apply(event))
         recorder.on_plan([event], state.snapshot(0.0), IterationPlan(), ())
         [happening] = read_recording(path).recorded_steps
         assert len(happening.plans) == 1

@@ -7,9 +7,10 @@ from dataclasses import astuple, replace
 import pytest
 from simulation import instances_with, timed_request
 
+from loong.core.applied import Applied
 from loong.core.cost.cost_model import prefill_time
 from loong.core.cost.work import InstanceWork, Phase, StepWork
-from loong.core.events import Event, InstanceLost
+from loong.core.events import Event
 from loong.core.instance import ESPGroup
 from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
@@ -52,10 +53,12 @@ class Recording:
     """Keeps the calls of an observer, in order."""
 
     def __init__(self) -> None:
-        self.took: list[Event | tuple[Sequence[Event], Snapshot, IterationPlan, Sequence[Instruction]]] = []
+        self.took: list[
+            tuple[Event, Applied] | tuple[Sequence[Event], Snapshot, IterationPlan, Sequence[Instruction]]
+        ] = []
 
-    def on_event(self, event: Event, /) -> None:
-        self.took.append(event)
+    def on_event(self, event: Event, applied: Applied, /) -> None:
+        self.took.append((event, applied))
 
     def on_plan(
         self,
@@ -69,10 +72,10 @@ class Recording:
 
     def report(self, observer: Observer) -> None:
         for reported in self.took:
-            if isinstance(reported, tuple):
-                observer.on_plan(*reported)
+            if len(reported) == 2:
+                observer.on_event(*reported)
             else:
-                observer.on_event(reported)
+                observer.on_plan(*reported)
 
 
 def test_a_cluster_that_is_slower_than_predicted_is_predicted_slower() -> None:
@@ -125,19 +128,6 @@ def test_a_replay_of_events_and_plans_learns_the_same() -> None:
     run(SLOWER, [first, recording])
     recording.report(again)
     assert again.calibration == first.calibration != Calibration()
-
-
-def test_a_batch_that_lost_an_instance_teaches_nothing() -> None:
-    recording, recalibration = Recording(), Recalibration(BASE)
-    run(SLOWER, [recording], REQUESTS[:1])
-    started = next(reported for reported in recording.took if isinstance(reported, tuple) and reported[3])
-    recalibration.on_plan(*started)
-    for instance_id in (0, 1):
-        recalibration.on_event(InstanceLost(1.0, instance_id))
-    for reported in recording.took:
-        if not isinstance(reported, tuple):
-            recalibration.on_event(reported)
-    assert recalibration.calibration == Calibration()
 
 
 def test_what_a_rest_costs_is_part_of_what_is_predicted() -> None:

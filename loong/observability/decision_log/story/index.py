@@ -249,12 +249,10 @@ def _add_change(index: LogIndex, change: InstanceLine) -> None:
 
 def _add_loss(index: LogIndex, loss: InstanceLostLine) -> None:
     _add_change(index, loss)
-    for batch_id in index.batches.keys() - index.batch_ends.keys() - index.batch_losses.keys():
-        batch = index.batches[batch_id][1]
-        if batch_id in loss.void_batch_ids or loss.instance_id in (*batch.instance_ids, *batch.holder_ids):
-            index.batch_losses[batch_id] = loss
-            index.held_moves.pop(batch_id, None)  # moves of lost KV
-            _close_batch(index, batch_id, loss.time)
+    for batch_id in index.batches.keys() & loss.void_batch_ids:
+        index.batch_losses[batch_id] = loss
+        index.held_moves.pop(batch_id, None)  # moves of lost KV
+        _close_batch(index, batch_id, loss.time)
     for migration_id in index.migrations.keys() - index.migration_ends.keys() - index.migration_losses.keys():
         migration = index.migrations[migration_id]
         if loss.instance_id in (migration.source_id, migration.destination_id):
