@@ -6,7 +6,7 @@ or is served to another group, when its batch has made all of it. A token that a
 that a grammar must see first, has to come from there.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, RequestInp
 from loong.core.placement import InstanceId
 from loong.core.plan import QueryBlock
 from loong.core.request import RequestId
+from loong.executor.in_flight import InFlight, SubmittedBatch
 
 
 class Ready(NamedTuple):
@@ -28,7 +29,7 @@ class Released(NamedTuple):
     """The consequences of the end of a batch: instructions to carry out, and then batches that begin."""
 
     ready: list[Ready]
-    begun_ids: list[int]
+    begun: list[SubmittedBatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +45,25 @@ class _Held:
 
 
 class BatchQueue:
-    """Batches that have not ended, and the instructions that wait for some of them.
+    """The order of the batches `in_flight`, and the instructions that wait for some of them.
 
     Every instance runs its batches in the order in which they become ready. The queue must see all
     instructions and all ends of batches.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
         self._batch_of: dict[RequestId, int] = {}  # the latest that has not ended
         self._latest: dict[InstanceId, int] = {}  # of each instance, held ones included
-        self._submitted: dict[int, RunBatch] = {}  # batches on which others may depend
-        self._tokens: dict[int, dict[RequestId, ProducedToken]] = {}  # of those of them that have ended
         self._held: list[_Held] = []
         self._last_ready: dict[InstanceId, int] = {}  # of each instance with batches that have not ended
-        self._behind: dict[int, set[int]] = {}  # those that instances of a ready batch have to end before it
+        self._num_ready = 0
 
     def take(self, instruction: Instruction) -> Ready | None:
-        """Take the next instruction. Return it with the tokens that are known, or None if it is held."""
+        """Take the next instruction; a batch is in flight already.
+
+        Return it with the tokens that are known, or None if it is held.
+        """
         waits_for = self._waits_for(instruction)
         if isinstance(instruction, RunBatch):
             self._open(instruction)
@@ -72,34 +75,19 @@ class BatchQueue:
 
     def end(self, batch_id: int, tokens: Iterable[ProducedToken] = ()) -> Released:
         """Take out a batch that has ended with these tokens, or that never will."""
-        if batch_id not in self._submitted:  # it was refused
-            return Released([], [])
-        for request_id in self._submitted[batch_id].plan.request_ids:
+        batch = self._in_flight[batch_id]
+        for request_id in batch.instruction.plan.request_ids:
             if self._batch_of.get(request_id) == batch_id:
                 del self._batch_of[request_id]
-        self._tokens[batch_id] = {token.request_id: token for token in tokens}
+        batch.tokens = {token.request_id: token for token in tokens}
         held = [_Held(self._filled(h.instruction), h.waits_for - {batch_id}) for h in self._held]
         self._held = [one for one in held if one.waits_for]
         ready = [self._ready(one.instruction) for one in held if not one.waits_for]
-        return Released(ready, self._leave(batch_id))
-
-    @property
-    def held(self) -> Iterator[Instruction]:
-        """The instructions that wait, in their order."""
-        return (held.instruction for held in self._held)
+        return Released(ready, self._leave(batch))
 
     def drop(self, is_void: Callable[[Instruction], bool]) -> None:
         """Drop held instructions that can never be carried out."""
         self._held = [held for held in self._held if not is_void(held.instruction)]
-
-    def forget(self, batch_id: int) -> None:
-        """Forget an ended batch whose tokens the planner knows: no later batch depends on it."""
-        self._tokens.pop(batch_id, None)
-        self._submitted.pop(batch_id, None)
-
-    def before(self, batch_id: int) -> Iterable[int]:
-        """Return the batches that instances of a batch have yet to end before it; not those before these."""
-        return self._behind.get(batch_id, ())
 
     def _ready(self, instruction: Instruction) -> Ready:
         if not isinstance(instruction, RunBatch):
@@ -107,22 +95,19 @@ class BatchQueue:
         instance_ids, batch_id = instruction.plan.group.instance_ids, instruction.batch_id
         before = {self._last_ready[i] for i in instance_ids if i in self._last_ready}
         self._last_ready.update(dict.fromkeys(instance_ids, batch_id))
-        if before:
-            self._behind[batch_id] = before
+        self._num_ready += 1
+        batch = self._in_flight[batch_id]
+        batch.behind, batch.ready_number = before, self._num_ready
         return Ready(instruction, begins=not before)
 
-    def _leave(self, batch_id: int) -> list[int]:
-        """Free the instances of a batch. Return the batches that begin now."""
-        self._last_ready = {i: last for i, last in self._last_ready.items() if last != batch_id}
-        self._behind.pop(batch_id, None)
-        begun_ids = []
-        for other_id, before in self._behind.items():
-            before.discard(batch_id)
-            if not before:
-                begun_ids.append(other_id)
-        for other_id in begun_ids:
-            del self._behind[other_id]
-        return begun_ids
+    def _leave(self, batch: SubmittedBatch) -> list[SubmittedBatch]:
+        """Free the instances of a batch. Return the batches that begin now, as they became ready."""
+        self._last_ready = {i: last for i, last in self._last_ready.items() if last != batch.batch_id}
+        batch.behind.clear()
+        begun = [other for other in self._in_flight if other.behind == {batch.batch_id}]
+        for other in self._in_flight:
+            other.behind.discard(batch.batch_id)
+        return sorted(begun, key=lambda other: other.ready_number)
 
     def _waits_for(self, instruction: Instruction) -> set[int]:
         match instruction:
@@ -155,33 +140,31 @@ class BatchQueue:
 
     def _is_unknown(self, followed_id: int, given: RequestInput, instruction: RunBatch) -> bool:
         """Return whether neither the executor nor the master of a request knows its newest token."""
-        followed = self._submitted.get(followed_id)
-        if followed is None or followed_id in self._tokens:
+        followed = self._in_flight.get(followed_id)
+        if followed is None or followed.tokens is not None:
             return False
         has_grammar = given.sampling_params is not None and given.sampling_params.grammar is not None
         master_id = instruction.plan.blocks_of(given.request_id)[0].master_id
         is_next = self._latest.get(master_id) == followed_id  # a batch in between may have ended first
-        sampler_id = max(followed.plan.blocks_of(given.request_id), key=_last_position).master_id
+        sampler_id = max(followed.instruction.plan.blocks_of(given.request_id), key=_last_position).master_id
         return has_grammar or master_id != sampler_id or not is_next
 
     def _open(self, instruction: RunBatch) -> None:
         self._batch_of.update(dict.fromkeys(instruction.plan.request_ids, instruction.batch_id))
         self._latest.update(dict.fromkeys(instruction.plan.group.instance_ids, instruction.batch_id))
-        self._submitted[instruction.batch_id] = instruction
 
     def _filled(self, instruction: Instruction) -> Instruction:
         """Return the instruction with all tokens that are known."""
-        if not self._tokens or not isinstance(instruction, RunBatch):
+        if not isinstance(instruction, RunBatch) or not any(batch.tokens for batch in self._in_flight):
             return instruction
         return replace(instruction, inputs=tuple(map(self._with_token, instruction.inputs)))
 
     def _with_token(self, given: RequestInput) -> RequestInput:
-        if (
-            given.depends_on_batch_id is None
-            or (tokens := self._tokens.get(given.depends_on_batch_id)) is None
-        ):
+        if given.depends_on_batch_id is None:
             return given
-        return given.with_token(tokens[given.request_id]) if given.request_id in tokens else given
+        followed = self._in_flight.get(given.depends_on_batch_id)
+        tokens = None if followed is None else followed.tokens
+        return given.with_token(tokens[given.request_id]) if tokens and given.request_id in tokens else given
 
 
 def _last_position(block: QueryBlock) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from loong.core.cost.cost_model import HostTimes
 from loong.core.events import BatchEndPredicted
 from loong.core.plan import BatchPlan
+from loong.executor.in_flight import SubmittedBatch
 
 SENDING_SHARE = 0.5  # of the margin of a batch: to send and prepare it, after planning
 NUM_PLANS = 32  # the last ones, whose times count
@@ -80,7 +81,7 @@ class PlanningTimes:
 
 
 class EndPredictions:
-    """The batches in flight, and a timer for each that runs and whose end is to be predicted.
+    """A timer for each batch that runs and whose end is to be predicted.
 
     `predict` takes each prediction in time. Without `lookahead` there is none.
     """
@@ -90,27 +91,21 @@ class EndPredictions:
     ) -> None:
         self._lookahead, self._predict = lookahead, predict
         self._planning = PlanningTimes()
-        self._plans: dict[int, BatchPlan] = {}
-        self._timers: dict[int, asyncio.TimerHandle] = {}
 
-    def open(self, batch_id: int, plan: BatchPlan) -> None:
-        """Note a batch that will begin."""
-        self._plans[batch_id] = plan
-
-    def begin(self, batch_id: int, now: float) -> None:
+    def begin(self, batch: SubmittedBatch, now: float) -> None:
         """Set the timer of a batch that begins now."""
         if self._lookahead is None:
             return
-        end = self._lookahead.predict_end(batch_id, self._plans[batch_id], now, self._planning.slow)
+        plan = batch.instruction.plan
+        end = self._lookahead.predict_end(batch.batch_id, plan, now, self._planning.slow)
         if end is not None:
             loop = asyncio.get_running_loop()
-            self._timers[batch_id] = loop.call_later(end.time - now, self._take, end)
+            batch.timer = loop.call_later(end.time - now, self._take, end)
 
-    def close(self, batch_id: int) -> None:
-        """Forget a batch that has ended, or that was never sent."""
-        self._plans.pop(batch_id, None)
-        if (timer := self._timers.pop(batch_id, None)) is not None:
-            timer.cancel()
+    def close(self, batch: SubmittedBatch) -> None:
+        """Predict nothing of a batch that has ended, or never will."""
+        if batch.timer is not None:
+            batch.timer.cancel()
 
     def take_plan(self, now: float) -> None:
         """Note that a batch is planned now. It may be sent later."""

@@ -2,15 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import TypeAlias
 
-from loong.core.events import InstanceLost
 from loong.core.instance import ElasticInstance, InstanceKind, home_instance_id
 from loong.core.instructions import Instruction, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.void_batches import BatchParts, is_void, void_batches
+from loong.executor.in_flight import UNFINISHED, InFlight, Stage, SubmittedBatch
 
 SendSignal: TypeAlias = Callable[[int], None]
 """Sends a signal to one process, as long as it has not ended."""
@@ -89,48 +89,35 @@ class Restarts:
 
 
 class Recovery:
-    """The batches in flight that fail with a lost instance, and the losses to be reported.
+    """The losses that are to be reported, and the batches in flight that fail with them.
 
     A batch is void if a lost instance has a part in it, or if a worker has left it before its end. Later
     batches of the same requests are void too. A loss becomes an event only when all workers that are left
     have left all void batches: then nothing writes into slots that are released because of it.
     """
 
-    def __init__(self, has_left: Callable[[int], bool]) -> None:
-        """`has_left` returns whether all workers that are left are done with a void batch."""
-        self._has_left = has_left
-        self._in_flight: dict[int, RunBatch] = {}  # in the order of their ids
-        self._void: set[int] = set()  # of these
-        self._unreported: set[int] = set()  # void batches that are left, for the next event to name
-        self._closed: dict[int, RunBatch] = {}  # left, but not all losses so far are seen by the engine
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
         self._losses: dict[InstanceId, str] = {}  # reasons of losses that are no event yet
         self._gone: set[InstanceId] = set()  # instances whose loss the engine has not seen
-        self._ever_void: set[int] = set()
 
     def accepts(self, instruction: Instruction) -> bool:
         """Take a new instruction. Return whether it can be carried out; a batch that cannot is void."""
         if isinstance(instruction, RunBatch):
-            self._in_flight[instruction.batch_id] = instruction
-            if self._gone or self._void:
+            self._in_flight.add(instruction)
+            if self._gone or self._in_flight.at(Stage.VOID):
                 self._spread()
         return not self.refuses(instruction)
 
     def refuses(self, instruction: Instruction) -> bool:
         """Return whether an instruction can no longer be carried out."""
-        return is_void(instruction, self._gone, self._ever_void)
+        return is_void(instruction, self._gone, self._in_flight.void_ids)
 
-    def end(self, batch_id: int) -> None:
-        """Forget a batch that has ended."""
-        self._in_flight.pop(batch_id, None)
-
-    def is_void(self, batch_id: int) -> bool:
-        """Return whether a batch is void, or was."""
-        return batch_id in self._ever_void
-
-    def fail(self, batch_id: int) -> None:
+    def fail(self, batch: SubmittedBatch) -> None:
         """Note that a worker has left a batch before its end."""
-        self._void.add(batch_id)
-        self._spread()
+        if batch.stage is not Stage.VOID:
+            self._in_flight.void(batch)
+            self._spread()
 
     def lose(self, instance_id: InstanceId, reason: str) -> None:
         """Note that an instance is lost."""
@@ -138,34 +125,42 @@ class Recovery:
         self._gone.add(instance_id)
         self._spread()
 
-    def settle(self) -> tuple[list[int], dict[InstanceId, str]]:
-        """Return the void batches that are over and the losses that are events now; none while one is not."""
-        if not self._losses or not all(map(self._has_left, self._void)):
+    def settle(self) -> tuple[list[SubmittedBatch], dict[InstanceId, str]]:
+        """Return the void batches that all have left, and the losses that are events now.
+
+        There are none while a worker is at any void batch.
+        """
+        void = self._in_flight.at(Stage.VOID)
+        if not self._losses or any(batch.workers for batch in void):
             return [], {}
         losses, self._losses = self._losses, {}
-        return self._close(self._void), losses
+        return _left(void), losses
 
-    def reported(self, event: InstanceLost) -> InstanceLost:
-        """Return the event as the engine is to see it now, with all batches that are void."""
-        self._gone.discard(event.instance_id)
-        if not self._losses:  # nothing else reports what was refused since the loss
-            self._close({batch_id for batch_id in self._void if self._has_left(batch_id)})
-        void, self._unreported = self._unreported, set()
-        if not self._void and not self._gone:
-            self._closed.clear()
-        return replace(event, void_batch_ids=tuple(sorted(void)))
+    def see(self, instance_id: InstanceId) -> list[SubmittedBatch]:
+        """Note that the engine is to see a loss now. Return the void batches that are left since then."""
+        self._gone.discard(instance_id)
+        if self._losses:  # which report what is refused
+            return []
+        return _left([batch for batch in self._in_flight.at(Stage.VOID) if not batch.workers])
 
-    def _close(self, void: set[int]) -> list[int]:
-        """Take void batches out of flight, for the next event to name. Return them."""
-        for batch_id in void:
-            self._closed[batch_id] = self._in_flight.pop(batch_id)
-        self._unreported |= void
-        self._void = self._void - void
-        return sorted(void)
+    def report(self) -> tuple[int, ...]:
+        """Return the void batches that the next event is to name."""
+        left = self._in_flight.at(Stage.LEFT)
+        for batch in left:
+            batch.move_to(Stage.REPORTED)
+        if not self._gone and not self._in_flight.at(Stage.VOID):
+            self._in_flight.forget_reported()
+        return tuple(batch.batch_id for batch in left)
 
     def _spread(self) -> None:
         """Make void what depends on a lost instance, or on a void batch before it."""
-        batches = sorted(map(BatchParts.of, (*self._closed.values(), *self._in_flight.values())))
-        void = void_batches(batches, self._gone, self._void | self._closed.keys())
-        self._void.update(batch_id for batch_id in void if batch_id in self._in_flight)
-        self._ever_void |= self._void
+        parts = [BatchParts.of(b.instruction) for b in self._in_flight if b.stage is not Stage.ENDED]
+        for batch_id in void_batches(parts, self._gone, self._in_flight.void_ids):
+            if (batch := self._in_flight[batch_id]).stage in UNFINISHED:
+                self._in_flight.void(batch)
+
+
+def _left(batches: list[SubmittedBatch]) -> list[SubmittedBatch]:
+    for batch in batches:
+        batch.move_to(Stage.LEFT)
+    return batches

@@ -27,6 +27,7 @@ from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.void_batches import BatchParts, is_void, void_batches
 from loong.executor.batch_queue import BatchQueue, Ready
+from loong.executor.in_flight import InFlight, Stage, SubmittedBatch
 from loong.executor.lease_work import LeaseWork
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
@@ -50,7 +51,6 @@ class _Running:
     last_step: int
     slowness: float
     submitted_at: float
-    participant_ids: tuple[InstanceId, ...]
     num_steps_taken: int = 0
     next_end: int = field(init=False)
     work: LeaseWork = field(init=False)  # from its beginning on
@@ -109,7 +109,8 @@ class SimulatedExecutor:
         lookahead: LookaheadMargin | None = None,
     ) -> None:
         self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
-        self._lookahead, self._queue = lookahead, BatchQueue()
+        self._lookahead, self._in_flight = lookahead, InFlight()
+        self._queue = BatchQueue(self._in_flight)
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
         self._processors = processors or Processors()
@@ -179,7 +180,7 @@ class SimulatedExecutor:
             case BatchFinished():
                 if self._running.pop(event.batch_id, None) is None:
                     return None
-                self._end_batch(event.batch_id)
+                self._end_batch(self._in_flight[event.batch_id], Stage.ENDED)
             case BatchStarted() | BatchEndPredicted():
                 if event.batch_id not in self._running:
                     return None
@@ -194,6 +195,8 @@ class SimulatedExecutor:
 
     def _carry_out(self, instructions: _Instructions) -> None:
         for instruction in instructions:
+            if isinstance(instruction, RunBatch):
+                self._in_flight.add(instruction)
             if (ready := self._queue.take(instruction)) is not None:
                 self._do(ready)
 
@@ -218,6 +221,7 @@ class SimulatedExecutor:
                 assert_never(instruction)
 
     def _open_batch(self, instruction: RunBatch) -> None:
+        self._in_flight[instruction.batch_id].send()
         plan, inputs = instruction.plan, instruction.inputs
         placements = {given.request_id: given.placement for given in inputs}
         sampled = [
@@ -232,7 +236,7 @@ class SimulatedExecutor:
         ]
         slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
         self._running[instruction.batch_id] = _Running(
-            plan, placements, sampled, plan.num_steps, slowness, self._now, instruction.participant_ids
+            plan, placements, sampled, plan.num_steps, slowness, self._now
         )
 
     def _begin(self, batch_id: int) -> None:
@@ -249,24 +253,26 @@ class SimulatedExecutor:
             if end is not None:
                 self._schedule(end.time, end)
 
-    def _end_batch(self, batch_id: int, *, is_void: bool = False) -> None:
-        """Start the batches that waited for one that has ended, or never will.
+    def _end_batch(self, batch: SubmittedBatch, stage: Stage) -> None:
+        """Start the batches that waited for one that has ended, or never will (`stage`).
 
         KV that a void batch was to make does not migrate.
         """
+        batch_id = batch.batch_id
+        batch.move_to(stage)
         self._computing = {i: computed for i, computed in self._computing.items() if computed != batch_id}
         released = self._queue.end(batch_id)
-        self._queue.forget(batch_id)
+        self._in_flight.report(batch_id)
         for ready in released.ready:
-            if is_void and isinstance(ready.instruction, MoveKV):
+            if stage is Stage.LEFT and isinstance(ready.instruction, MoveKV):
                 migration_id = ready.instruction.migration_id
                 self._migrations[migration_id] = ready.instruction.migration
                 self._schedule(self._now, MigrationFinished(self._now, migration_id, is_committed=False))
             else:
                 self._do(ready)
-        for begun_id in released.begun_ids:
-            if begun_id in self._running:
-                self._begin(begun_id)
+        for begun in released.begun:
+            if begun.batch_id in self._running:
+                self._begin(begun.batch_id)
 
     def _hidden(self, running: _Running) -> float:
         """Return the seconds that a batch saves because it was sent while another ran."""
@@ -316,10 +322,10 @@ class SimulatedExecutor:
         They never end, or never begin. Return the batches.
         """
         submitted = [i for _, _, item in self._due if isinstance(item, tuple) for i in item]
-        batches = [BatchParts(i, r.participant_ids, r.plan.request_ids) for i, r in self._running.items()]
-        batches += [BatchParts.of(i) for i in (*self._queue.held, *submitted) if isinstance(i, RunBatch)]
+        batches = [batch.instruction for batch in self._in_flight]
+        batches += [instruction for instruction in submitted if isinstance(instruction, RunBatch)]
         lost = frozenset((instance_id,))
-        void = void_batches(sorted(batches), lost)
+        void = void_batches(map(BatchParts.of, batches), lost)
 
         def is_over(instruction: Instruction) -> bool:
             return is_void(instruction, lost, void)
@@ -329,11 +335,13 @@ class SimulatedExecutor:
             (time, order, tuple(filterfalse(is_over, item)) if isinstance(item, tuple) else item)
             for time, order, item in self._due
         ]
-        for batch_id in void:
-            if self._running.pop(batch_id, None) is not None:
-                self._processors.cancel(batch_id, self._now)
-        for batch_id in void:
-            self._end_batch(batch_id, is_void=True)
+        in_flight = [batch for batch in self._in_flight if batch.batch_id in void]
+        for batch in in_flight:
+            self._in_flight.void(batch)
+            if self._running.pop(batch.batch_id, None) is not None:
+                self._processors.cancel(batch.batch_id, self._now)
+        for batch in in_flight:
+            self._end_batch(batch, Stage.LEFT)
         for migration_id, migration in tuple(self._migrations.items()):
             if instance_id in (migration.segment.instance_id, migration.destination_id):
                 del self._migrations[migration_id]

@@ -24,11 +24,13 @@ from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV,
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.executor.batch_queue import BatchQueue, Ready
+from loong.executor.batch_reports import BatchReports
 from loong.executor.endpoints import Endpoints, WorkerId
+from loong.executor.in_flight import InFlight, Stage, SubmittedBatch
 from loong.executor.lookahead import EndPredictions, LookaheadMargin
 from loong.executor.losses import Losses
 from loong.executor.membership import Membership
-from loong.executor.outstanding import EndedBatch, Outstanding
+from loong.executor.outstanding import Outstanding
 from loong.executor.recovery import Recovery, Restarts
 from loong.messages.stray_frames import StrayFrames
 from loong.messages.stream import Stream
@@ -42,12 +44,12 @@ from loong.messages.wire import (
     Heartbeat,
     MigrationDone,
     PromptScored,
-    Report,
     Shutdown,
     StepDone,
     WireError,
     WorkerFailed,
     WorkerReady,
+    WorkerReport,
     decode_report,
 )
 
@@ -79,14 +81,24 @@ class WorkersExecutor:
         self._events = Stream[Event | Drained | BaseException]()
         self._ending: Drained | BaseException | None = None  # the end after the last event
         self._turn_began_at = monotonic()
+        self._in_flight = InFlight()
         self._outstanding = Outstanding()
-        self._queue = BatchQueue()
+        self._queue = BatchQueue(self._in_flight)
         self._end_predictions = EndPredictions(lookahead, self._predict_end)
         self._losses = Losses(self._declare_lost)
-        self._recovery = Recovery(self._outstanding.is_left)
+        self._recovery = Recovery(self._in_flight)
+        self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
+        self._reports = BatchReports(
+            self._in_flight,
+            self._recovery,
+            self._losses,
+            now=lambda: self.now,
+            post=self._events.put,
+            take_left=self._take_left,
+            take_prompt_logprobs=lambda part: self.take_prompt_logprobs(part),
+        )
         self._num_strays = dict.fromkeys(endpoints.commands, 0)  # of each worker's sockets
         self._started_at = monotonic()
-        self.take_prompt_logprobs: Callable[[PromptLogprobs], None] = lambda _: None
 
     @property
     def now(self) -> float:
@@ -148,11 +160,14 @@ class WorkersExecutor:
             self.post(InstanceLost(self.now, instance_id, reason))
             return
         logger.error("instance %d was lost: %s", instance_id, reason)
-        for batch_id in self._outstanding.begun_by(instance_id):
-            self._start(batch_id)  # the others may never begin what ended this one
+        for batch in self._in_flight:
+            if batch.has_begun_on(instance_id):
+                self._reports.start(batch)  # the others may never begin what ended this one
         workers = self.members.drop(instance_id)
         self._recovery.lose(instance_id, reason)
         self._queue.drop(self._recovery.refuses)
+        for batch in self._in_flight:
+            batch.workers.difference_update(workers)
         for migration_id in self._outstanding.drop_workers(workers):
             self.post(MigrationFinished(self.now, migration_id, is_committed=False))
         self._restarts.end(instance_id)
@@ -162,8 +177,8 @@ class WorkersExecutor:
         """Post the losses whose void batches all workers have left, and start these instances again."""
         if self._outstanding.has_one_ended_moves:
             return
-        over, losses = self._recovery.settle()
-        self._close_void(over)
+        left, losses = self._recovery.settle()
+        self._close_void(left)
         for instance_id, reason in losses.items():
             self.members.lose(instance_id, reason)
         self._check_members()
@@ -173,22 +188,10 @@ class WorkersExecutor:
         if not self.members.wanted:
             self.fail(ClusterError("no instance is left: all failed again and again, and are quarantined"))
 
-    def _close_void(self, batch_ids: Sequence[int]) -> None:
+    def _close_void(self, left: Iterable[SubmittedBatch]) -> None:
         self._queue.drop(self._recovery.refuses)
-        for batch_id in batch_ids:
-            self._outstanding.drop_batch(batch_id)
-            self._end_predictions.close(batch_id)
-            released = self._queue.end(batch_id)
-            self._queue.forget(batch_id)
-            for ready in released.ready:
-                if isinstance(ready.instruction, MoveKV):
-                    migration_id = ready.instruction.migration_id
-                    self.post(MigrationFinished(self.now, migration_id, is_committed=False))
-                elif not self._recovery.refuses(ready.instruction):
-                    self._carry_out(ready)
-            for begun_id in released.begun_ids:
-                if not self._recovery.is_void(begun_id):
-                    self._end_predictions.begin(begun_id, self.now)
+        for batch in left:
+            self._close(batch)
 
     def _join(self, instance_id: InstanceId) -> None:
         """Post that an instance has joined, for the first time or again."""
@@ -217,7 +220,7 @@ class WorkersExecutor:
                 if void and isinstance(item, _OF_BATCHES) and item.batch_id in void:
                     continue
                 if isinstance(item, BatchFinished):
-                    self._queue.forget(item.batch_id)
+                    self._in_flight.report(item.batch_id)
                 if isinstance(item, InstanceLost):
                     item = self._with_void_batches(item)
                     void.update(item.void_batch_ids)
@@ -230,8 +233,8 @@ class WorkersExecutor:
         """Return a loss as the engine is to see it. Batches that it plans from then on are not void."""
         if self._restarts is None:
             return event
-        event = self._recovery.reported(event)
-        self._close_void(event.void_batch_ids)
+        self._close_void(self._recovery.see(event.instance_id))
+        event = replace(event, void_batch_ids=self._recovery.report())
         self._sockets.send(self.members.endpoints.commands, ForgetFailures(event.void_batch_ids))
         return event
 
@@ -256,12 +259,10 @@ class WorkersExecutor:
         workers = self.members.endpoints.addressees(instruction)
         match instruction:
             case RunBatch():
-                self._outstanding.begin_batch(
-                    instruction.batch_id, self.members.endpoints.members(instruction)
-                )
-                self._end_predictions.open(instruction.batch_id, instruction.plan)
+                batch = self._in_flight[instruction.batch_id]
+                batch.send(self.members.endpoints.members(instruction))
                 if ready.begins:
-                    self._end_predictions.begin(instruction.batch_id, self.now)
+                    self._end_predictions.begin(batch, self.now)
             case MoveKV():
                 self._outstanding.begin_migration(instruction.migration_id, workers)
             case ExtendLease() | StopLease() | ReleaseKV():
@@ -296,33 +297,28 @@ class WorkersExecutor:
         except WireError as error:
             self._strays.drop("a frame that is no report", str(error))
             return
-        if self._is_expected(report):
-            self._translate(report)
-        elif not self._is_of_a_loss(report):
+        match report:
+            case StepDone() | BatchBegun() | PromptScored() | BatchDone() | BatchFailed():  # most are
+                batch = self._in_flight.get(report.batch_id)
+                if batch is not None and batch.expects(report):
+                    self._reports.take(batch, report)
+                    return
+                is_of_a_loss = report.batch_id in self._in_flight.void_ids
+            case _ if self._is_expected(report):
+                self._translate(report)
+                return
+            case _:
+                is_known = report.instance_id < self.members.endpoints.num_instances
+                is_of_a_loss = self._restarts is not None and is_known
+        if not is_of_a_loss:
             self._strays.drop(f"a {type(report).__name__} that is not expected", repr(report))
 
-    def _is_expected(self, report: Report) -> bool:
-        """Return whether a report is of a known worker, and of work that it has not reported as done."""
-        if isinstance(report, StepDone):  # first, as most are
-            return self._outstanding.runs(report.batch_id)
+    def _is_expected(self, report: WorkerReport) -> bool:
+        """Return whether a report is of a known worker, and of a migration that it has not reported."""
         worker_id = report.instance_id, report.tp_rank
-        match report:
-            case BatchBegun() | PromptScored() | BatchDone() | BatchFailed():
-                return self._outstanding.has_batch(report.batch_id, worker_id)
-            case MigrationDone():
-                return self._outstanding.has_migration(report.migration_id, worker_id)
-            case _:
-                return worker_id in self.members.endpoints.commands
-
-    def _is_of_a_loss(self, report: Report) -> bool:
-        """Return whether a report is late: of a void batch, or of a worker that is lost."""
-        match report:
-            case StepDone() | BatchBegun() | PromptScored() | BatchDone() | BatchFailed():
-                return self._recovery.is_void(report.batch_id)
-            case _:
-                return (
-                    self._restarts is not None and report.instance_id < self.members.endpoints.num_instances
-                )
+        if isinstance(report, MigrationDone):
+            return self._outstanding.has_migration(report.migration_id, worker_id)
+        return worker_id in self.members.endpoints.commands
 
     async def watch_silence(self) -> None:
         """Once all are ready, declare workers lost that miss too many heartbeats; runs until cancelled."""
@@ -344,14 +340,8 @@ class WorkersExecutor:
         """Close all sockets; queued messages have a second to leave."""
         self._sockets.close()
 
-    def _translate(self, report: Report) -> None:
+    def _translate(self, report: WorkerReport) -> None:
         match report:
-            case StepDone() if self._recovery.is_void(report.batch_id):
-                pass  # its tokens are computed again
-            case StepDone():  # first, as most are
-                self._start(report.batch_id)
-                self._outstanding.take_tokens(report)
-                self.post(TokensProduced(self.now, report.batch_id, report.step, report.tokens))
             case WorkerReady():
                 if self.members.take_ready(report):
                     self._join(report.instance_id)
@@ -359,24 +349,6 @@ class WorkersExecutor:
                 worker_id = report.instance_id, report.tp_rank
                 self.members.heartbeats.hear(worker_id)
                 self._num_strays[worker_id] = report.num_stray_frames
-            case BatchBegun():
-                if self._outstanding.is_last_to_begin(report):
-                    self._start(report.batch_id)
-            case BatchDone() if self._recovery.is_void(report.batch_id):
-                self._leave(report)
-            case BatchFailed():
-                self._recovery.fail(report.batch_id)
-                if report.blamed is not None:
-                    failed = report.instance_id, report.tp_rank, report.message, report.blamed
-                    self._losses.take(WorkerFailed(*failed), lives_on=True)
-                self._leave(report)
-            case BatchDone():
-                if self._outstanding.is_last_to_begin(report):
-                    self._start(report.batch_id)
-                if (ended := self._outstanding.end_batch(report)) is not None:
-                    self._end_batch(report.batch_id, ended)
-            case PromptScored():
-                self.take_prompt_logprobs(report.logprobs)
             case MigrationDone():
                 if (is_committed := self._outstanding.end_migration(report)) is not None:
                     self.post(MigrationFinished(self.now, report.migration_id, is_committed))
@@ -388,28 +360,23 @@ class WorkersExecutor:
             case _:
                 assert_never(report)
 
-    def _start(self, batch_id: int) -> None:
-        """Post the start of a batch, unless it has started, after those of all batches before it.
+    def _take_left(self, batch: SubmittedBatch) -> None:
+        """Go on after a worker has left a batch, which has ended or is void."""
+        if batch.stage is Stage.ENDED:
+            self._close(batch)
+        else:
+            self._report_losses()
 
-        Reports of several workers have no order: tokens may come from one while another has yet to begin.
-        """
-        if self._outstanding.start(batch_id):
-            for before_id in self._queue.before(batch_id):
-                self._start(before_id)
-            self.post(BatchStarted(self.now, batch_id))
-
-    def _leave(self, report: BatchDone | BatchFailed) -> None:
-        """Record that a worker has left a void batch."""
-        self._outstanding.leave_batch(report.batch_id, (report.instance_id, report.tp_rank))
-        self._report_losses()
-
-    def _end_batch(self, batch_id: int, ended: EndedBatch) -> None:
-        self.post(BatchFinished(self.now, batch_id, ended.num_steps, ended.seconds))
-        self._end_predictions.close(batch_id)
-        self._recovery.end(batch_id)
-        released = self._queue.end(batch_id, ended.last_tokens)
+    def _close(self, batch: SubmittedBatch) -> None:
+        """Carry out what waited for the end of a batch. KV that a void batch was to make does not migrate."""
+        self._end_predictions.close(batch)
+        released = self._queue.end(batch.batch_id, batch.last_tokens if batch.stage is Stage.ENDED else ())
         for ready in released.ready:
-            if not self._recovery.refuses(ready.instruction):
+            if batch.stage is Stage.LEFT and isinstance(ready.instruction, MoveKV):
+                migration_id = ready.instruction.migration_id
+                self.post(MigrationFinished(self.now, migration_id, is_committed=False))
+            elif not self._recovery.refuses(ready.instruction):
                 self._carry_out(ready)
-        for begun_id in released.begun_ids:
-            self._end_predictions.begin(begun_id, self.now)
+        for begun in released.begun:
+            if begun.stage is Stage.SENT:
+                self._end_predictions.begin(begun, self.now)

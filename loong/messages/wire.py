@@ -197,18 +197,11 @@ class WorkerFailed:
     blamed: tuple[InstanceId, int] | None = None
 
 
-Report: TypeAlias = (
-    WorkerReady
-    | Heartbeat
-    | BatchBegun
-    | StepDone
-    | PromptScored
-    | BatchDone
-    | BatchFailed
-    | MigrationDone
-    | CommandDone
-    | WorkerFailed
-)
+BatchReport: TypeAlias = BatchBegun | StepDone | PromptScored | BatchDone | BatchFailed
+"""A worker's report of a batch in flight."""
+WorkerReport: TypeAlias = WorkerReady | Heartbeat | MigrationDone | CommandDone | WorkerFailed
+"""Any other report."""
+Report: TypeAlias = BatchReport | WorkerReport
 
 _COMMANDS: tuple[type[Command], ...] = (
     RunBatch,

@@ -21,7 +21,8 @@ from loong.core.instructions import (
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, SamplingParams
-from loong.executor.batch_queue import BatchQueue, Released
+from loong.executor.batch_queue import BatchQueue, Ready
+from loong.executor.in_flight import InFlight, Stage
 
 VIEW = decoding("r", 4, (0,))
 MOVE = MoveKV(9, KVMigration(KVSegment("r", range(4), 0), 1))
@@ -42,13 +43,32 @@ def dependent(master_id: InstanceId, *, grammar: Grammar | None = None, batch_id
     return RunBatch(batch_id, decode([VIEW], (0, 1), {"r": master_id}), (given,))
 
 
-def taken(queue: BatchQueue, instruction: Instruction) -> Instruction | None:
+class Queue(BatchQueue):
+    """A queue that counts a batch as in flight when it takes it."""
+
+    def __init__(self) -> None:
+        self.in_flight = InFlight()
+        super().__init__(self.in_flight)
+
+    def take(self, instruction: Instruction) -> Ready | None:
+        if isinstance(instruction, RunBatch):
+            self.in_flight.add(instruction)
+        return super().take(instruction)
+
+    def forget(self, batch_id: int) -> None:
+        """Let the engine see the end of a batch."""
+        self.in_flight[batch_id].send()
+        self.in_flight[batch_id].move_to(Stage.ENDED)
+        self.in_flight.report(batch_id)
+
+
+def taken(queue: Queue, instruction: Instruction) -> Instruction | None:
     """Return the instruction as it is to be carried out; None if it is held."""
     ready = queue.take(instruction)
     return None if ready is None else ready.instruction
 
 
-def released(queue: BatchQueue, batch_id: int, *tokens: ProducedToken) -> list[Instruction]:
+def released(queue: Queue, batch_id: int, *tokens: ProducedToken) -> list[Instruction]:
     """Return the instructions that the end of a batch releases."""
     return [ready.instruction for ready in queue.end(batch_id, tokens).ready]
 
@@ -60,7 +80,7 @@ def inputs_of(reported: Sequence[Instruction]) -> Sequence[RequestInput]:
 
 
 def test_a_batch_may_be_reported_at_once_where_its_master_samples_what_it_follows() -> None:
-    queue = BatchQueue()
+    queue = Queue()
     assert taken(queue, prompt(1, 0)) == prompt(1, 0)
     assert taken(queue, dependent(0)) == dependent(0)
     assert released(queue, 1, TOKEN) == []
@@ -72,7 +92,7 @@ def test_a_batch_may_be_reported_at_once_where_its_master_samples_what_it_follow
     ids=["elsewhere", "grammar"],
 )
 def test_a_batch_waits_for_a_token_that_its_master_cannot_know(reported: RunBatch) -> None:
-    queue = BatchQueue()
+    queue = Queue()
     queue.take(prompt(0))
     assert taken(queue, reported) is None
     (given,) = inputs_of(released(queue, 1, TOKEN))
@@ -82,7 +102,7 @@ def test_a_batch_waits_for_a_token_that_its_master_cannot_know(reported: RunBatc
 
 
 def test_a_batch_that_waits_for_two_has_the_tokens_of_both() -> None:
-    queue, other = BatchQueue(), decoding("s", 4, (1,))
+    queue, other = Queue(), decoding("s", 4, (1,))
     queue.take(prompt(0))
     second = RunBatch(
         2, prefill([waiting("s", 4)], (1,)), (RequestInput("s", (1, 2, 3, 4), 4, 0, other.placement, PARAMS),)
@@ -101,7 +121,7 @@ def test_a_batch_that_waits_for_two_has_the_tokens_of_both() -> None:
 
 
 def test_a_request_that_ended_with_that_token_ends_with_the_next() -> None:
-    queue = BatchQueue()
+    queue = Queue()
     queue.take(prompt(0))
     queue.take(dependent(1))
     (given,) = inputs_of(released(queue, 1, TOKEN._replace(finish_reason=FinishReason.STOP)))
@@ -109,7 +129,7 @@ def test_a_request_that_ended_with_that_token_ends_with_the_next() -> None:
 
 
 def test_nobody_waits_for_what_is_known_by_now() -> None:
-    queue = BatchQueue()
+    queue = Queue()
     queue.take(prompt(0))
     released(queue, 1, TOKEN)
     assert taken(queue, dependent(1)) == RunBatch(
@@ -121,7 +141,7 @@ def test_nobody_waits_for_what_is_known_by_now() -> None:
 
 @pytest.mark.parametrize("reported", [StopLease(2, ESPGroup((0, 1)), 1), ExtendLease(2, ESPGroup((0, 1)), 9)])
 def test_what_is_said_of_a_batch_comes_after_it(reported: Instruction) -> None:
-    queue = BatchQueue()
+    queue = Queue()
     queue.take(prompt(0))
     assert taken(queue, reported) == reported
     queue.take(dependent(1))
@@ -133,7 +153,7 @@ def test_what_is_said_of_a_batch_comes_after_it(reported: Instruction) -> None:
 
 
 def test_kv_moves_when_the_batch_that_makes_some_of_it_has_ended() -> None:
-    queue = BatchQueue()
+    queue = Queue()
     assert taken(queue, MOVE) == MOVE
     queue.take(prompt(0))
     assert taken(queue, MOVE) is None
@@ -144,7 +164,7 @@ def test_kv_moves_when_the_batch_that_makes_some_of_it_has_ended() -> None:
 
 
 def test_a_batch_whose_kv_is_served_waits_until_all_of_it_is_made() -> None:
-    queue = BatchQueue()
+    queue = Queue()
     queue.take(prompt(0))
     plan = decode([VIEW], (1,), {"r": 1})
     served = RunBatch(2, plan, (RequestInput("r", (60,), 4, 1, VIEW.placement, PARAMS),))
@@ -157,44 +177,49 @@ def run(batch_id: int, *group: InstanceId) -> RunBatch:
     return RunBatch(batch_id, BatchPlan(ESPGroup(group), (), ()), ())
 
 
-def begins(queue: BatchQueue, batch_id: int, *group: InstanceId) -> bool:
+def begins(queue: Queue, batch_id: int, *group: InstanceId) -> bool:
     """Return whether a batch begins at once."""
     ready = queue.take(run(batch_id, *group))
     assert ready is not None
     return ready.begins
 
 
+def begun(queue: Queue, batch_id: int) -> list[int]:
+    """Return the batches that begin with the end of a batch."""
+    return [batch.batch_id for batch in queue.end(batch_id).begun]
+
+
 def test_a_batch_begins_when_all_its_instances_have_ended_those_before() -> None:
-    queue = BatchQueue()
+    queue = Queue()
     assert begins(queue, 1, 0, 1)
     assert begins(queue, 2, 2)
     assert not begins(queue, 3, 1, 2)
     assert not begins(queue, 4, 0)
-    assert list(queue.before(3)) == [1, 2]
-    assert queue.end(2) == Released([], [])
-    assert queue.end(1) == Released([], [3, 4])
+    assert queue.in_flight[3].behind == {1, 2}
+    assert begun(queue, 2) == []
+    assert begun(queue, 1) == [3, 4]
     assert not begins(queue, 5, 2)
     assert begins(queue, 6, 3)
-    assert queue.end(3) == Released([], [5])
-    assert queue.end(4) == Released([], [])
+    assert begun(queue, 3) == [5]
+    assert begun(queue, 4) == []
     assert begins(queue, 7, 0)
 
 
 def test_batches_behind_one_another_begin_one_by_one() -> None:
-    queue = BatchQueue()
+    queue = Queue()
     assert [begins(queue, n, 0) for n in (1, 2, 3)] == [True, False, False]
-    assert queue.end(1) == Released([], [2])
-    assert queue.end(2) == Released([], [3])
-    assert queue.end(3) == Released([], [])
+    assert begun(queue, 1) == [2]
+    assert begun(queue, 2) == [3]
+    assert begun(queue, 3) == []
     assert begins(queue, 4, 0)
 
 
 def test_a_held_batch_begins_behind_those_that_became_ready_before() -> None:
-    queue = BatchQueue()
+    queue = Queue()
     queue.take(prompt(0))
     assert queue.take(dependent(1)) is None
     assert not begins(queue, 3, 0)
-    (ready,), begun_ids = queue.end(1, [TOKEN])
+    (ready,), begins_now = queue.end(1, [TOKEN])
     assert not ready.begins
-    assert begun_ids == [3]
-    assert queue.end(3) == Released([], [2])
+    assert [batch.batch_id for batch in begins_now] == [3]
+    assert begun(queue, 3) == [2]
