@@ -11,7 +11,7 @@ PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").glob("*.md"),
     *ROOT.glob("[a-z]*/README.md"),
-    ROOT / "loong/fabric/README.md",
+    *(ROOT / "loong" / name / "README.md" for name in ("executor", "fabric", "state")),
 ]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 
