@@ -152,10 +152,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the load and the changes (%(default)s)")
     parser.add_argument(
         "--hostile",
-        nargs="*",
-        choices=KINDS,
+        nargs="+",
+        choices=(*KINDS, "none"),
         default=list(KINDS),
-        help="kinds of hostile clients (all); none: --hostile",
+        help="kinds of hostile clients (all)",
     )
     args = parser.parse_args()
     random.seed(args.seed)
@@ -169,7 +169,7 @@ def main() -> None:
         log = Path(folder) / "server.log"
         with spawn_server(config, args.policy, log) as url:
             server = ChangingServer(url, child_pid())
-            hostile = HostileClients(url, child_pid(), args.hostile)
+            hostile = HostileClients(url, child_pid(), [kind for kind in args.hostile if kind != "none"])
             with (
                 subprocess.Popen([*command, "--base-url", url], stdout=subprocess.PIPE, text=True) as chaos,
                 hostile,
