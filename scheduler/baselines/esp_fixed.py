@@ -10,7 +10,8 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import groups_of
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import Variant
-from loong.scheduler.esp.stages import is_any_usable, plan_parts, plan_while_busy
+from loong.scheduler.esp.parts import plan_parts
+from loong.scheduler.esp.stages import is_any_usable, plan_while_busy
 
 FIXED = Variant(has_apart=False, is_fixed=True)
 

@@ -9,7 +9,6 @@ from loong.core.plan import KVMigration, Preemption
 from loong.core.request import NOTHING, RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import arrival_order
-from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.esp.admission import KVForecast
 
 NO_ROOM = "its prompt is computed, and the instances for decodes have too little room for all its tokens"
@@ -93,7 +92,7 @@ def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> H
     if not movable:
         return Handoff((), (), (), on_both, tuple(there.values()))
     part = replace(destinations, running=tuple(map(_as_moving, there.values())))
-    forecast = KVForecast(make_planning_view(part))
+    forecast = KVForecast(sum(part.pools.values()), part.running)
     rooms = _Rooms.of(part, movable.keys(), destination_of)
     moved, migrations = list[RequestView](), list[KVMigration]()
     for request_id, view in movable.items():

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TypeAlias, TypeVar
 
 from loong.core.placement import InstanceId
@@ -45,9 +45,9 @@ def homes_of(snapshot: Snapshot, parts: Parts) -> dict[RequestId, int]:
     """
     place, homes = place_of(parts), dict[RequestId, int]()
     for view in snapshot.running:
-        holders: Iterable[InstanceId] = (segment.instance_id for segment in view.placement.segments)
+        holders = [segment.instance_id for segment in view.placement.segments]
         if view.batch_id is not None:
-            holders = chain(holders, snapshot.batch[view.batch_id].plan.group.instance_ids)
+            holders += snapshot.batch[view.batch_id].plan.group.instance_ids
         for instance_id in holders:
             if instance_id in place:
                 homes[view.request_id] = place[instance_id]
@@ -55,7 +55,11 @@ def homes_of(snapshot: Snapshot, parts: Parts) -> dict[RequestId, int]:
     return homes
 
 
-def split(snapshot: Snapshot, parts: Parts, places: Mapping[RequestId, int]) -> list[Snapshot]:
+def split(
+    snapshot: Snapshot,
+    parts: Parts,
+    places: Mapping[RequestId, int],
+) -> list[Snapshot]:
     """Return a snapshot of each part, in one pass over requests.
 
     A request belongs to the part with the index that `places` gives, or to none. A batch or a migration

@@ -7,7 +7,6 @@ caller predicts the seconds.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
 from operator import attrgetter
 
 import numpy as np
@@ -95,15 +94,17 @@ class FutureKV:
     @property
     def peak(self) -> int:
         """Return the most slots ever in use at once."""
-        return self._busiest[1]
+        return int(self.usage.max(initial=0))
 
     @cached_property
-    def _busiest(self) -> tuple[int, int]:
-        """Return after how many steps the most slots are in use, and their number."""
-        if not len(self.usage):
-            return 0, 0
-        place = int(self.usage.argmax())
-        return int(self.remaining[place]), int(self.usage[place])
+    def _most_until(self) -> NDArray[np.int64]:
+        """The most of `remaining` + `usage` until each request ends."""
+        return np.maximum.accumulate(self.remaining + self.usage)
+
+    @cached_property
+    def _most_from(self) -> NDArray[np.int64]:
+        """The most slots in use when each request ends, and later."""
+        return np.maximum.accumulate(self.usage[::-1])[::-1]
 
     def adding(self, view: RequestView) -> "FutureKV":
         """Return the future with one more request, which shares nothing yet, and its siblings."""
@@ -112,18 +113,15 @@ class FutureKV:
             future = future._adding(view.num_remaining_tokens, 0)
         return future
 
-    def peak_with(self, view: RequestView, limit: float = inf) -> int:
-        """Return the peak with one more request, or something above `limit` if the peak exceeds that."""
+    def peak_with(self, view: RequestView) -> int:
+        """Return the peak with one more request, which shares nothing yet, and its siblings."""
         future, num_remaining, num_current = self, view.num_remaining_tokens, view.num_known_tokens - 1
-        step, peak = self._busiest
-        if num_remaining >= step and (at_peak := peak + num_current + step) > limit:
-            return at_peak  # the new request is there at the peak: no need to look at other steps
         for _ in range(view.num_siblings):
             future = future._adding(num_remaining, 0)
         index, own = future._usage_at_end_of(num_remaining, num_current)
-        before = future.remaining[:index] + future.usage[:index]
-        after = future.usage[index:]
-        return int(max(own, before.max(initial=0) + num_current, after.max(initial=0)))
+        before = num_current + (int(future._most_until[index - 1]) if index else 0)
+        after = int(future._most_from[index]) if index < len(future.usage) else 0
+        return max(own, before, after)
 
     def _adding(self, num_remaining: int, num_current: int) -> "FutureKV":
         index, own = self._usage_at_end_of(num_remaining, num_current)

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
-from loong.core.cost.cost_model import CostModel
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import Parts, place_of
-from loong.scheduler.common.planning_view import PlanningView
-from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.prompt_order import Order, considered, ordered, starved_first
+from loong.scheduler.common.prompt_queue import PromptQueue
+from loong.scheduler.esp.prompt_order import Ordering, considered, ordered, starved_first
 
 
 @dataclass(slots=True)
@@ -91,34 +89,34 @@ class LeastWorkQueue:
 
 
 def assigned_places(
-    found: PlanningView,
+    snapshot: Snapshot,
+    waiting: Sequence[RequestView],
     parts: Parts,
     homes: Mapping[RequestId, int],
-    cost_model: CostModel,
-    config: PolicyConfig,
-    order: Order,
+    ordering: Ordering,
 ) -> tuple[dict[RequestId, int], Sequence[RequestView]]:
     """Return the place of the part of each request, and the prompts without a part for now.
 
-    `homes` are those of running requests. Prompts choose in the order of their deadlines, deferred ones last
-    and starved ones first: the group that one waits for then drains, and stays the one with most room.
-    If many wait, only those that admission considers get a place. Where no group has room, a prompt waits for
-    the group with most room.
+    `waiting` are the prompts that fit into the cluster, and `homes` the places of running requests. Prompts
+    choose in the order of their deadlines, deferred ones last and starved ones first: the group that one
+    waits for then drains, and stays the one with most room. If many wait, only those that admission considers
+    get a place. Where no group has room, a prompt waits for the group with most room.
     """
-    snapshot = found.snapshot
     live = [view for view in snapshot.running if not view.has_ended]
     if len(parts) == 1:
-        return {**{view.request_id: 0 for view in (*found.waiting, *live)}, **homes}, ()
+        return {**{view.request_id: 0 for view in (*waiting, *live)}, **homes}, ()
     loads = _loads(snapshot, parts, homes)
-    chosen, others = considered(found, config)
-    computing = (v for v in live if not v.is_decoding and (v.is_plannable or v.request_id in homes))
-    queue, places = LeastWorkQueue(loads), {**homes}
-    prefills = ordered((*chosen, *computing), found, cost_model, config, order)
+    computing = [v for v in live if not v.is_decoding and (v.is_plannable or v.request_id in homes)]
+    capacity = sum(snapshot.pools.values())
+    queue = PromptQueue(snapshot.now, len(snapshot.pools), capacity, waiting, computing, snapshot.running)
+    chosen, others = considered(queue, ordering.config)
+    prefills = ordered((*chosen, *computing), queue, ordering)
+    groups, places = LeastWorkQueue(loads), {**homes}
     for prefill in starved_first(prefills, snapshot.now):
         request_id = prefill.view.request_id
         if request_id in homes:
             loads[homes[request_id]].take(prefill.work, 0)
-        elif (load := queue.assign(prefill.work, prefill.view.num_final_tokens)) is not None:
+        elif (load := groups.assign(prefill.work, prefill.view.num_final_tokens)) is not None:
             places[request_id] = load.place
     return places, others
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from loong.core.placement import InstanceId, tokens_by_instance
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
+from loong.scheduler.common.prompt_queue import PromptQueue
 from loong.scheduler.common.request_lengths import Lengths
 
 
@@ -52,9 +53,9 @@ class PlanningView:
     """The cluster, sorted for planning.
 
     `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
-    ended leave their batches. `occupied` are the instance sets that hold KV of requests not in flight. Others
-    are computed on demand: sets `running` a batch, and `idle` instances, host by host, those with most room
-    first. `cluster_size` is the number of full instances of the whole cluster, of which this may be a part.
+    ended leave their batches. The rest is computed on demand: instance sets `occupied` by KV of
+    requests not in flight, other sets `running` a batch, and `idle` instances, host by host, those with most
+    room first.
 
     A request that needs more KV than all instances have is not in `waiting`, so that it delays no other: it
     has failed, or waits for a first instance.
@@ -64,8 +65,6 @@ class PlanningView:
     capacity: int
     free: dict[InstanceId, int]
     waiting: tuple[RequestView, ...]
-    occupied: tuple[InstanceSet, ...]
-    cluster_size: int
 
     @property
     def num_instances(self) -> int:
@@ -83,6 +82,14 @@ class PlanningView:
         return tuple(view for instance_set in self.occupied for view in instance_set.decodes)
 
     @property
+    def queue(self) -> PromptQueue:
+        """Return the prompts not in flight, and what their order and admission depend on."""
+        snapshot = self.snapshot
+        return PromptQueue(
+            snapshot.now, self.num_instances, self.capacity, self.waiting, self.begun, snapshot.running
+        )
+
+    @property
     def is_quiet(self) -> bool:
         """Return whether no prompt waits, begun or not, except those in a step."""
         return not (self.waiting or self.begun)
@@ -91,6 +98,17 @@ class PlanningView:
     def instance_sets(self) -> tuple[InstanceSet, ...]:
         """Return all instance sets: every full instance is in one."""
         return (*self.occupied, *self.running, *(InstanceSet((i,)) for i in self.idle))
+
+    @cached_property
+    def occupied(self) -> tuple[InstanceSet, ...]:
+        """Return the instance sets that hold KV of requests not in flight.
+
+        Requests with KV on anything but full instances, such as a host tier, are left out.
+        """
+        views = [view for view in self.snapshot.running if view.batch_id is None and view.is_plannable]
+        if len(self.free) < len(self.snapshot.instances):
+            views = [view for view in views if self.free.keys() >= set(view.placement.instance_ids)]
+        return _occupied_sets(views, self.snapshot, self.free)
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -118,23 +136,15 @@ class PlanningView:
         return frozenset(i for instance_set in self.occupied for i in instance_set.instance_ids)
 
 
-def make_planning_view(snapshot: Snapshot, cluster_size: int | None = None) -> PlanningView:
-    """Sort requests not in flight by instance set, and predict when other instances become free.
-
-    Requests with KV on anything but full instances, such as a host tier, are left out. The snapshot is of a
-    part of a cluster of `cluster_size` full instances, or (None) of a whole one.
-    """
+def make_planning_view(snapshot: Snapshot) -> PlanningView:
+    """Return the view of a snapshot, which may be that of a part of a cluster."""
     free, capacity = snapshot.free.copy(), sum(snapshot.pools.values())
-    occupied = [view for view in snapshot.running if view.batch_id is None and view.is_plannable]
     for view in [view for view in snapshot.running if view.has_ended and view.batch_id in snapshot.batch]:
         _free_kv_of(view, snapshot, free)
-    if len(free) < len(snapshot.instances):
-        occupied = [view for view in occupied if free.keys() >= set(view.placement.instance_ids)]
     waiting = [v for v in snapshot.waiting if not (v.is_migrating or v.has_ended)]  # none is in a batch
     if snapshot.most_tokens > capacity:
         waiting = [view for view in waiting if view.num_final_tokens <= capacity]
-    sets = _occupied_sets(occupied, snapshot, free)
-    return PlanningView(snapshot, capacity, free, tuple(waiting), sets, cluster_size or len(free))
+    return PlanningView(snapshot, capacity, free, tuple(waiting))
 
 
 def _free_kv_of(view: RequestView, snapshot: Snapshot, free: dict[InstanceId, int]) -> None:

@@ -24,7 +24,7 @@ class FirstTokenTargets:
             ttft = self._config.target_ttft
         elif ttft is None:
             ttft = self._default(view.num_prompt_tokens)
-        return ttft * 2.0**view.priority
+        return ttft * 2.0**view.priority if view.priority else ttft
 
     def _default(self, num_tokens: int) -> float:
         if num_tokens not in self._defaults:
@@ -48,4 +48,5 @@ def target_tpot(view: RequestView, config: PolicyConfig) -> float:
 
 def tightest_tpot(views: Iterable[RequestView], config: PolicyConfig) -> float:
     """Return the least TPOT target of these requests; the config's if there are none."""
-    return min([target_tpot(view, config) for view in views], default=config.target_tpot)
+    own = {None if view.slo is None else view.slo.tpot for view in views}
+    return min([config.target_tpot if tpot is None else tpot for tpot in own], default=config.target_tpot)

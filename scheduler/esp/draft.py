@@ -12,7 +12,7 @@ from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.prompt_order import Order, PrefillCandidate, by_deadline
+from loong.scheduler.esp.prompt_order import Order, Ordering, PrefillCandidate, by_deadline
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class PlanDraft:
     cost_model: CostModel
     config: PolicyConfig
     variant: Variant
+    ordering: Ordering
     prefills: tuple[PrefillCandidate, ...] = ()
     paused_late: tuple[PrefillCandidate, ...] = ()
     decodes: tuple[RequestView, ...] = ()

@@ -29,9 +29,10 @@ from loong.scheduler.common.joined_hosts import joined_hosts
 from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import Variant
+from loong.scheduler.esp.parts import plan_parts
 from loong.scheduler.esp.prompt_order import by_arrival
 from loong.scheduler.esp.service import serves_all
-from loong.scheduler.esp.stages import is_any_usable, plan_part, plan_parts, plan_while_busy
+from loong.scheduler.esp.stages import is_any_usable, plan_part, plan_while_busy
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 ESP = Variant()
@@ -90,15 +91,14 @@ def suits_lone_instances(
     live = live_requests(snapshot)
     if not fit_parts(snapshot, each) or not (serves_all(snapshot) or are_within_parts(live, each)):
         return False
-    target = tightest_tpot(live, config)
+    budget = PLANNED_TPOT_SHARE * tightest_tpot(live, config)
     alone = cost_model.prefill_terms(1)
     most_tokens = alone.max_tokens(config.step_time, 0)
-    budget = PLANNED_TPOT_SHARE * target
-    own, remote = (_decode_seconds(holder_id, cost_model) for holder_id in (0, 1))
-    if own <= budget < remote:
-        return True
     is_loose = alone.least <= budget / 2
-    return is_loose and all(view.num_prompt_tokens <= most_tokens or view.is_decoding for view in live)
+    if is_loose and all(view.num_prompt_tokens <= most_tokens or view.is_decoding for view in live):
+        return True
+    own, remote = (_decode_seconds(holder_id, cost_model) for holder_id in (0, 1))
+    return own <= budget < remote
 
 
 def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from loong.core.cost.cost_model import CostModel, PrefillTerms
 from loong.core.request import RequestView
-from loong.scheduler.common.planning_view import PlanningView
+from loong.scheduler.common.prompt_queue import PromptQueue
 from loong.scheduler.common.slo_targets import FirstTokenTargets
 from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.tuning import (
@@ -76,16 +76,38 @@ Order: TypeAlias = Callable[[Iterable[PrefillCandidate], float, float], list[Pre
 """Sorts prompts by urgency, given the time and the cluster's speed in seconds of work a second."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """The way to order prompts, the same in all parts of a cluster of `cluster_size` full instances.
+
+    `alone` and `widest` are the terms of a prefill on one of them, and of the fastest, on all.
+    """
+
+    order: Order
+    config: PolicyConfig
+    cluster_size: int
+    alone: PrefillTerms
+    widest: PrefillTerms
+    targets: FirstTokenTargets
+
+    @classmethod
+    def of(cls, order: Order, cluster_size: int, cost_model: CostModel, config: PolicyConfig) -> "Ordering":
+        """Return the way for this cluster."""
+        widest = cost_model.prefill_terms(cluster_size)
+        targets = FirstTokenTargets(widest, config)
+        return cls(order, config, cluster_size, cost_model.prefill_terms(1), widest, targets)
+
+
 def considered(
-    view: PlanningView, config: PolicyConfig
+    queue: PromptQueue, config: PolicyConfig
 ) -> tuple[Sequence[RequestView], Sequence[RequestView]]:
     """Return the waiting prompts that are considered now, and the others.
 
     If more wait than a plan could begin, these are the oldest, which are due first, and the newest, which
     can still be in time. With fairness among users all are considered, as each may be its user's only one.
     """
-    waiting = view.waiting
-    half = max(MAX_CONSIDERED, MAX_CONSIDERED_PER_INSTANCE * view.num_instances) // 2
+    waiting = queue.waiting
+    half = max(MAX_CONSIDERED, MAX_CONSIDERED_PER_INSTANCE * queue.num_instances) // 2
     if len(waiting) <= 2 * half or config.fairness is Fairness.USER:
         return waiting, ()
     return (*waiting[:half], *waiting[-half:]), waiting[half:-half]
@@ -93,44 +115,40 @@ def considered(
 
 def ordered(
     views: Iterable[RequestView],
-    planning_view: PlanningView,
-    cost_model: CostModel,
-    config: PolicyConfig,
-    order: Order,
+    queue: PromptQueue,
+    ordering: Ordering,
 ) -> list[PrefillCandidate]:
-    """Return the prompts of these requests, begun or not, most urgent first."""
-    now, num_instances = planning_view.snapshot.now, max(1, planning_view.num_instances)
-    terms = cost_model.prefill_terms(1)
-    targets = FirstTokenTargets(cost_model.prefill_terms(max(1, planning_view.cluster_size)), config)
+    """Return the prompts of these requests of a queue, begun or not, most urgent first."""
+    now, num_instances = queue.now, max(1, queue.num_instances)
+    terms, targets = ordering.alone, ordering.targets
     speed = USABLE_SPEED_SHARE * num_instances
     prefills = []
     for view in views:
-        num_cached = view.num_computed_tokens
-        num_new = view.num_known_tokens - num_cached
-        work = prefill_work(num_new, num_cached, terms)
-        ttft = targets.of(view)
+        num_cached = view.placement.num_tokens
+        num_new = view.num_prompt_tokens + view.num_output_tokens - num_cached
+        work, ttft = prefill_work(num_new, num_cached, terms), targets.of(view)
         planned, earliest = PLANNED_TTFT_SHARE * ttft, now + work / num_instances
-        deadline, missed_deadline = _deadline(view.arrival_time, planned, earliest)
+        deadline = view.arrival_time + planned
+        if missed_deadline := deadline < earliest:
+            deadline = _second_deadline(view.arrival_time, planned, earliest)
         prefills.append(PrefillCandidate(view, num_new, num_cached, work, ttft, deadline, missed_deadline))
-    if config.fairness is Fairness.USER:
-        running = planning_view.snapshot.running
-        served = {view.user for view in running if view.batch_id is not None or view.num_output_tokens}
+    if ordering.config.fairness is Fairness.USER:
+        served = {v.user for v in queue.running if v.batch_id is not None or v.num_output_tokens}
         prefills = with_fair_deadlines(prefills, now, speed, served)
-    ranked = order(prefills, now, speed)
+    ranked = ordering.order(prefills, now, speed)
     for rank, prefill in enumerate(ranked):
         prefill.rank = rank
     return ranked
 
 
-def _deadline(arrival_time: float, planned: float, earliest: float) -> tuple[float, bool]:
-    """Return when a first token is due that has `planned` seconds, and whether that is a second chance.
+def _second_deadline(arrival_time: float, planned: float, earliest: float) -> float:
+    """Return when a first token is due whose `planned` seconds are too few.
 
-    If the deadline can no longer be met, these seconds double until it can.
+    They double until the deadline can be met.
     """
-    budget = planned
-    while arrival_time + budget < earliest:
-        budget *= 2
-    return arrival_time + budget, budget > planned
+    while arrival_time + planned < earliest:
+        planned *= 2
+    return arrival_time + planned
 
 
 def starved_first(prefills: Sequence[PrefillCandidate], now: float) -> Iterable[PrefillCandidate]:

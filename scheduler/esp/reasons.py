@@ -64,7 +64,7 @@ def _reasons_to_begin(draft: PlanDraft, computed: Sequence[PrefillCandidate]) ->
         dop = len({block.master_id for block in blocks})
         if prefill.is_begun and dop <= len(view.placement.instance_ids):
             continue
-        most = draft.view.cluster_size
+        most = draft.ordering.cluster_size
         num_taken = len(taken.difference(batch.group.instance_ids))
         costs = {
             d: prefill_time(draft.cost_model, prefill.num_tokens, prefill.num_cached, d)

@@ -1,57 +1,24 @@
-"""The stages of a plan, each a function from draft to draft, for a whole cluster or each of its parts."""
+"""The stages of a plan, each a function from draft to draft, for a whole cluster or a part of it."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
-from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.cluster_parts import Parts, homes_of, split
 from loong.scheduler.common.leases import arrival_order, first_ends
-from loong.scheduler.common.least_work import assigned_places
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import admit
+from loong.scheduler.esp.admission import Admission, admit
 from loong.scheduler.esp.batches import batch_of_all, build
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import pause_unsafe
 from loong.scheduler.esp.late_prompts import pause_late
-from loong.scheduler.esp.reasons import (
-    NOT_CONSIDERED,
-    explain,
-    reason_to_preempt,
-    reason_to_wait,
-    reasons_while_busy,
-)
+from loong.scheduler.esp.prompt_order import Ordering
+from loong.scheduler.esp.reasons import explain, reason_to_preempt, reasons_while_busy
 from loong.scheduler.esp.step_time import step_seconds
-
-
-def plan_parts(
-    snapshot: Snapshot, parts: Parts, cost_model: CostModel, config: PolicyConfig, variant: Variant
-) -> IterationPlan:
-    """Assign each prompt to the part with least work, and plan each usable part by itself."""
-    found, homes = make_planning_view(snapshot), homes_of(snapshot, parts)
-    places, others = assigned_places(found, parts, homes, cost_model, config, variant.order)
-    usable = [place for place, part in enumerate(parts) if is_any_usable(snapshot, part)]
-    number_of = {place: number for number, place in enumerate(usable)}
-    usable_places = {r: number_of[place] for r, place in places.items() if place in number_of}
-    plan = joined_plan(
-        plan_part(part, cost_model, config, len(snapshot.pools), variant)
-        for part in split(snapshot, tuple(parts[place] for place in usable), usable_places)
-        if part.waiting or any(view.is_plannable for view in part.running)
-    )
-    busy: defaultdict[int, list[RequestView]] = defaultdict(list)
-    for view in snapshot.waiting:
-        place = places.get(view.request_id)
-        if place is not None and place not in number_of:
-            busy[place].append(view)
-    reasons = [r for place, views in busy.items() for r in reasons_while_busy(snapshot, views, parts[place])]
-    reasons += reason_to_wait((view.request_id for view in others), NOT_CONSIDERED)
-    return replace(plan, decisions=(*plan.decisions, *reasons))
 
 
 def plan_part(
@@ -60,8 +27,15 @@ def plan_part(
     """Plan a part of a cluster of `cluster_size` instances, or all of it."""
     if not is_any_usable(part, part.pools):
         return plan_while_busy(part)
-    draft = PlanDraft(make_planning_view(part, cluster_size), cost_model, config, variant)
-    for stage in (admit, pause_unsafe, pause_late, build, relieve, explain):
+    ordering = Ordering.of(variant.order, cluster_size, cost_model, config)
+    draft = PlanDraft(make_planning_view(part), cost_model, config, variant, ordering)
+    return plan_admitted(draft, admit(draft.view.queue, ordering))
+
+
+def plan_admitted(draft: PlanDraft, admission: Admission) -> IterationPlan:
+    """Take a new draft with the prompts that are admitted through all stages, and return its plan."""
+    draft = replace(draft, prefills=admission.prefills, decisions=admission.decisions)
+    for stage in (pause_unsafe, pause_late, build, relieve, explain):
         draft = stage(draft)
     return draft.plan()
 

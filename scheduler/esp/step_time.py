@@ -11,7 +11,7 @@ In any case a step does at least as much work as it costs to begin one.
 
 from math import inf
 
-from loong.scheduler.common.slo_targets import FirstTokenTargets, default_ttft
+from loong.scheduler.common.slo_targets import default_ttft
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate
@@ -49,8 +49,8 @@ def _efficient_seconds(draft: PlanDraft) -> float:
     seconds = max(terms.least, (terms.overhead + terms.floor) / MIN_OVERHEAD_SHARE)
     if sum(not view.has_ended for view in draft.snapshot.request.values()) == 1:
         return seconds
-    widest = draft.cost_model.prefill_terms(draft.view.cluster_size)
-    return min(seconds, PLANNED_TTFT_SHARE * default_ttft(1, widest, draft.config) - 2 * terms.least)
+    ttft = default_ttft(1, draft.ordering.widest, draft.config)
+    return min(seconds, PLANNED_TTFT_SHARE * ttft - 2 * terms.least)
 
 
 def longest_step(draft: PlanDraft) -> float:
@@ -61,9 +61,8 @@ def longest_step(draft: PlanDraft) -> float:
     config = draft.config
     if config.max_step_time is not None:
         return config.max_step_time
-    targets = FirstTokenTargets(draft.cost_model.prefill_terms(draft.view.cluster_size), config)
     live = (view for view in draft.snapshot.request.values() if not view.has_ended)
-    least = min(map(targets.of, live), default=inf)
+    least = min(map(draft.ordering.targets.of, live), default=inf)
     return min(MAX_STEP_SECONDS, MAX_STEP_SHARE * min(least, config.target_ttft))
 
 

@@ -14,7 +14,7 @@ from loong.core.request import Request
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.prompt_order import by_deadline, ordered
+from loong.scheduler.esp.prompt_order import Ordering, by_deadline, ordered
 from loong.scheduler.esp.reasons import NOT_CONSIDERED
 from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.tuning import MAX_CONSIDERED
@@ -93,12 +93,10 @@ def test_a_prompt_too_long_for_each_group_until_an_instance_returns_delays_no_ot
 
 def test_default_targets_are_those_of_esp() -> None:
     long = waiting("new", 400_000)
-    views = (
-        make_planning_view(snapshot_of(FOUR, [long])),
-        make_planning_view(snapshot_of(FOUR[:1], [long]), 4),
-    )
-    ttfts = [ordered([long], view, H200, PolicyConfig(), by_deadline)[0].ttft for view in views]
-    assert ttfts[0] == ttfts[1]
+    ordering = Ordering.of(by_deadline, 4, H200, PolicyConfig())
+    queues = (make_planning_view(snapshot_of(capacities, [long])).queue for capacities in (FOUR, FOUR[:1]))
+    whole, part = (ordered([long], queue, ordering)[0].ttft for queue in queues)
+    assert whole == part
 
 
 def test_of_a_crowd_those_that_no_plan_considers_are_reported() -> None:

@@ -6,6 +6,7 @@ from itertools import combinations
 from math import inf
 
 import pytest
+from drafts import admitted_draft
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from machines import CPU, H200
@@ -16,9 +17,8 @@ from snapshots import begun, decoding, running, snapshot_of, waiting
 from loong.core.placement import Placement
 from loong.core.request import SLO, Request, RequestId, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import Fairness, PolicyConfig
-from loong.scheduler.esp.admission import KVForecast, admit
+from loong.scheduler.esp.admission import KVForecast
 from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.esp.prompt_order import (
     PrefillCandidate,
@@ -48,7 +48,7 @@ def admission_of(
     snapshot: Snapshot, config: PolicyConfig | None = None, *, order: str = "by_deadline"
 ) -> PlanDraft:
     variant = Variant(order={"by_deadline": by_deadline, "by_arrival": by_arrival}[order])
-    return admit(PlanDraft(make_planning_view(snapshot), CPU, config or PolicyConfig(), variant))
+    return admitted_draft(snapshot, CPU, config or PolicyConfig(), variant)
 
 
 def refused(draft: PlanDraft) -> dict[str, tuple[RequestId, ...]]:
@@ -170,7 +170,7 @@ def test_only_what_fits_to_its_declared_end_is_admitted() -> None:
         found = admission_of(snapshot)
         assert bool(found.prefills) == admitted
         assert refused(found) == ({} if admitted else {NO_ROOM: ("b",)})
-        assert KVForecast(make_planning_view(snapshot)).takes(view) == admitted
+        assert KVForecast(99, snapshot.running).takes(view) == admitted
 
 
 def test_room_counts_what_was_admitted_before_and_not_what_has_ended() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
+from drafts import admitted_draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import CPU, DEAR, H200
@@ -14,11 +15,8 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.plan import BatchPlan, IterationPlan, Transfer
 from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import admit
 from loong.scheduler.esp.batching import BatchBuilder
-from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.tuning import MIN_CHUNK_TOKENS, MIN_TPOT_SHARE, PLANNED_TPOT_SHARE
 
@@ -46,8 +44,7 @@ class WholeCluster:
 def group_of(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, *, late_ids: Sequence[str] = ()
 ) -> WholeCluster:
-    view = make_planning_view(snapshot)
-    draft = admit(PlanDraft(view, cost_model, config, Variant(), lease_steps=config.lease_steps))
+    draft = replace(admitted_draft(snapshot, cost_model, config), lease_steps=config.lease_steps)
     for prefill in draft.prefills:
         prefill.is_deferred = prefill.view.request_id in late_ids
     return WholeCluster(BatchBuilder(draft, config.step_time), draft.prefills)

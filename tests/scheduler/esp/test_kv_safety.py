@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from drafts import admitted_draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import CPU
@@ -16,10 +17,7 @@ from loong.core.events import InstanceLost
 from loong.core.placement import striped
 from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.esp.admission import admit
-from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.esp.kv_safety import BankersAlgorithm, pause_unsafe
 from loong.scheduler.esp.reasons import PAUSED
 from loong.scheduler.tuning import LONG_LEASE_FACTOR
@@ -127,7 +125,7 @@ class Safety(NamedTuple):
 
 
 def safety_of(snapshot: Snapshot) -> Safety:
-    admitted = admit(PlanDraft(make_planning_view(snapshot), CPU, PolicyConfig(), Variant()))
+    admitted = admitted_draft(snapshot, CPU, PolicyConfig())
     draft = pause_unsafe(admitted)
     views = (*draft.view.decodes, *(prefill.view for prefill in admitted.prefills))
     going_on = (*draft.decodes, *(prefill.view for prefill in draft.prefills))
