@@ -353,7 +353,8 @@ class RequestView:
     @property
     def is_decoding(self) -> bool:
         """Return whether a step computes only its newest token."""
-        return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
+        num_known = self.num_prompt_tokens + self.num_output_tokens
+        return self.num_output_tokens > 0 and num_known - self.placement.num_tokens == 1
 
     @property
     def is_plannable(self) -> bool:

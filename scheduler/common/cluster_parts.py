@@ -45,7 +45,11 @@ def homes_of(snapshot: Snapshot, parts: Parts) -> dict[RequestId, int]:
     """
     place, homes = place_of(parts), dict[RequestId, int]()
     for view in snapshot.running:
-        holders = [segment.instance_id for segment in view.placement.segments]
+        segments = view.placement.segments
+        if segments and segments[0].instance_id in place:  # as of most requests
+            homes[view.request_id] = place[segments[0].instance_id]
+            continue
+        holders = [segment.instance_id for segment in segments]
         if view.batch_id is not None:
             holders += snapshot.batch[view.batch_id].plan.group.instance_ids
         for instance_id in holders:

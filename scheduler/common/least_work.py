@@ -53,7 +53,10 @@ class LeastWorkQueue:
         load = self._with_room(num_tokens) or self._roomiest(num_tokens)
         if load is not None:
             load.take(work, num_tokens)
-            heappush(self._by_work, load.key)
+            if load.room > 0:
+                heappush(self._by_work, load.key)
+            else:
+                heappush(self._by_room, (-load.room, load.place))
         return load
 
     def _with_room(self, num_tokens: int) -> Load | None:

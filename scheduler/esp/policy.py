@@ -63,7 +63,7 @@ def plan_esp(
 
 def live_requests(snapshot: Snapshot) -> list[RequestView]:
     """Return the requests that have not ended."""
-    return [view for view in snapshot.request.values() if not view.has_ended]
+    return [view for view in (*snapshot.waiting, *snapshot.running) if not view.has_ended]
 
 
 def fit_parts(snapshot: Snapshot, parts: Parts) -> bool:

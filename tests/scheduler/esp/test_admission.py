@@ -14,9 +14,11 @@ from plans import decode
 from simulation import Run, simulate, timed_request
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
-from loong.core.placement import Placement
+from loong.core.placement import Placement, striped
 from loong.core.request import SLO, Request, RequestId, RequestView
 from loong.core.snapshot import Snapshot
+from loong.scheduler.common.future_kv import FutureKV
+from loong.scheduler.common.request_lengths import Lengths
 from loong.scheduler.config import Fairness, PolicyConfig
 from loong.scheduler.esp.admission import KVForecast
 from loong.scheduler.esp.draft import PlanDraft, Variant
@@ -171,6 +173,28 @@ def test_only_what_fits_to_its_declared_end_is_admitted() -> None:
         assert bool(found.prefills) == admitted
         assert refused(found) == ({} if admitted else {NO_ROOM: ("b",)})
         assert KVForecast(99, snapshot.running).takes(view) == admitted
+
+
+LENGTH = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(10, 30), st.integers(0, 3))
+
+
+@given(st.lists(LENGTH, max_size=6), st.lists(LENGTH, min_size=1, max_size=4), st.integers(1, 500))
+def test_bounds_of_the_forecast_admit_just_what_the_exact_future_has_room_for(
+    old: list[tuple[int, int, int, int]], new: list[tuple[int, int, int, int]], capacity: int
+) -> None:
+    views = [
+        replace(decoding(f"d{i}", num_prompt, (0,), most, num_output), num_siblings=num_siblings)
+        for i, (num_prompt, num_output, most, num_siblings) in enumerate(old)
+    ]
+    if len(views) > 1:  # the first two share the prompt of one of them
+        shared = striped("d0", range(min(old[0][0], old[1][0])), (0,))
+        views[:2] = [replace(view, primary_id="d0", shared=shared, num_siblings=0) for view in views[:2]]
+    forecast, future = KVForecast(capacity, views), FutureKV.of(Lengths.of(views))
+    for i, (num_prompt, _, most, num_siblings) in enumerate(new):
+        view = replace(waiting(f"w{i}", num_prompt, most), num_siblings=num_siblings)
+        has_room = future.adding(view).peak <= capacity
+        assert forecast.takes(view) == has_room
+        future = future.adding(view) if has_room else future
 
 
 def test_room_counts_what_was_admitted_before_and_not_what_has_ended() -> None:
