@@ -10,7 +10,7 @@ SERIAL := tests/launcher/bench tests/runs/test_background_load.py tests/runs/tes
 	tests/end_to_end/test_bench.py
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test coverage check format setup clean
+.PHONY: help chat demo test coverage check speed format setup clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1: \2/p' $(firstword $(MAKEFILE_LIST))
@@ -26,7 +26,7 @@ demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes
 
 # Tests start many processes, which are to find their code compiled.
 test: export PYTHONDONTWRITEBYTECODE =
-test: check  ## check the code and run all tests that need no GPU
+test: check speed  ## check the code and its speed, and run all tests that need no GPU
 	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile; parallel=$$?; \
 		$(BIN)/pytest $(SERIAL) && exit $$parallel
 
@@ -41,6 +41,9 @@ check: $(READY)  ## check format, style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+speed: $(READY)  ## fail if planning takes too long for this machine
+	$(BIN)/python benchmarks/scheduling/planning_check.py
 
 format: $(READY)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .

@@ -132,13 +132,18 @@ async def measure(
         plan, policy_time = timed(policy, snapshot, cost_model)
         instructions, commit_time = timed(state.commit, plan, snapshot)
         executor.submit(instructions)
-        if min(len(snapshot.running), len(snapshot.waiting)) >= num_requests // 4:
+        if is_counted(snapshot, num_requests):
             parts = (apply_time, snapshot_time, policy_time, commit_time)
             for part, seconds in zip(PARTS, parts, strict=True):
                 spent[part].append(seconds)
             if len(spent["apply"]) == max_events:
                 break
     return spent
+
+
+def is_counted(snapshot: Snapshot, num_requests: int) -> bool:
+    """Return whether at least a quarter of the requests runs, and a quarter waits."""
+    return min(len(snapshot.running), len(snapshot.waiting)) >= num_requests // 4
 
 
 class Burst(TypedDict):
