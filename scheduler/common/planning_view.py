@@ -53,9 +53,9 @@ class PlanningView:
     """The cluster, sorted for planning.
 
     `capacity` is the slots of all full instances, and `free` the free ones of each, once requests that have
-    ended leave their batches. The rest is computed on demand: instance sets `occupied` by KV of
-    requests not in flight, other sets `running` a batch, and `idle` instances, host by host, those with most
-    room first.
+    ended leave their batches. The rest is computed on demand: instance sets `occupied` by KV of requests not
+    in flight, and other sets `running` a batch. Of `idle` instances, those of a host are together, and those
+    with most room first.
 
     A request that needs more KV than all instances have is not in `waiting`, so that it delays no other: it
     has failed, or waits for a first instance.
