@@ -19,11 +19,12 @@ from loong.core.errors import ClusterError, ConfigError
 from loong.core.events import Drained
 from loong.core.grammar import FIRST_GRAMMARS
 from loong.core.instance import ElasticInstance
+from loong.core.observer import Observer
 from loong.core.placement import InstanceId
 from loong.engine.client import EngineLimits
 from loong.engine.engine import Engine
 from loong.engine.faults import WorkerFaults
-from loong.engine.loop import Observer, Scheduling
+from loong.engine.loop import Scheduling
 from loong.engine.refusals import Refusals
 from loong.engine.scaling import Scaling
 from loong.executor.lookahead import LookaheadMargin

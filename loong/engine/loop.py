@@ -1,40 +1,18 @@
 """The loop for real and simulated clusters: from events to plans."""
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
 
-from loong.core.applied import Applied
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidPlanError
 from loong.core.events import Event
 from loong.core.instructions import Instruction, ReleaseKV
+from loong.core.observer import Observer
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.engine.refusals import Refusals
 from loong.executor.protocol import Executor
 from loong.scheduler.policy import Policy
 from loong.state.cluster_state import ClusterState
-
-
-class Observer(Protocol):
-    """Receives all events and plans of the loop, in order. It must not change them, and must not block."""
-
-    def on_event(self, event: Event, applied: Applied, /) -> None:
-        """Receive an event that the state has applied, and its consequences."""
-        ...
-
-    def on_plan(
-        self,
-        events: Sequence[Event],
-        snapshot: Snapshot,
-        plan: IterationPlan,
-        instructions: Sequence[Instruction],
-        /,
-    ) -> None:
-        """Receive the plan for a snapshot, the events that it answers, and the instructions that follow from
-        it.
-        """
-        ...
 
 
 class Scheduling:

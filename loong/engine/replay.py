@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from loong.core.applied import Applied
 from loong.core.check_plan import check_plan
 from loong.core.cost.cost_model import CostModel
 from loong.core.events import Event
 from loong.core.instructions import Instruction
+from loong.core.observer import Observer
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.engine.loop import Scheduling
@@ -70,7 +70,7 @@ def plan_again(setting: Setting, refused: RefusedPlanRecord) -> str | None:
     return None
 
 
-class _Script:
+class _Script(Observer):
     """An executor that reports recorded events, and an observer that compares plans with the recording."""
 
     def __init__(self, recorded_steps: Iterable[RecordedStep]) -> None:
@@ -93,9 +93,6 @@ class _Script:
 
     def submit(self, instructions: Iterable[Instruction]) -> None:
         """Ignore instructions, because their effects are recorded."""
-
-    def on_event(self, event: Event, _applied: Applied, /) -> None:
-        """Ignore events, because only plans are compared."""
 
     def on_plan(
         self,

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from loong.core.applied import Applied
 from loong.core.errors import (
     ClusterError,
     ConfigError,
@@ -15,6 +14,7 @@ from loong.core.errors import (
 )
 from loong.core.events import Event
 from loong.core.instructions import Instruction
+from loong.core.observer import Observer
 from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
@@ -24,7 +24,7 @@ from loong.executor.membership import Membership
 logger = logging.getLogger(__name__)
 
 
-class Scaling:
+class Scaling(Observer):
     """Adds and removes instances of a running cluster. It observes the loop.
 
     Instances 0 to `num_instances` - 1 are wanted. Others drain: the policy empties them, and then they leave.
@@ -99,9 +99,6 @@ class Scaling:
     def stop(self) -> None:
         """Let all that wait for a change fail, because the engine has stopped."""
         self._answer(EngineStoppedError())
-
-    def on_event(self, event: Event, _applied: Applied, /) -> None:
-        """Ignore events: a plan follows each that matters."""
 
     def on_plan(
         self,

@@ -1,15 +1,13 @@
 """Warns when batch times keep differing from the predictions that plans use."""
 
 import logging
-from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
 from loong.core.applied import Applied
 from loong.core.events import BatchFinished, Event
-from loong.core.instructions import Instruction
-from loong.core.plan import IterationPlan, Transfer
-from loong.core.snapshot import Snapshot
+from loong.core.observer import Observer
+from loong.core.plan import Transfer
 from loong.scheduler.cost.calibration import Correction, Kind, mean_error
 from loong.scheduler.cost.recalibration import Recalibration
 
@@ -21,7 +19,7 @@ INTERVAL_SECONDS = 60.0  # between two warnings
 _TRAVELING = {None: "", Transfer.QUERY: " in which queries travel", Transfer.KV: " in which KV travels"}
 
 
-class CostModelAlarm:
+class CostModelAlarm(Observer):
     """An observer of the loop that comes after `recalibration`, whose errors it watches.
 
     `cost_model` is the file that plans began with; None for the device's roofline.
@@ -43,16 +41,6 @@ class CostModelAlarm:
                 "; ".join(findings),
                 self._remedy,
             )
-
-    def on_plan(
-        self,
-        _events: Sequence[Event],
-        _snapshot: Snapshot,
-        _plan: IterationPlan,
-        _reported: Sequence[Instruction],
-        /,
-    ) -> None:
-        """Do nothing: a batch that only starts has no measured time."""
 
     def _findings(self) -> list[str]:
         """Return a phrase for each kind of batch that is too far off."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.engine.loop import Observer
+from loong.core.observer import Observer
 from loong.observability.decision_log.line_file import LineFile
 from loong.observability.decision_log.log import Listener, TargetsOf, decision_log, no_targets
 from loong.observability.recording.lines import Setting

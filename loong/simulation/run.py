@@ -7,9 +7,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain, takewhile
 
+from loong.core.observer import Observer
 from loong.core.request import SLO, Request, RequestId, SamplingParams
 from loong.core.snapshot import ClusterStats
-from loong.engine.loop import Observer, Scheduling
+from loong.engine.loop import Scheduling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor

@@ -3,21 +3,19 @@
 They follow from events and plans alone, so a replay of these learns the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from loong.core.applied import Applied, CommittedBatch
 from loong.core.cost.cost_model import CostModel, HostTimes, PrefillTerms
 from loong.core.cost.work import InstanceWork, StepWork, batch_work
 from loong.core.events import BatchFinished, Event
-from loong.core.instructions import Instruction
+from loong.core.observer import Observer
 from loong.core.placement import InstanceId
-from loong.core.plan import IterationPlan
-from loong.core.snapshot import Snapshot
 from loong.scheduler.cost.calibration import CalibratedCostModel, Calibration, kind_of
 from loong.scheduler.cost.idle_tracker import IdleTracker
 
 
-class Recalibration:
+class Recalibration(Observer):
     """An observer of the loop. Corrections apply if `is_applied`; otherwise plans use `base` unchanged."""
 
     def __init__(self, base: CostModel, *, is_applied: bool = True) -> None:
@@ -39,16 +37,6 @@ class Recalibration:
         """Compare a finished batch with its prediction."""
         if isinstance(event, BatchFinished) and applied.ended is not None:
             self._learn(applied.ended, event)
-
-    def on_plan(
-        self,
-        _events: Sequence[Event],
-        _snapshot: Snapshot,
-        _plan: IterationPlan,
-        _instructions: Sequence[Instruction],
-        /,
-    ) -> None:
-        """Do nothing: a batch that only starts has no measured time."""
 
     def _learn(self, ended: CommittedBatch, finished: BatchFinished) -> None:
         batch, num_steps = ended.instruction, ended.running.plan.num_steps

@@ -13,10 +13,11 @@ from loong.core.cost.work import InstanceWork, Phase, StepWork
 from loong.core.events import Event
 from loong.core.instance import ESPGroup
 from loong.core.instructions import Instruction
+from loong.core.observer import Observer
 from loong.core.plan import IterationPlan
 from loong.core.request import Request
 from loong.core.snapshot import Snapshot
-from loong.engine.loop import Observer, Scheduling
+from loong.engine.loop import Scheduling
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.calibration import Calibration, Kind
