@@ -104,8 +104,8 @@ class BatchQueue:
         """Free the instances of a batch. Return the batches that begin now, as they became ready."""
         self._last_ready = {i: last for i, last in self._last_ready.items() if last != batch.batch_id}
         batch.behind.clear()
-        begun = [other for other in self._in_flight if other.behind == {batch.batch_id}]
-        for other in self._in_flight:
+        begun = [other for other in self._in_flight.values() if other.behind == {batch.batch_id}]
+        for other in self._in_flight.values():
             other.behind.discard(batch.batch_id)
         return sorted(begun, key=lambda other: other.ready_number)
 
@@ -155,7 +155,9 @@ class BatchQueue:
 
     def _filled(self, instruction: Instruction) -> Instruction:
         """Return the instruction with all tokens that are known."""
-        if not isinstance(instruction, RunBatch) or not any(batch.tokens for batch in self._in_flight):
+        if not isinstance(instruction, RunBatch) or not any(
+            batch.tokens for batch in self._in_flight.values()
+        ):
             return instruction
         return replace(instruction, inputs=tuple(map(self._with_token, instruction.inputs)))
 

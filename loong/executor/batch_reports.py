@@ -85,6 +85,6 @@ class BatchReports:
     def _end(self, batch: SubmittedBatch, report: BatchDone) -> None:
         if batch.starts_on(report.instance_id):
             self.start(batch)
-        if (ended := batch.take_done(report)) is not None:
-            self.post(BatchFinished(self.now(), batch.batch_id, ended.num_steps, ended.seconds))
+        if batch.take_done(report):
+            self.post(BatchFinished(self.now(), batch.batch_id, report.num_steps, batch.seconds))
             self.take_left(batch)

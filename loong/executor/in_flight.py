@@ -18,10 +18,9 @@ has begun it, or one that had begun it is lost; at the latest with its first tok
 """
 
 from asyncio import TimerHandle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 from loong.core.errors import InvalidEventError
 from loong.core.events import ProducedToken
@@ -53,13 +52,6 @@ _NEXT = {
 }
 UNFINISHED = (Stage.QUEUED, Stage.SENT)
 """The stages of a batch that can become void."""
-
-
-class BatchEnd(NamedTuple):
-    """The common report of the workers of a batch. They may not have measured its seconds."""
-
-    num_steps: int
-    seconds: float | None
 
 
 @dataclass(slots=True, eq=False)
@@ -126,8 +118,8 @@ class SubmittedBatch:
         self.not_begun.clear()
         return is_new
 
-    def take_done(self, report: BatchDone) -> BatchEnd | None:
-        """Return its end if this is the last report of it, None if other workers have yet to report.
+    def take_done(self, report: BatchDone) -> bool:
+        """Take a report of its end. Return whether that was the last one.
 
         Raises `InvalidEventError` if two workers report different numbers of steps.
         """
@@ -140,36 +132,30 @@ class SubmittedBatch:
                 f"{report.instance_id}"
             )
         self.workers.remove((report.instance_id, report.tp_rank))
-        if self.workers:
-            return None
-        self.move_to(Stage.ENDED)
-        return BatchEnd(report.num_steps, _measured_seconds(self.reports))
+        if not self.workers:
+            self.move_to(Stage.ENDED)
+        return not self.workers
+
+    @property
+    def seconds(self) -> float | None:
+        """Return its seconds by the clock of the workers, which is one machine's; None if none measured."""
+        began_at = max(report.began_at for report in self.reports)
+        return max(report.ended_at for report in self.reports) - began_at if began_at else None
 
 
-class InFlight:
-    """The submitted batches, in their order. Those that were ever void are in `void_ids`."""
+class InFlight(dict[int, SubmittedBatch]):
+    """The submitted batches by id, in their order. Those that were ever void are in `void_ids`."""
 
     def __init__(self) -> None:
-        self._batches: dict[int, SubmittedBatch] = {}
         self.void_ids: set[int] = set()  # of forgotten ones, too: reports of them may come late
-
-    def __iter__(self) -> Iterator[SubmittedBatch]:
-        return iter(self._batches.values())
-
-    def __getitem__(self, batch_id: int) -> SubmittedBatch:
-        return self._batches[batch_id]
-
-    def get(self, batch_id: int) -> SubmittedBatch | None:
-        """Return a batch, None if there is none."""
-        return self._batches.get(batch_id)
 
     def at(self, stage: Stage) -> list[SubmittedBatch]:
         """Return the batches in a stage."""
-        return [batch for batch in self if batch.stage is stage]
+        return [batch for batch in self.values() if batch.stage is stage]
 
     def add(self, instruction: RunBatch) -> None:
         """Add a batch that is submitted now."""
-        self._batches[instruction.batch_id] = SubmittedBatch(instruction)
+        self[instruction.batch_id] = SubmittedBatch(instruction)
 
     def void(self, batch: SubmittedBatch) -> None:
         """Record that a batch is void."""
@@ -178,17 +164,9 @@ class InFlight:
 
     def report(self, batch_id: int) -> None:
         """Forget a batch whose end the engine has seen: no later batch depends on it."""
-        self._batches.pop(batch_id).move_to(Stage.REPORTED)
+        self.pop(batch_id).move_to(Stage.REPORTED)
 
     def forget_reported(self) -> None:
         """Forget the void batches that are reported: no later batch can be void because of them."""
-        self._batches = {i: b for i, b in self._batches.items() if b.stage is not Stage.REPORTED}
-
-
-def _measured_seconds(reports: Sequence[BatchDone]) -> float | None:
-    """Return the seconds of a batch by the clock of the workers, which is one machine's.
-
-    None if none measured.
-    """
-    began_at = max(report.began_at for report in reports)
-    return max(report.ended_at for report in reports) - began_at if began_at else None
+        for batch in self.at(Stage.REPORTED):
+            del self[batch.batch_id]

@@ -154,7 +154,7 @@ class Recovery:
 
     def _spread(self) -> None:
         """Make void what depends on a lost instance, or on a void batch before it."""
-        parts = [BatchParts.of(b.instruction) for b in self._in_flight if b.stage is not Stage.ENDED]
+        parts = [BatchParts.of(b.instruction) for b in self._in_flight.values() if b.stage is not Stage.ENDED]
         for batch_id in void_batches(parts, self._gone, self._in_flight.void_ids):
             if (batch := self._in_flight[batch_id]).stage in UNFINISHED:
                 self._in_flight.void(batch)

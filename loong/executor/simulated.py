@@ -322,7 +322,7 @@ class SimulatedExecutor:
         They never end, or never begin. Return the batches.
         """
         submitted = [i for _, _, item in self._due if isinstance(item, tuple) for i in item]
-        batches = [batch.instruction for batch in self._in_flight]
+        batches = [batch.instruction for batch in self._in_flight.values()]
         batches += [instruction for instruction in submitted if isinstance(instruction, RunBatch)]
         lost = frozenset((instance_id,))
         void = void_batches(map(BatchParts.of, batches), lost)
@@ -335,7 +335,7 @@ class SimulatedExecutor:
             (time, order, tuple(filterfalse(is_over, item)) if isinstance(item, tuple) else item)
             for time, order, item in self._due
         ]
-        in_flight = [batch for batch in self._in_flight if batch.batch_id in void]
+        in_flight = [batch for batch in self._in_flight.values() if batch.batch_id in void]
         for batch in in_flight:
             self._in_flight.void(batch)
             if self._running.pop(batch.batch_id, None) is not None:

@@ -160,13 +160,13 @@ class WorkersExecutor:
             self.post(InstanceLost(self.now, instance_id, reason))
             return
         logger.error("instance %d was lost: %s", instance_id, reason)
-        for batch in self._in_flight:
+        for batch in self._in_flight.values():
             if batch.has_begun_on(instance_id):
                 self._reports.start(batch)  # the others may never begin what ended this one
         workers = self.members.drop(instance_id)
         self._recovery.lose(instance_id, reason)
         self._queue.drop(self._recovery.refuses)
-        for batch in self._in_flight:
+        for batch in self._in_flight.values():
             batch.workers.difference_update(workers)
         for migration_id in self._outstanding.drop_workers(workers):
             self.post(MigrationFinished(self.now, migration_id, is_committed=False))

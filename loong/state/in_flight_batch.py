@@ -8,7 +8,7 @@ from loong.core.cluster_history import TokensOf
 from loong.core.errors import InvalidEventError
 from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
-from loong.core.placement import InstanceId, KVSegment
+from loong.core.placement import KVSegment
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import EXTENSION_STEPS, RunningBatch
@@ -59,12 +59,8 @@ class InFlightBatch:
 
     @property
     def parts(self) -> BatchParts:
-        """Return the instances and requests that a loss may take from it."""
+        """Return the instances that have a part in it, and its requests."""
         return BatchParts(self.running.batch_id, self.running.participant_ids, self.request_ids)
-
-    def has_part(self, instance_id: InstanceId) -> bool:
-        """Return whether an instance is a member of its group, or serves it."""
-        return instance_id in self.running.participant_ids
 
     @property
     def is_lease(self) -> bool:

@@ -63,7 +63,9 @@ def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:
     suspected: dict[RequestId, range] = {}
     for batch in (*accounting.ending.values(), *accounting.batches.values()):
         may_have_begun = batch.running.has_started or accounting.ending_on(batch.plan)
-        for request_id in batch.plan.request_ids if may_have_begun and batch.has_part(instance_id) else ():
+        if not may_have_begun or instance_id not in batch.running.participant_ids:
+            continue
+        for request_id in batch.plan.request_ids:
             positions = batch.unfinished_positions(accounting.requests[request_id])
             if before := suspected.get(request_id):
                 positions = range(min(before.start, positions.start), max(before.stop, positions.stop))

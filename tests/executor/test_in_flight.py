@@ -45,11 +45,10 @@ def test_a_batch_has_ended_with_the_last_report_of_its_end() -> None:
     batch = submitted()
     batch.send(WORKERS)
     for worker_id in WORKERS[:-1]:
-        assert batch.take_done(BatchDone(7, *worker_id, 3)) is None
+        assert not batch.take_done(BatchDone(7, *worker_id, 3, began_at=5.0 + worker_id[0], ended_at=9.0))
         assert batch.stage is Stage.SENT
-    ended = batch.take_done(BatchDone(7, *WORKERS[-1], 3))
-    assert ended is not None
-    assert (ended.num_steps, batch.stage) == (3, Stage.ENDED)
+    assert batch.take_done(BatchDone(7, *WORKERS[-1], 3, began_at=6.0, ended_at=9.5))
+    assert (batch.stage, batch.seconds) == (Stage.ENDED, 2.5)
 
 
 def test_only_workers_that_have_not_reported_the_end_of_a_batch_may_report_of_it() -> None:
@@ -82,9 +81,9 @@ def test_a_void_batch_is_forgotten_when_it_is_reported_but_for_its_id() -> None:
         in_flight.add(RunBatch(batch_id, BatchPlan(ESPGroup((0,)), (), ()), ()))
     in_flight.void(in_flight[1])
     in_flight.forget_reported()
-    assert [batch.batch_id for batch in in_flight] == [1, 2]
+    assert list(in_flight) == [1, 2]
     in_flight[1].move_to(Stage.LEFT)
     in_flight[1].move_to(Stage.REPORTED)
     in_flight.forget_reported()
-    assert [batch.batch_id for batch in in_flight] == [2]
+    assert list(in_flight) == [2]
     assert in_flight.void_ids == {1}

@@ -36,7 +36,7 @@ class Losses:
     def lose(self, instance_id: InstanceId) -> None:
         """Lose an instance, of which nothing more is expected."""
         self.recovery.lose(instance_id, "killed")
-        for one in self.in_flight:
+        for one in self.in_flight.values():
             one.workers.discard((instance_id, 0))
 
     def leave(self, *batch_ids: int) -> None:
@@ -115,7 +115,7 @@ def test_batches_of_two_losses_are_settled_together() -> None:
     assert not losses.recovery.accepts(batch(3, (0,), "b"))  # planned before the second loss was seen
     assert losses.reported(2) == (3,)
     assert losses.recovery.accepts(batch(4, (0,), "b"))
-    assert [one.batch_id for one in losses.in_flight] == [4]
+    assert list(losses.in_flight) == [4]
 
 
 def test_a_batch_that_a_worker_left_is_void_and_so_is_the_one_behind_it() -> None:
