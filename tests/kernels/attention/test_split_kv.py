@@ -32,7 +32,7 @@ def attend(q: Tensor, kv: Tensor, lists: SlotLists, num_cuts: int) -> Partial:
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 64), (2, 2, 80), (7, 1, 96), (3, 3, 128), (32, 1, 256)]
+    ("num_heads", "num_kv_heads", "head_dim"), [(4, 2, 64), (2, 2, 80), (7, 1, 96), (3, 3, 128), (17, 1, 256)]
 )
 def test_split_attention_equals_its_definition(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
@@ -43,7 +43,7 @@ def test_split_attention_equals_its_definition(
     assert_same_partial(actual, reference.attend_slots(q, kv, lists, scale=SCALE), dtype)
 
 
-@pytest.mark.parametrize("num_cuts", [1, 5, 40])
+@pytest.mark.parametrize("num_cuts", [1, 5, 12])
 @pytest.mark.parametrize("lengths", [(300,), RAGGED, (64, 64, 64), (1,) * 9, (0, 0)])
 def test_the_number_of_cuts_changes_nothing(
     lengths: tuple[int, ...], num_cuts: int, device: torch.device
