@@ -84,10 +84,7 @@ def test_a_part_is_from_0_to_1(text: str) -> None:
         (["serve", "--num-instances", "0"], "--num-instances"),
         (["serve", "--max_model_len", "3z"], "--max-model-len"),
         (["serve", "--policy", "fastest"], "'fastest'"),
-        (["serve", "--policy", "tp", "--num-instances", "2"], "policy tp runs 1 instance"),
         (["serve", "no-such-folder"], "'no-such-folder'"),
-        (["serve", "--kv-cache-tokens", "500M"], "--kv-cache-tokens"),
-        (["serve", "--max-model-len", "2m"], "2000000"),
         (["serve", "--port", "99999"], "argument --port: '99999' is no port from 0 to 65535"),
         (["serve", "--lease-steps", "0"], "--lease-steps"),
         (["serve", "--drain-timeout", "-5"], "--drain-timeout"),
@@ -102,6 +99,23 @@ def test_a_wrong_flag_is_one_clear_line(arguments: list[str], said: str, tmp_pat
     assert said in line
     assert "error" in line
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--policy", "tp", "--num-instances", "2"], "policy tp runs 1 instance"),
+        (["--kv-cache-tokens", "500M"], "--kv-cache-tokens"),
+        (["--max-model-len", "2m"], "2000000"),
+    ],
+)
+def test_flags_that_do_not_fit_each_other_or_the_machine_are_one_clear_line_too(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", *arguments]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert "error" in line
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
