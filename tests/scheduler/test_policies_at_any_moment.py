@@ -10,18 +10,18 @@ from policy_machine import PolicyMachine
 
 from loong.core.instance import Service
 
-NUM_MOMENTS = 100
+NUM_MOMENTS = 60
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, seed: int) -> None:
     whatever_happens(PolicyMachine(name), Random(seed))
 
 
 @pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: Service, seed: int) -> None:
     whatever_happens(PolicyMachine("esp", serves), Random(seed))
