@@ -75,7 +75,7 @@ class QueryExchange:
 
 
 def packed(part: Partial, dtype: torch.dtype) -> Tensor:
-    """Return a partial of n rows as one message [n, M]: out in `dtype`, then lse in float32."""
+    """Return a contiguous partial of n rows as one message [n, M]: out in `dtype`, then lse in float32."""
     return torch.cat((part.out.to(dtype).flatten(1), part.lse.view(dtype)), dim=1)
 
 

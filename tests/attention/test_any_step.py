@@ -54,6 +54,21 @@ def test_new_kv_is_where_the_plan_says_to_the_bit_and_other_kv_is_as_it_was(
     assert num_known == num_taken  # what no slot was taken for is NaN still
 
 
+@given(given_steps().filter(lambda step: bool(step.batch.pushes)), SEEDS)
+def test_pushed_kv_is_at_its_holder_alone_when_its_master_ends(
+    world: AttentionWorld, step: GivenStep, seed: int
+) -> None:
+    tokens = Tokens.of(step, Heads(), seed)
+    pools = world.run(step, tokens).pools
+    for push in step.batch.pushes:
+        owner_id, positions, holder_id = push.segment
+        holder = pools[holder_id]
+        stored = holder.layer(0)[holder.slots(owner_id, positions)]
+        assert torch.equal(stored, tokens.kv[owner_id][list(positions)])
+        others = [pool for i, pool in pools.items() if i not in (holder_id, push.block.master_id)]
+        assert not any(torch.equal(kv, stored[0]) for pool in others for kv in pool.layer(0))
+
+
 @given(given_steps(), SEEDS)
 def test_a_step_gives_the_same_bits_again(world: AttentionWorld, step: GivenStep, seed: int) -> None:
     tokens = Tokens.of(step, Heads(), seed)

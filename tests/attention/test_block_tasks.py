@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loong.attention.local import tables_of, tasks_of
+from loong.attention.local import joined, tables_of, tasks_of
 from loong.core.plan import QueryBlock, Transfer
 from loong.kernels.attend_task import AttendTask
 from loong.model.device import CpuDevice
@@ -58,3 +58,25 @@ def test_keys_that_all_queries_see_make_one_task() -> None:
         AttendTask.full(0, 4, 5, 40),
         AttendTask.causal(0, range(40, 44), 45, range(40, 44)),
     )
+
+
+@given(blocks, st.lists(st.tuples(st.integers(1, 3), st.lists(stripes, max_size=3)), max_size=4))
+def test_joined_tasks_meet_the_same_pairs_in_no_more_tasks(
+    block: QueryBlock, parts: list[tuple[int, list[range]]]
+) -> None:
+    """Blocks of one request on several masters follow each other, and see the keys of its history."""
+    tasks: list[AttendTask] = []
+    for number, (num_keys, kv) in enumerate(parts):
+        row = number * len(block.positions)
+        tasks += [AttendTask.full(row, len(block.positions), 0, num_keys)]
+        tasks += tasks_of(block, 100 + row, 50, kv)
+    by_one_table = joined(tasks)
+    assert sorted(pair for task in by_one_table for pair in pairs(task)) == sorted(
+        pair for task in tasks for pair in pairs(task)
+    )
+    assert len(by_one_table) <= len(tasks)
+
+
+def test_full_tasks_of_adjoining_queries_become_one() -> None:
+    tasks = [AttendTask.full(0, 3, 7, 9), AttendTask.full(3, 2, 7, 9), AttendTask.full(6, 1, 7, 9)]
+    assert joined(tasks) == [AttendTask.full(0, 5, 7, 9), AttendTask.full(6, 1, 7, 9)]
