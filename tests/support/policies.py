@@ -15,7 +15,7 @@ POLICY_NAMES = sorted((*POLICIES, *NUMBERED))
 
 
 def num_instances_of(name: str, most: int) -> int:
-    """Return the largest number of instances, at most `most`, that a policy runs."""
+    """Return the number of instances nearest to `most`, and at most that if it can be, that a policy runs."""
     kind = policy_kind(name)
-    num_instances = min(most, kind.max_instances or most)
+    num_instances = max(kind.num_decode + 1, min(most, kind.max_instances or most))
     return num_instances - num_instances % kind.group_size
