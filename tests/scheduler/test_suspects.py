@@ -18,7 +18,7 @@ from loong.core.request import RequestId
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.tuning import MAX_LOSSES, MAX_OTHER_LOSSES
 
-NUM_MOMENTS = 100
+NUM_MOMENTS = 60
 POOL = 100_000  # tokens: for all requests of a run
 KILLER_SHARE = 0.2
 

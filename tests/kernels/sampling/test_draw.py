@@ -71,9 +71,7 @@ def test_penalties_equal_the_definition(device: torch.device) -> None:
     torch.testing.assert_close(out, reference_draw.penalize(logits, penalties))
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "num_levels"), [(1, None), (50, None), (50, 2), (5500, None), (5500, 2)]
-)
+@pytest.mark.parametrize(("num_tokens", "num_levels"), [(1, None), (50, None), (5500, 2)])
 def test_tokens_equal_the_definition(num_tokens: int, num_levels: int | None, device: torch.device) -> None:
     logits = 3 * random_values(num_tokens, len(ROWS), num_tokens, dtype=torch.float32, device=device)
     if num_levels is not None:  # many equal logits, and zeros of both signs
@@ -92,10 +90,11 @@ def test_rows_of_invalid_logits_are_reported_by_their_largest(device: torch.devi
 
 
 def test_banned_tokens_are_never_drawn(device: torch.device) -> None:
-    logits = torch.full((len(ROWS), 40), -torch.inf, device=device)
+    rows = ROWS[::3]
+    logits = torch.full((len(rows), 40), -torch.inf, device=device)
     logits[:, 17] = -3.0
-    tokens, _ = drawn(logits, params_of(ROWS, 40, device))
-    assert tokens.tolist() == [17] * len(ROWS)
+    tokens, _ = drawn(logits, params_of(rows, 40, device))
+    assert tokens.tolist() == [17] * len(rows)
 
 
 def test_a_vocabulary_that_could_overflow_is_refused() -> None:

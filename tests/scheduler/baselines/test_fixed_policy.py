@@ -151,7 +151,7 @@ def test_where_decodes_have_no_slots_the_latest_gives_way_and_no_other(name: str
 
 
 @pytest.mark.parametrize("name", [*FIXED, "disaggregated-1"])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_nobody_who_was_admitted_is_evicted(name: str, data: st.DataObject) -> None:
     capacity = data.draw(st.integers(10, 120))

@@ -44,7 +44,7 @@ def test_every_choice_is_served_where_room_is_scarce(policy: str, seed: int) -> 
     assert_all_served(simulate(policy, capacities, requests), requests)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_every_choice_is_served_whatever_is_planned(seed: int) -> None:
     requests = requests_with_choices(seed, 200)[:4]
     assert_all_served(simulate(chaos(seed), [1000] * 4, requests), requests)

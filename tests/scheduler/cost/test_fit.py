@@ -65,7 +65,7 @@ def typical_error(found: Fit, samples: Sequence[Sample]) -> float:
     return float(np.median(np.abs(relative_errors(found.model, samples))))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_coefficients_are_recovered_from_samples_without_noise(seed: int) -> None:
     truth = another_model(seed)
     found = fit(PRIOR, samples_of(truth, seed))
@@ -87,14 +87,14 @@ def test_what_the_samples_do_not_report_stays_and_is_named() -> None:
         assert getattr(found.model.coefficients, name) == getattr(PRIOR.coefficients, name)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_noise_leaves_an_error_that_is_smaller_than_itself(seed: int) -> None:
     truth, random = another_model(seed), Random(seed)
     noisy = changed(samples_of(truth, seed), lambda: random.lognormvariate(0, 0.1))
     assert typical_error(fit(PRIOR, noisy), samples_of(truth, UNSEEN)) < 0.05
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_tenth_of_samples_that_stalled_changes_little(seed: int) -> None:
     truth, random = another_model(seed), Random(seed)
     stalled = changed(samples_of(truth, seed), lambda: random.uniform(2, 30) if random.random() < 0.1 else 1)
@@ -117,5 +117,5 @@ def test_what_the_coefficients_contribute_adds_up_to_what_is_predicted() -> None
 def test_no_coefficient_is_negative_whatever_the_samples_say() -> None:
     random = Random(0)
     for first in range(2):
-        absurd = changed(samples_of(PRIOR, 0)[first::20], lambda: 10 ** random.uniform(-2, 2))
+        absurd = changed(samples_of(PRIOR, 0)[first::40], lambda: 10 ** random.uniform(-2, 2))
         assert min(astuple(fit(PRIOR, absurd).model.coefficients)) >= 0

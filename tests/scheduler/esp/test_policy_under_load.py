@@ -122,7 +122,7 @@ def test_a_long_prompt_stops_at_a_chunk_boundary_for_urgent_ones_and_goes_on_aft
 def test_a_prompt_that_was_deferred_ends_though_short_ones_alone_fill_the_cluster(
     deferred_share: float, is_served: bool
 ) -> None:
-    shorts = [timed_request(n, 8000, 4, n / 13) for n in range(1, 130)]
+    shorts = [timed_request(n, 8000, 4, n / 13) for n in range(1, 90)]
     long = timed_request(0, 20_000, 4, 1.003)
     capacities, config = [H200_CAPACITY] * 2, PolicyConfig(deferred_share=deferred_share)
     run = simulate("esp", capacities, in_order(long, *shorts), cost_model=H200, config=config)
@@ -141,7 +141,7 @@ def test_decodes_beside_a_very_long_prompt_keep_their_pace() -> None:
 
 def test_decodes_beside_a_stream_of_short_prompts_and_a_very_long_one_keep_their_pace_too() -> None:
     config = PolicyConfig(target_tpot=0.012)
-    chats = [timed_request(n, 500, 60, n * 0.02) for n in range(1, 200)]
+    chats = [timed_request(n, 500, 60, n * 0.02) for n in range(1, 120)]
     long = timed_request(0, 600_000, 4, 0.001)
     run = simulate("esp", [H200_CAPACITY] * 4, [long, *chats], cost_model=H200, config=config)
     assert run.token_times["r000"][0] > chats[-1].arrival_time
