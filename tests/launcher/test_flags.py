@@ -82,16 +82,12 @@ def test_a_part_is_from_0_to_1(text: str) -> None:
     ("arguments", "said"),
     [
         (["serve", "--num-instances", "0"], "--num-instances"),
-        (["serve", "--max_model_len", "3z"], "--max-model-len"),
-        (["serve", "--policy", "fastest"], "'fastest'"),
         (["serve", "no-such-folder"], "'no-such-folder'"),
-        (["serve", "--port", "99999"], "argument --port: '99999' is no port from 0 to 65535"),
-        (["serve", "--lease-steps", "0"], "--lease-steps"),
-        (["serve", "--drain-timeout", "-5"], "--drain-timeout"),
-        (["serve", "--nonsense"], "--nonsense"),
     ],
 )
-def test_a_wrong_flag_is_one_clear_line(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_a_wrong_flag_ends_the_command_with_one_clear_line(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
     command = [sys.executable, "-c", ENTRY, *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
     assert result.returncode != 0
@@ -99,6 +95,27 @@ def test_a_wrong_flag_is_one_clear_line(arguments: list[str], said: str, tmp_pat
     assert said in line
     assert "error" in line
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max_model_len", "3z"], "--max-model-len"),
+        (["--policy", "fastest"], "'fastest'"),
+        (["--port", "99999"], "argument --port: '99999' is no port from 0 to 65535"),
+        (["--lease-steps", "0"], "--lease-steps"),
+        (["--drain-timeout", "-5"], "--drain-timeout"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_a_value_that_a_flag_cannot_have_is_named(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", *arguments])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert said in line
+    assert "error" in line
 
 
 @pytest.mark.parametrize(
