@@ -46,7 +46,7 @@ def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> S
     """
     before = processor_time()
     from loong.launcher.serve.command import serve_config  # these take a moment
-    from loong.launcher.serve.serving import engine_limits, served_cost_model
+    from loong.launcher.serve.config import engine_limits, served_cost_model
 
     configs = [serve_config(serve_arguments(policy, server)) for policy, server in servers.items()]
     limits = [engine_limits(config) for config in configs]

@@ -1,15 +1,12 @@
 """Log lines of a server that has started."""
 
 import logging
-from typing import TYPE_CHECKING
 
 from loong.engine.client import EngineLimits
 from loong.grammar.availability import ARE_REFUSED, NOT_INSTALLED, is_installed
+from loong.launcher.serve.config import ServeConfig
+from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.formats import choose_format
-
-if TYPE_CHECKING:
-    from loong.launcher.serve.serving import ServeConfig
-    from loong.server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +21,7 @@ def log_missing_grammars() -> None:
         logger.warning("%s: %s", ARE_REFUSED, NOT_INSTALLED)
 
 
-def log_call_format(tokenizer: "Tokenizer", parser: str | None) -> None:
+def log_call_format(tokenizer: Tokenizer, parser: str | None) -> None:
     """Log how tool calls are read. Raises `ConfigError` for a parser that does not fit the model."""
     template = tokenizer.tool_template
     form = choose_format(template, parser)
@@ -41,7 +38,7 @@ def log_call_format(tokenizer: "Tokenizer", parser: str | None) -> None:
         logger.info("tool calls are read by the parser %s (%s)", form.name, why)
 
 
-def log_banner(config: "ServeConfig", limits: EngineLimits, port: int) -> None:
+def log_banner(config: ServeConfig, limits: EngineLimits, port: int) -> None:
     """Log the capacity and the address of the server."""
     cluster, longest = config.cluster, min(limits.max_model_len, limits.max_request_kv)
     total = cluster.kv_capacity * cluster.num_instances

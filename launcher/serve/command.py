@@ -27,7 +27,7 @@ from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
     from loong.launcher.parser import CommandParser
-    from loong.launcher.serve.serving import ServeConfig
+    from loong.launcher.serve.config import ServeConfig
     from loong.processes.fork_server import ForkServer
 
 logger = logging.getLogger(__name__)
@@ -321,7 +321,7 @@ def check_names(args: argparse.Namespace) -> None:
 
 def serve_config(args: argparse.Namespace) -> "ServeConfig":
     """Return what the flags say. Raises `ConfigError` if the model is not there or does not fit."""
-    from loong.launcher.serve.serving import ServeConfig
+    from loong.launcher.serve.config import ServeConfig
     from loong.runs.run_logs import LogFiles
     from loong.server.settings import ServerSettings
 

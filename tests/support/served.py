@@ -45,9 +45,9 @@ worker_fork_server._WORKER = "{failing_worker.MODULE}"
 IMPATIENT_FAILURES = 2
 IMPATIENT_ENTRY = f"""
 from functools import partial
-from loong.launcher.serve import serving
+from loong.launcher.serve import build
 
-serving.Backoff = partial(serving.Backoff, steady=3600.0, max_failures={IMPATIENT_FAILURES})
+build.Backoff = partial(build.Backoff, steady=3600.0, max_failures={IMPATIENT_FAILURES})
 {ENTRY}
 """
 
