@@ -45,18 +45,18 @@ async def run_chaos(config: ChaosConfig) -> Report:
     started = perf_counter()
     client = StreamClient(pool, model.id, config.request_timeout, lambda: perf_counter() - started)
     try:
-        async with FaultyServer(config.base_url, config.admin_key or config.api_key) as server:
-            await server.check_faults()
-            _say(f"recording {len(prompts)} undisturbed outputs of {model.id} at {config.base_url}")
-            first = await server.totals()
-            expected = await _undisturbed(client, prompts)
-            before = await _totals_at_rest(pool, server)
-            if before.num_losses != first.num_losses:
-                raise ServerUnusableError("an instance was lost before any fault was injected")
-            run = _Run(config, server, client, prompts, expected)
-            await run.go_on()
-            after = await _totals_at_rest(pool, server)
-            return run.report(before, after, await server.health())
+        server = FaultyServer(config.base_url, config.admin_key or config.api_key)
+        await server.check_faults()
+        _say(f"recording {len(prompts)} undisturbed outputs of {model.id} at {config.base_url}")
+        first = await server.totals()
+        expected = await _undisturbed(client, prompts)
+        before = await _totals_at_rest(pool, server)
+        if before.num_losses != first.num_losses:
+            raise ServerUnusableError("an instance was lost before any fault was injected")
+        run = _Run(config, server, client, prompts, expected)
+        await run.go_on()
+        after = await _totals_at_rest(pool, server)
+        return run.report(before, after, await server.health())
     finally:
         pool.close()
 

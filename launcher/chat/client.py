@@ -1,14 +1,18 @@
 """A server's chat completions, streamed; it waits for each piece, so that an interrupt stops it there."""
 
-import http.client
-import json
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from http import HTTPStatus
+from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from loong.core.errors import ConfigError, LoongError
+import msgspec
+
+from loong.core.errors import LoongError
+from loong.foreign_json import NOT_JSON
+from loong.http_client import BrokenOffError, HTTPClient, RefusedError, UnreachableError
+from loong.workloads.client.sse import EventDecoder
 
 TIMEOUT_SECONDS = 600.0  # without a byte; servers of ours send comments in between
 
@@ -29,6 +33,14 @@ class ChatError(LoongError):
     """The server cannot be reached, or answers with an error."""
 
 
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
 @dataclass(frozen=True, slots=True)
 class ChatServer:
     """Where to send conversations. Raises `ConfigError` for a wrong URL."""
@@ -37,18 +49,18 @@ class ChatServer:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        if not _is_http(self.base_url):
-            raise ConfigError(f"--base-url {self.base_url!r} is not a URL such as http://localhost:8000")
+        self._client()
 
     def model(self) -> str:
         """Return the first model that is served. Raises `ChatError`."""
-        with closing(self._connection()) as connection:
-            response = self._ask(connection, "GET", "/v1/models")
-            try:
-                name: str = json.loads(response.read())["data"][0]["id"]
-            except (ValueError, LookupError, TypeError, RecursionError, OSError, http.client.HTTPException):
-                raise ChatError(f"{self.base_url} does not say which models it serves") from None
-        return name
+        with self._reported():
+            page = self._client().ask("GET", "/v1/models")
+            if not page.is_ok:
+                raise RefusedError(page)
+        try:
+            return msgspec.json.decode(page.body, type=_Models).data[0].id
+        except (*NOT_JSON, IndexError):
+            raise ChatError(f"{self.base_url} does not say which models it serves") from None
 
     def answer(
         self, messages: Sequence[Message], options: Mapping[str, object]
@@ -58,25 +70,32 @@ class ChatServer:
         Raises `ChatError`.
         """
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
-        body = json.dumps({**options, **streamed, "messages": list(messages)}).encode()
-        with closing(self._connection()) as connection:
-            response = self._ask(connection, "POST", "/v1/chat/completions", body)
-            try:
-                for line in response:
-                    if line.startswith(b"data:"):
-                        if (data := line[5:].strip()) == b"[DONE]":
-                            return
-                        yield _piece(json.loads(data))
-            except ConnectionResetError:
-                pass  # reported below: a server that goes away ends its answer so, or cleanly and too early
-            except (ValueError, RecursionError, OSError, http.client.HTTPException) as error:
-                raise ChatError(f"the answer broke off: {error}") from None
-            raise ChatError("the answer broke off: the server hung up")
+        body = {**options, **streamed, "messages": list(messages)}
+        decoder = EventDecoder()
+        with self._reported(), self._client().stream("/v1/chat/completions", body) as parts:
+            for part in parts:
+                for event in decoder.feed(part):
+                    if event == "[DONE]":
+                        return
+                    yield _piece(event)
+            raise BrokenOffError("the server hung up")
 
-    def _connection(self) -> http.client.HTTPConnection:
-        parts = urlsplit(self.base_url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
+    def _client(self) -> HTTPClient:
+        return HTTPClient(self.base_url, self.api_key, TIMEOUT_SECONDS)
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Raise `ChatError`, with what may help, in place of the client's errors."""
+        try:
+            yield
+        except UnreachableError as error:
+            raise ChatError(f"{self.base_url} does not answer: {error}{self._start_hint()}") from None
+        except RefusedError as error:
+            is_unknown = error.status == HTTPStatus.UNAUTHORIZED
+            hint = "; set $LOONG_API_KEY or --api-key-file" if is_unknown else ""
+            raise ChatError(f"{error}{hint}") from None
+        except BrokenOffError as error:
+            raise ChatError(f"the answer broke off: {error}") from None
 
     def _start_hint(self) -> str:
         """Return how to start a server there, if that is on this machine."""
@@ -86,46 +105,15 @@ class ChatServer:
         port = "" if parts.port == DEFAULT_PORT else f" --port {parts.port or 80}"
         return f"; start a server in another terminal: loong serve{port}"
 
-    def _ask(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
-    ) -> http.client.HTTPResponse:
-        headers = {"Content-Type": "application/json"}
-        if self.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        folder = urlsplit(self.base_url).path.rstrip("/").removesuffix("/v1")
-        try:
-            connection.request(method, folder + path, body, headers)
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ChatError(f"{self.base_url} does not answer: {reason}{self._start_hint()}") from None
-        if response.status != http.HTTPStatus.OK:
-            is_unknown = response.status == http.HTTPStatus.UNAUTHORIZED
-            hint = "; set $LOONG_API_KEY or --api-key-file" if is_unknown else ""
-            raise ChatError(_reason(response.status, response.read()) + hint)
-        return response
 
-
-def _is_http(url: str) -> bool:
+def _piece(text: str) -> Piece:
     try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # as the port is none
-        return False
-
-
-def _piece(event: Any) -> Piece:
+        event = msgspec.json.decode(text)
+    except NOT_JSON as reason:
+        raise BrokenOffError(str(reason)) from None
     if not isinstance(event, dict):
         raise ChatError(f"the server streams {event!r}, which is no event of a chat")
     if (error := event.get("error")) is not None:
         raise ChatError(error["message"] if isinstance(error, dict) and "message" in error else str(error))
-    text = "".join(choice.get("delta", {}).get("content") or "" for choice in event.get("choices", ()))
-    return Piece(text, (event.get("usage") or {}).get("completion_tokens"))
-
-
-def _reason(status: int, body: bytes) -> str:
-    try:
-        message: str = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return f"the server answers with status {status}"
-    return message
+    said = "".join(choice.get("delta", {}).get("content") or "" for choice in event.get("choices", ()))
+    return Piece(said, (event.get("usage") or {}).get("completion_tokens"))

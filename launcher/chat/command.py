@@ -4,7 +4,6 @@ import argparse
 import sys
 
 from loong.core.errors import ConfigError
-from loong.launcher.chat.client import ChatServer
 from loong.launcher.chat.session import HELP, Session
 from loong.launcher.flags import positive
 from loong.launcher.keys import add_api_key_flags, key_of_client
@@ -72,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _talk(args: argparse.Namespace, url: str) -> int:
+    from loong.launcher.chat.client import ChatServer  # these import what `--help` can do without
+
     server = ChatServer(url.rstrip("/"), key_of_client(args))
     model = args.model or server.model()
     names = ("max_tokens", "temperature", "top_p", "seed")

@@ -1,17 +1,12 @@
 """A server's routes for operators."""
 
-import http.client
-import json
-from contextlib import closing
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import msgspec
 
-from loong.core.errors import ConfigError, LoongError
+from loong.core.errors import LoongError
 from loong.foreign_json import NOT_JSON
-
-TIMEOUT_SECONDS = 30.0
+from loong.http_client import HTTPClient, UnreachableError
 
 
 class ScaleError(LoongError):
@@ -44,9 +39,7 @@ class OperatedServer:
     admin_key: str
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--base-url {self.base_url!r} is not a URL such as http://localhost:8000")
+        self._client()
 
     def size(self) -> Size:
         """Return the present instances. Raises `ScaleError`."""
@@ -54,32 +47,21 @@ class OperatedServer:
 
     def scale(self, num_instances: int) -> Size:
         """Begin the change to a number of instances, and return the present ones. Raises `ScaleError`."""
-        return self._ask("POST", "/admin/scale", json.dumps({"num_instances": num_instances}).encode())
+        return self._ask("POST", "/admin/scale", {"num_instances": num_instances})
 
-    def _ask(self, method: str, path: str, body: bytes | None = None) -> Size:
-        parts = urlsplit(self.base_url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        headers = {"Authorization": f"Bearer {self.admin_key}", "Content-Type": "application/json"}
-        folder = parts.path.rstrip("/").removesuffix("/v1")
+    def _client(self) -> HTTPClient:
+        return HTTPClient(self.base_url, self.admin_key)
+
+    def _ask(self, method: str, path: str, body: object = None) -> Size:
         try:
-            with closing(kind(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)) as connection:
-                connection.request(method, folder + path, body, headers)
-                response = connection.getresponse()
-                answer = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ScaleError(f"{self.base_url} does not answer: {reason}") from None
-        if response.status != http.HTTPStatus.OK:
-            raise ScaleError(_reason(response.status, answer))
+            page = self._client().ask(method, path, body)
+        except UnreachableError as error:
+            raise ScaleError(f"{self.base_url} does not answer: {error}") from None
+        if not page.is_ok:
+            raise ScaleError(page.reason)
         try:
-            return msgspec.json.decode(answer, type=Size)
+            return msgspec.json.decode(page.body, type=Size)
         except NOT_JSON:
-            raise ScaleError(f"{self.base_url} is no server of loong: it answers {answer[:80]!r}") from None
-
-
-def _reason(status: int, body: bytes) -> str:
-    try:
-        message: str = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return f"the server answers with status {status}"
-    return message
+            raise ScaleError(
+                f"{self.base_url} is no server of loong: it answers {page.body[:80]!r}"
+            ) from None

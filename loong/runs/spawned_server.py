@@ -1,7 +1,6 @@
 """A server of our own for the time of one measurement: started, awaited, and always stopped."""
 
 import contextlib
-import http.client
 import os
 import signal
 import socket
@@ -15,12 +14,14 @@ from pathlib import Path
 from types import FrameType
 
 from loong.core.errors import ConfigError
+from loong.http_client import HTTPClient, UnreachableError
 from loong.private_files import private
 from loong.runs.shown_command import shown_command
 from loong.workloads.errors import ServerUnusableError
 
 START_ATTEMPTS = 3
 POLL_SECONDS = 0.1
+HEALTH_SECONDS = 5.0
 STOP_SECONDS = 20.0
 NUM_LOG_LINES = 15
 PORT_IN_USE = ("address already in use", "port in use")
@@ -121,22 +122,13 @@ def sigterm_unwinds() -> Iterator[None]:
 def _is_healthy_in_time(process: subprocess.Popen[bytes], port: int, timeout: float) -> bool:
     """Poll until `/health` answers 200; False if the process ends or the time is up first."""
     deadline = time.monotonic() + timeout
+    client = HTTPClient(f"http://127.0.0.1:{port}", timeout=HEALTH_SECONDS)
     while process.poll() is None and time.monotonic() < deadline:
-        if _health_status(port) == http.HTTPStatus.OK:
-            return True
+        with contextlib.suppress(UnreachableError):
+            if client.ask("GET", "/health").is_ok:
+                return True
         time.sleep(POLL_SECONDS)
     return False
-
-
-def _health_status(port: int) -> int | None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5.0)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
 
 
 def _free_port() -> int:
