@@ -1,31 +1,31 @@
 """Names of policies, and flags for planning, which are the same in every command."""
 
 import argparse
-from collections.abc import Callable
 
 from loong.core.errors import ConfigError
+from loong.launcher.config_flags import FieldFlag, add_field_flags, field_values
 from loong.launcher.flags import part, positive, ratio, seconds
 from loong.scheduler.config import USUAL_STEP_TIME, Fairness, PolicyConfig
 from loong.scheduler.policy import NAMES, fair_baselines, policy_kind
 from loong.scheduler.tuning import MAX_STEP_SHARE
 
-_FLAGS: tuple[tuple[str, Callable[[str], int | float], str, str], ...] = (
-    ("max_num_batched_tokens", positive, "N", "bound on prompt tokens of a step on each instance"),
-    ("max_step_time", seconds, "S", "target time of a step without decodes"),
-    ("chunk_tokens", positive, "N", "token budget of a step on each instance, for chunked policies"),
-    ("lease_steps", positive, "N", "decode steps that a group takes without a new plan"),
-    ("target_ttft", seconds, "S", "TTFT target of a request without an SLO"),
-    ("target_tpot", seconds, "S", "TPOT target of a request without an SLO"),
-    ("ttft_factor", ratio, "X", "TTFT target of a long prompt, as a multiple of its fastest prefill"),
-    ("deferred_share", part, "X", "guaranteed share of computing time for the oldest deferred prompt"),
+_STEP_TIMES = (
+    f"esp: {MAX_STEP_SHARE} of the least TTFT target, more if steps are slow; others: {USUAL_STEP_TIME}"
 )
-
-
-_DEFAULT_WORDS = {
-    "max_step_time": (
-        f"esp: {MAX_STEP_SHARE} of the least TTFT target, more if steps are slow; others: {USUAL_STEP_TIME}"
+_FLAGS = (
+    FieldFlag("max_num_batched_tokens", positive, "N", "bound on prompt tokens of a step on each instance"),
+    FieldFlag("max_step_time", seconds, "S", "target time of a step without decodes", _STEP_TIMES),
+    FieldFlag("chunk_tokens", positive, "N", "token budget of a step on each instance, for chunked policies"),
+    FieldFlag("lease_steps", positive, "N", "decode steps that a group takes without a new plan"),
+    FieldFlag("target_ttft", seconds, "S", "TTFT target of a request without an SLO"),
+    FieldFlag("target_tpot", seconds, "S", "TPOT target of a request without an SLO"),
+    FieldFlag(
+        "ttft_factor", ratio, "X", "TTFT target of a long prompt, as a multiple of its fastest prefill"
     ),
-}
+    FieldFlag(
+        "deferred_share", part, "X", "guaranteed share of computing time for the oldest deferred prompt"
+    ),
+)
 
 
 class PolicyNames(tuple[str, ...]):
@@ -65,19 +65,11 @@ def policy_names(text: str) -> tuple[str, ...]:
 
 def add_policy_flags(group: argparse._ArgumentGroup) -> None:
     """Add a flag for each field of `PolicyConfig`."""
-    defaults = PolicyConfig()
-    for name, parse, unit, text in _FLAGS:
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=parse,
-            default=getattr(defaults, name),
-            metavar=unit,
-            help=f"{text} ({_DEFAULT_WORDS.get(name, '%(default)s')})",
-        )
+    add_field_flags(group, PolicyConfig, _FLAGS)
     group.add_argument(
         "--fairness",
         choices=tuple(kind.value for kind in Fairness),
-        default=defaults.fairness.value,
+        default=PolicyConfig().fairness.value,
         help="who gets equal shares of the cluster when not all can be in time (%(default)s)",
     )
 
@@ -92,5 +84,4 @@ COMPARED_WORDS = "esp, esp-fixed-N of all, and esp-disaggregated-N of 1, 2, 4, .
 
 def policy_config(args: argparse.Namespace) -> PolicyConfig:
     """Return the policy's configuration that the flags give."""
-    numbers = {name: getattr(args, name) for name, *_ in _FLAGS}
-    return PolicyConfig(fairness=Fairness(args.fairness), **numbers)
+    return PolicyConfig(fairness=Fairness(args.fairness), **field_values(args, _FLAGS))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.launcher.chaos.config import ChaosConfig, duration, interval
+from loong.launcher.config_flags import FieldFlag, add_field_flags, field_values
 from loong.launcher.flags import positive, ratio, token_count
 from loong.launcher.keys import add_admin_key_flags, add_api_key_flags, admin_key, key_of_client
 
@@ -23,6 +24,21 @@ examples:
   loong chaos --pause 1/60s --duration 5m       # stop one for 25 s, which is longer than it may be silent
   loong chaos --kill 1/10s --pause 1/60s --pause-time 5s --request-rate 8 --json
 """
+_PAUSES = "time from SIGSTOP to SIGCONT; a worker that is silent for 20 s is lost"
+_FAULT_FLAGS = (
+    FieldFlag("pause_time", duration, "TIME", _PAUSES, "25s"),
+    FieldFlag("duration", duration, "TIME", "time in which requests are sent and faults injected", "1m"),
+)
+_LOAD_FLAGS = (
+    FieldFlag("request_rate", ratio, "R", "requests per second", "%(default)g"),
+    FieldFlag("num_prompts", positive, "N", "number of prompts"),
+    FieldFlag("longest_prompt", token_count, "N", "length of the longest prompt, in tokens"),
+    FieldFlag("longest_output", token_count, "N", "length of the longest output, in tokens"),
+    FieldFlag(
+        "request_timeout", duration, "TIME", "time after which a request without an end counts as lost", "2m"
+    ),
+    FieldFlag("seed", int, None, "seed of prompts, arrivals and faults"),
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -43,7 +59,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     add_api_key_flags(parser)
     add_admin_key_flags(parser)
     _add_fault_flags(parser.add_argument_group("faults"))
-    _add_load_flags(parser.add_argument_group("load"))
+    add_field_flags(parser.add_argument_group("load"), ChaosConfig, _LOAD_FLAGS)
     parser.add_argument(
         "--json",
         action="store_true",
@@ -58,53 +74,7 @@ def _add_fault_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--pause", type=interval, metavar="N/TIME", help="rate of SIGSTOPs, such as 1/60s (none)"
     )
-    group.add_argument(
-        "--pause-time",
-        type=duration,
-        default=25.0,
-        metavar="TIME",
-        help="time from SIGSTOP to SIGCONT; a worker that is silent for 20 s is lost (25s)",
-    )
-    group.add_argument(
-        "--duration",
-        type=duration,
-        default=60.0,
-        metavar="TIME",
-        help="time in which requests are sent and faults injected (1m)",
-    )
-
-
-def _add_load_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--request-rate", type=ratio, default=2.0, metavar="R", help="requests per second (%(default)g)"
-    )
-    group.add_argument(
-        "--num-prompts", type=positive, default=16, metavar="N", help="number of prompts (%(default)s)"
-    )
-    group.add_argument(
-        "--longest-prompt",
-        type=token_count,
-        default=1024,
-        metavar="N",
-        help="length of the longest prompt, in tokens (%(default)s)",
-    )
-    group.add_argument(
-        "--longest-output",
-        type=token_count,
-        default=128,
-        metavar="N",
-        help="length of the longest output, in tokens (%(default)s)",
-    )
-    group.add_argument(
-        "--request-timeout",
-        type=duration,
-        default=120.0,
-        metavar="TIME",
-        help="time after which a request without an end counts as lost (2m)",
-    )
-    group.add_argument(
-        "--seed", type=int, default=0, help="seed of prompts, arrivals and faults (%(default)s)"
-    )
+    add_field_flags(group, ChaosConfig, _FAULT_FLAGS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,12 +110,5 @@ def _config(args: argparse.Namespace) -> ChaosConfig:
         api_key=key_of_client(args),
         admin_key=admin_key(args),
         intervals=intervals,
-        pause_time=args.pause_time,
-        duration=args.duration,
-        request_rate=args.request_rate,
-        num_prompts=args.num_prompts,
-        longest_prompt=args.longest_prompt,
-        longest_output=args.longest_output,
-        request_timeout=args.request_timeout,
-        seed=args.seed,
+        **field_values(args, (*_FAULT_FLAGS, *_LOAD_FLAGS)),
     )

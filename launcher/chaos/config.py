@@ -22,14 +22,14 @@ class ChaosConfig:
     api_key: str | None
     admin_key: str | None
     intervals: Mapping[FaultKind, float]
-    pause_time: float
-    duration: float
-    request_rate: float
-    num_prompts: int
-    longest_prompt: int
-    longest_output: int
-    request_timeout: float
-    seed: int
+    pause_time: float = 25.0
+    duration: float = 60.0
+    request_rate: float = 2.0
+    num_prompts: int = 16
+    longest_prompt: int = 1024
+    longest_output: int = 128
+    request_timeout: float = 120.0
+    seed: int = 0
 
 
 def duration(text: str) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import loong
 from loong.core.errors import ConfigError
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
+from loong.launcher.config_flags import FieldFlag, add_field_flags, field_values
 from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
 from loong.launcher.keys import (
     API_KEY_VARIABLE,
@@ -23,6 +24,7 @@ from loong.launcher.other_servers import WHAT_IT_DOES, hint_of_serve
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
 from loong.processes.logs import FORMATS, queued_log
 from loong.runs.outputs import make_folder
+from loong.server.settings import ServerSettings
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
@@ -44,6 +46,18 @@ examples:
   loong serve llama-3.1-8b --load-format dummy --policy static-sp
   loong serve --config serve.yaml --port 8001   # YAML with the flags' names as keys; what is typed wins
 """
+_WAITING = "without a first token; beyond it, 503 with Retry-After"
+_BOUNDS = (
+    FieldFlag("max_waiting_requests", positive, "N", f"bound on requests {_WAITING}"),
+    FieldFlag("max_waiting_tokens", token_count, "N", f"bound on prompt tokens of requests {_WAITING}"),
+    FieldFlag(
+        "max_requests_per_key",
+        positive,
+        "N",
+        "bound on requests in flight of one API key; beyond it, 429 with Retry-After",
+        "none",
+    ),
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
@@ -229,27 +243,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="processes that answer clients on one port; 1: the engine's own (%(default)s)",
     )
-    group.add_argument(
-        "--max-waiting-requests",
-        type=positive,
-        default=4096,
-        metavar="N",
-        help="bound on requests without a first token; beyond it, 503 with Retry-After (%(default)s)",
-    )
-    group.add_argument(
-        "--max-waiting-tokens",
-        type=token_count,
-        default=2**24,
-        metavar="N",
-        help="bound on prompt tokens of requests without a first token; "
-        "beyond it, 503 with Retry-After (%(default)s)",
-    )
-    group.add_argument(
-        "--max-requests-per-key",
-        type=positive,
-        metavar="N",
-        help="bound on requests in flight of one API key; beyond it, 429 with Retry-After (none)",
-    )
+    add_field_flags(group, ServerSettings, _BOUNDS)
 
 
 def _add_fault_flag(group: argparse._ArgumentGroup) -> None:
@@ -323,7 +317,6 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     """Return what the flags say. Raises `ConfigError` if the model is not there or does not fit."""
     from loong.launcher.serve.config import ServeConfig
     from loong.runs.run_logs import LogFiles
-    from loong.server.settings import ServerSettings
 
     chosen = chosen_cluster(args, args.start_timeout)
     name, *other_names = args.served_model_name or [chosen.name]
@@ -343,11 +336,9 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
             tuple(args.allowed_origins),
             tuple(other_names),
             args.accept_any_model,
-            max_waiting_requests=args.max_waiting_requests,
-            max_waiting_tokens=args.max_waiting_tokens,
-            max_requests_per_key=args.max_requests_per_key,
             tool_call_parser=args.tool_call_parser,
             admin_key=admin_key(args),
+            **field_values(args, _BOUNDS),
         ),
         tokenizer_folder=chosen.tokenizer_folder,
         max_model_len=args.max_model_len,

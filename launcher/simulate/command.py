@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from loong.core.errors import ConfigError
 from loong.hardware.machine import num_processors
+from loong.launcher.config_flags import field_values
 from loong.launcher.policy_flags import add_policy_flags, compared_policies, policy_config
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
 from loong.launcher.simulate.flags import (
     DEFAULT_SLO,
+    HOST_FLAGS,
     SWEPT_SHARES,
     add_cluster_flags,
     add_load_flags,
@@ -112,7 +114,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         goal=args.attainment / 100,
         is_per_class=args.per_class,
         policy=policy_config(args),
-        host=Host(args.num_cores or inf, args.plan_time or 0.0, args.noise or 0.0),
+        host=Host(**field_values(args, HOST_FLAGS)),
         num_jobs=args.jobs or num_processors(),
         output_dir=args.output_dir,
         is_json_printed=args.json or not sys.stdout.isatty(),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from loong.hardware.devices import DEVICES
 from loong.hardware.memory import MAX_AUTO_TOKENS
+from loong.launcher.config_flags import FieldFlag, add_field_flags
 from loong.launcher.flags import (
     add_class_flag,
     add_goal_flags,
@@ -20,12 +21,19 @@ from loong.launcher.flags import (
 from loong.launcher.policy_flags import COMPARED_WORDS, policy_names
 from loong.launcher.simulate.chosen_hardware import DEFAULT_DEVICE, DEFAULT_MODEL
 from loong.model.shapes import SHAPES
-from loong.simulation.config import DEFAULT_DURATION, MIN_REQUESTS
+from loong.simulation.config import DEFAULT_DURATION, MIN_REQUESTS, Host
 from loong.workloads.metrics.slo import RULE_NAMES
 
 DEFAULT_SLO = "tight"
 SWEPT_SHARES = (0.25, 0.5, 1.0, 1.5)  # of the predicted capacity
 DEFAULT_PRECISION = 0.05
+HOST_FLAGS = (
+    FieldFlag("num_cores", positive, "N", "CPU cores that all instances share", "each instance has its own"),
+    FieldFlag("plan_time", seconds, "S", "time from an event to the instructions it leads to", "0"),
+    FieldFlag(
+        "noise", part, "X", "relative spread of batch times around their predictions, such as 0.12", "0"
+    ),
+)
 
 
 def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
@@ -79,24 +87,7 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="cost model of `loong profile`, one for each --tensor-parallel-size (the device's roofline)",
     )
-    group.add_argument(
-        "--num-cores",
-        type=positive,
-        metavar="N",
-        help="CPU cores that all instances share (each instance has its own)",
-    )
-    group.add_argument(
-        "--plan-time",
-        type=seconds,
-        metavar="S",
-        help="time from an event to the instructions it leads to (0)",
-    )
-    group.add_argument(
-        "--noise",
-        type=part,
-        metavar="X",
-        help="relative spread of batch times around their predictions, such as 0.12 (0)",
-    )
+    add_field_flags(group, Host, HOST_FLAGS)
 
 
 def add_load_flags(group: argparse._ArgumentGroup) -> None:
