@@ -19,7 +19,7 @@ from loong.processes.child import config_line, config_of
 from loong.processes.child_processes import FORK_SERVER_LOST, signal_children
 from loong.processes.fork_server import ForkServer
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 PATH = os.pathsep.join(map(str, (TESTS / "support", TESTS.parent)))
 PATHS = st.binary().map(lambda name: name.decode(errors="surrogateescape"))
 
