@@ -75,7 +75,7 @@ async def test_a_refusal_gives_the_servers_reason_or_its_status(body: str, reaso
     async with served(refuse) as url:
         client = HTTPClient(url)
         assert [(page.is_ok, page.reason) for page in await both(client, "GET")] == [(False, reason)] * 2
-        with pytest.raises(RefusedError, match=f"^{reason}$") as refused:
+        with pytest.raises(RefusedError, match=rf"^{reason}$") as refused:
             await asyncio.to_thread(streamed, client)
         assert refused.value.status == 503
 
@@ -84,10 +84,10 @@ async def test_a_server_that_is_not_there_is_unreachable_in_the_systems_words() 
     with socket.socket() as silent:  # it has its port, and does not listen
         silent.bind(("127.0.0.1", 0))
         client = HTTPClient("http://{}:{}".format(*silent.getsockname()))
-        with pytest.raises(UnreachableError, match="^Connection refused$"):
+        with pytest.raises(UnreachableError, match=r"^Connection refused$"):
             await client.ask_async("GET", "/page")
         for ask in (lambda: client.ask("GET", "/page"), lambda: streamed(client)):
-            with pytest.raises(UnreachableError, match="^Connection refused$"):
+            with pytest.raises(UnreachableError, match=r"^Connection refused$"):
                 ask()
 
 
@@ -97,7 +97,7 @@ async def test_a_server_that_never_answers_is_unreachable() -> None:
         with pytest.raises(UnreachableError, match=r"^/page took more than 0\.1 s$"):
             await client.ask_async("GET", "/page")
         for ask in (lambda: client.ask("GET", "/page"), lambda: streamed(client)):
-            with pytest.raises(UnreachableError, match="^timed out$"):
+            with pytest.raises(UnreachableError, match=r"^timed out$"):
                 ask()
 
 
@@ -114,7 +114,7 @@ async def test_a_stream_that_ends_in_the_middle_is_broken_off(is_chunked: bool) 
         return response
 
     async with served(break_off) as url:
-        with pytest.raises(BrokenOffError, match="^the server hung up$"):
+        with pytest.raises(BrokenOffError, match=r"^the server hung up$"):
             await asyncio.to_thread(streamed, HTTPClient(url))
 
 
@@ -129,7 +129,7 @@ async def test_a_stream_that_stands_still_is_broken_off() -> None:
         return response
 
     async with served(stand_still) as url:
-        with pytest.raises(BrokenOffError, match="^timed out$"):
+        with pytest.raises(BrokenOffError, match=r"^timed out$"):
             await asyncio.to_thread(streamed, HTTPClient(url, timeout=0.5))
         is_over.set()
 

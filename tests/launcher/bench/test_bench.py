@@ -29,6 +29,9 @@ QUICK = [*FEW, "--request-rate", "inf"]
 
 
 def run_bench(*flags: str) -> int:
+    """Run a benchmark of the policy or the server that the flags name, or of `esp` alone."""
+    if "--policy" not in flags and "--base-url" not in flags:
+        flags = (*flags, "--policy", "esp")
     parser = CommandParser(prog="loong")
     bench.add_parser(parser.add_subparsers())
     args = parser.parse_args(["bench", *flags])
