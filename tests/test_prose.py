@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import pytest
 from code_prose import (
@@ -20,30 +21,45 @@ from code_prose import (
     strings,
 )
 
-SOURCES = {str(path.relative_to(ROOT)): path.read_text() for path in (*modules(), *scripts())}
-TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in pages() if path.name != "LOG.md"}
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen"
+
+
+@cache
+def sources() -> dict[str, str]:
+    """Return the code of each module and script, by its path."""
+    return {str(path.relative_to(ROOT)): path.read_text() for path in (*modules(), *scripts())}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Return the same, parsed."""
+    return {name: ast.parse(source) for name, source in sources().items()}
+
+
+@cache
+def page_texts() -> dict[str, str]:
+    """Return the text of each page, by its path."""
+    return {str(path.relative_to(ROOT)): path.read_text() for path in pages() if path.name != "LOG.md"}
 
 
 def broken(find: Callable[[str], Iterable[str]], texts: Callable[[str], Iterable[str]]) -> list[str]:
     """Return the places where `find` finds something in the texts of a module."""
-    return [f"{name}: {found}" for name in SOURCES for text in texts(name) for found in find(text)]
+    return [f"{name}: {found}" for name in sources() for text in texts(name) for found in find(text)]
 
 
 def docstrings_of(name: str) -> Iterable[str]:
     """Return the docstrings of a module."""
-    return docstrings(TREES[name])
+    return docstrings(trees()[name])
 
 
 def texts_of(name: str) -> Iterable[str]:
     """Yield the strings, docstrings among them, and the comments of a module."""
-    yield from strings(TREES[name])
-    yield from comments(SOURCES[name])
+    yield from strings(trees()[name])
+    yield from comments(sources()[name])
 
 
 def test_the_laws_see_all_packages() -> None:
-    assert {name.partition("/")[0] for name in SOURCES} == {
+    assert {name.partition("/")[0] for name in sources()} == {
         "loong",
         "kernels",
         "scheduler",
@@ -51,9 +67,9 @@ def test_the_laws_see_all_packages() -> None:
         "workloads",
         "benchmarks",
     }
-    assert sum(len(list(docstrings(tree))) for tree in TREES.values()) > 3_000
-    assert sum(len(list(comments(source))) for source in SOURCES.values()) > 1_000
-    assert {"README.md", "docs/architecture.md"} <= PAGES.keys()
+    assert sum(len(list(docstrings(tree))) for tree in trees().values()) > 3_000
+    assert sum(len(list(comments(source))) for source in sources().values()) > 1_000
+    assert {"README.md", "docs/architecture.md"} <= page_texts().keys()
 
 
 @pytest.mark.parametrize(
@@ -92,12 +108,12 @@ def test_no_text_has_private_words() -> None:
 
 
 def test_no_name_has_private_words() -> None:
-    assert not [f"{name}: {found}" for name, source in SOURCES.items() for found in private_names(source)]
+    assert not [f"{name}: {found}" for name, source in sources().items() for found in private_names(source)]
 
 
 def test_no_text_names_a_commit() -> None:
-    assert not broken(commits, lambda name: (*docstrings_of(name), *comments(SOURCES[name])))
+    assert not broken(commits, lambda name: (*docstrings_of(name), *comments(sources()[name])))
 
 
 def test_no_page_names_a_commit() -> None:
-    assert not [f"{name}: {found}" for name, text in PAGES.items() for found in commits(text)]
+    assert not [f"{name}: {found}" for name, text in page_texts().items() for found in commits(text)]
