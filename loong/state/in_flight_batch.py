@@ -41,6 +41,11 @@ class InFlightBatch:
         return self.running.plan
 
     @property
+    def has_predicted_end(self) -> bool:
+        """Return whether the state is shown as after its end."""
+        return self.ends_at is not None
+
+    @property
     def siblings(self) -> list[LiveRequest]:
         """Return the requests that begin when it ends."""
         if self.is_lease:

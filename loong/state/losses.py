@@ -1,4 +1,4 @@
-"""The loss of KV: by an eviction, or with an instance, whose batches are void then."""
+"""The loss of an instance with its KV, whose batches are void then."""
 
 from collections.abc import Iterator
 
@@ -12,16 +12,9 @@ from loong.core.positions import EMPTY, subtract
 from loong.core.request import RequestId
 from loong.core.void_batches import void_batches
 from loong.state.accounting import Accounting
+from loong.state.flights import Flights
 from loong.state.in_flight_batch import InFlightBatch
 from loong.state.live_request import LiveRequest
-
-
-def evict(accounting: Accounting, segment: KVSegment) -> ReleaseKV:
-    """Drop KV of a request not in flight, which misses just these positions then."""
-    live = accounting.changing(segment.owner_id)
-    live.evict(segment)
-    accounting.release_kv(live, (segment,))
-    return ReleaseKV(segment.owner_id, (segment.instance_id,), segment.positions)
 
 
 def lose_instance(accounting: Accounting, event: InstanceLost) -> Applied:
@@ -30,28 +23,30 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> Applied:
     Migrations between other instances go on.
     """
     instance_id = event.instance_id
-    if instance_id not in accounting.instances:
+    if instance_id not in accounting.pools.instances:
         raise InvalidEventError(f"instance {instance_id} is lost, but was not there")
-    if accounting.instances[instance_id].kind is not InstanceKind.HOST:  # lost with another, which counts
+    if accounting.pools.instances[instance_id].kind is not InstanceKind.HOST:  # which is lost with another
         _suspect_requests(accounting, instance_id)
+    requests, flights = accounting.requests, accounting.flights
     instructions, voided = list[Instruction](), list[CommittedBatch]()
     hit: dict[RequestId, LiveRequest] = {}
-    in_flight = (*accounting.ending.values(), *accounting.batches.values())
+    in_flight = (*flights.ending.values(), *flights.batches.values())
     for batch_id in void_batches([b.parts for b in in_flight], {instance_id}, event.void_batch_ids):
-        batch = accounting.void_batch(batch_id)
+        batch = flights.void_batch(batch_id)
         voided.append(batch.committed)
-        accounting.times.end(batch_id, event.time)
-        hit.update((request_id, accounting.requests[request_id]) for request_id in batch.request_ids)
+        accounting.counts.times.end(batch_id, event.time)
+        hit.update((request_id, requests.by_id[request_id]) for request_id in batch.request_ids)
         instructions += _leave(accounting, batch, instance_id)
     for request_id, released in _void_moves(accounting, instance_id):
-        hit[request_id] = accounting.requests[request_id]
+        hit[request_id] = requests.by_id[request_id]
         instructions += released
-    for request_id, live in accounting.requests.items():
+    for request_id, live in requests.by_id.items():
         if request_id in hit or instance_id in live.placement.instance_ids:
-            hit[request_id] = accounting.changing(request_id)
+            hit[request_id] = requests.changing(request_id)
             live.lose(instance_id)
-    accounting.lose(instance_id, returns=event.returns)
-    return Applied((*instructions, *accounting.settle(hit.values())), voided=tuple(voided))
+    accounting.pools.lose(instance_id, returns=event.returns)
+    accounting.counts.add(num_losses=1)
+    return Applied((*instructions, *requests.settle(hit.values())), voided=tuple(voided))
 
 
 def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:
@@ -60,18 +55,19 @@ def _suspect_requests(accounting: Accounting, instance_id: InstanceId) -> None:
     A batch behind one whose end is near may have begun, and the report of that is lost with the instance. No
     other batch that has not started had a part in the loss: its instance may have been lost before.
     """
+    requests, flights = accounting.requests, accounting.flights
     suspected: dict[RequestId, range] = {}
-    for batch in (*accounting.ending.values(), *accounting.batches.values()):
-        may_have_begun = batch.running.has_started or accounting.ending_on(batch.plan)
+    for batch in (*flights.ending.values(), *flights.batches.values()):
+        may_have_begun = batch.running.has_started or flights.ending_on(batch.plan)
         if not may_have_begun or instance_id not in batch.running.participant_ids:
             continue
         for request_id in batch.plan.request_ids:
-            positions = batch.unfinished_positions(accounting.requests[request_id])
+            positions = batch.unfinished_positions(requests.by_id[request_id])
             if before := suspected.get(request_id):
                 positions = range(min(before.start, positions.start), max(before.stop, positions.stop))
             suspected[request_id] = positions
-    for request_id in accounting.requests:
-        live = accounting.changing(request_id)
+    for request_id in requests.by_id:
+        live = requests.changing(request_id)
         if positions := suspected.get(request_id, EMPTY):
             live.suspect(positions)
         else:
@@ -84,31 +80,31 @@ def _leave(accounting: Accounting, batch: InFlightBatch, lost_id: InstanceId) ->
     Siblings wait on for the end of their prompt, or begin without KV if they have a token already.
     """
     survivors = tuple(
-        [i for i in batch.running.participant_ids if i != lost_id and i in accounting.instances]
+        [i for i in batch.running.participant_ids if i != lost_id and i in accounting.pools.instances]
     )
     for request_id in batch.plan.request_ids:
-        live = accounting.requests[request_id]
+        live = accounting.requests.by_id[request_id]
         if survivors:
             for segment in batch.unfinished(live):
-                yield from _released(accounting, segment, survivors)
+                yield from _released(accounting.flights, segment, survivors)
             for sibling in live.siblings:
                 yield ReleaseKV(sibling.request.request_id, survivors, is_void=True)
         if batch.num_tokens.get(request_id):
             for sibling in live.siblings:
                 sibling.primary = None
-                accounting.view_cache.mark_stale(sibling)
+                accounting.requests.views.mark_stale(sibling)
             live.siblings = []
 
 
 def _released(
-    accounting: Accounting, segment: KVSegment, survivors: tuple[InstanceId, ...]
+    flights: Flights, segment: KVSegment, survivors: tuple[InstanceId, ...]
 ) -> Iterator[Instruction]:
     """Release what survivors may have of a segment, but not the slots of KV that is to arrive there.
 
     A migration's slots are released with it.
     """
     owner_id, positions = segment.owner_id, segment.positions
-    arriving = [m.arriving for m in accounting.migrations.values() if m.segment.owner_id == owner_id]
+    arriving = [m.arriving for m in flights.migrations.values() if m.segment.owner_id == owner_id]
     receivers = {arrival.instance_id for arrival in arriving}
     if others := tuple(i for i in survivors if i not in receivers):
         yield ReleaseKV(owner_id, others, positions, is_void=True)
@@ -121,22 +117,23 @@ def _released(
             yield ReleaseKV(owner_id, (instance_id,), piece, is_void=True)
 
 
-def _void_moves(accounting: Accounting, lost_id: InstanceId) -> Iterator[tuple[RequestId, list[Instruction]]]:
+def _void_moves(
+    accounting: Accounting, lost_id: InstanceId
+) -> Iterator[tuple[RequestId, tuple[Instruction, ...]]]:
     """Remove the migrations and copies of a lost instance; yield their requests, and what is to be released.
 
     A finished copy takes the place of a source that is lost.
     """
-    for migration_id, migration in tuple(accounting.migrations.items()):
+    requests, flights = accounting.requests, accounting.flights
+    for migration_id, migration in tuple(flights.migrations.items()):
         arriving = migration.arriving
         if lost_id in (migration.segment.instance_id, arriving.instance_id):
-            live = accounting.close_migration(migration_id)
-            release = ReleaseKV(arriving.owner_id, (arriving.instance_id,), arriving.positions)
-            if arriving.instance_id != lost_id:
-                accounting.release_kv(live, (arriving,))
-            yield arriving.owner_id, [release] if arriving.instance_id != lost_id else []
-    for request_id, live in accounting.requests.items():
+            _, live = flights.close_migration(migration_id)
+            is_left = arriving.instance_id != lost_id
+            yield arriving.owner_id, (requests.released(live, arriving),) if is_left else ()
+    for request_id, live in requests.by_id.items():
         for migration in [m for m in live.copied if lost_id in (m.segment.instance_id, m.destination_id)]:
-            accounting.changing(request_id).copied.remove(migration)
+            requests.changing(request_id).copied.remove(migration)
             if migration.destination_id != lost_id:
                 live.placement = live.placement.moving(migration.segment, migration.destination_id)
-            yield request_id, []
+            yield request_id, ()

@@ -6,15 +6,11 @@ import pytest
 
 from loong.core.errors import InvalidEventError
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
-from loong.core.instructions import RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import Request, SamplingParams
-from loong.core.snapshot import RunningBatch
 from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
-from loong.state.in_flight_batch import InFlightBatch
-from loong.state.live_request import LiveRequest
 from loong.state.shared_kv import SharedKV
 
 
@@ -26,21 +22,18 @@ def balanced() -> Accounting:
     """Two instances; request b is in a batch, r has KV that migrates, and w waits with a sibling."""
     accounting = Accounting()
     for instance_id in range(2):
-        accounting.join(ElasticInstance(instance_id, 1, InstanceKind.FULL, 20))
-    for request_id, num_siblings in ("b", 0), ("r", 0), ("w", 1):
-        first, *others = Request(
-            request_id, range(4), SamplingParams(), arrival_time=0.0, num_choices=1 + num_siblings
-        ).choices()
-        primary = LiveRequest(first)
-        primary.siblings = [LiveRequest(choice, primary=primary) for choice in others]
-        accounting.admit(primary)
+        accounting.pools.join(ElasticInstance(instance_id, 1, InstanceKind.FULL, 20))
+    for request_id, num_choices in ("b", 1), ("r", 1), ("w", 2):
+        accounting.requests.arrive(
+            Request(request_id, range(4), SamplingParams(), arrival_time=0.0, num_choices=num_choices)
+        )
     block = QueryBlock("b", range(4), 1, Transfer.KV)
     plan = BatchPlan(ESPGroup((1,)), (block,), (segment("b", range(4), 1),))
-    accounting.open_batch(InFlightBatch(RunBatch(1, plan, ()), RunningBatch(1, plan, 0.0, 0, 1, 0.0), {}))
+    accounting.flights.open_batch(1, plan, accounting.snapshot(0.0, 0))
     held = segment("r", range(3))
-    accounting.changing("r").placement = Placement((held,))
-    accounting.reserve({0: 3})
-    accounting.open_migration(2, KVMigration(held, 1))
+    accounting.requests.changing("r").placement = Placement((held,))
+    accounting.pools.reserve({0: 3})
+    accounting.flights.open_migration(2, KVMigration(held, 1))
     return accounting
 
 
@@ -49,92 +42,96 @@ def test_accounting_that_balance_pass() -> None:
 
 
 def end(accounting: Accounting) -> None:
-    accounting.changing("w").has_ended = True
+    accounting.requests.changing("w").has_ended = True
 
 
 def lose_a_view(accounting: Accounting) -> None:
     accounting.snapshot(0.0, 0)
-    accounting.requests["w"].batch_id = 1
+    accounting.requests.by_id["w"].batch_id = 1
 
 
 def name_no_end(accounting: Accounting) -> None:
-    accounting.changing("w").ending_id = 1
+    accounting.requests.changing("w").ending_id = 1
 
 
 def take_two_slots(accounting: Accounting) -> None:
-    accounting.changing("w").placement = Placement((segment("w", range(2)), segment("w", range(1, 2), 1)))
+    accounting.requests.changing("w").placement = Placement(
+        (segment("w", range(2)), segment("w", range(1, 2), 1))
+    )
 
 
 def compute_all(accounting: Accounting) -> None:
-    accounting.changing("w").placement = Placement((segment("w", range(4)),))
+    accounting.requests.changing("w").placement = Placement((segment("w", range(4)),))
 
 
 def leave_its_instance(accounting: Accounting) -> None:
-    accounting.instances[1] = accounting.instances[1].running(None)
+    accounting.pools.instances[1] = accounting.pools.instances[1].running(None)
 
 
 def read_kv_elsewhere(accounting: Accounting) -> None:
-    accounting.changing("b").placement = Placement((segment("b", range(1)),))
+    accounting.requests.changing("b").placement = Placement((segment("b", range(1)),))
 
 
 def lose_its_instance(accounting: Accounting) -> None:
-    del accounting.instances[1]
+    del accounting.pools.instances[1]
 
 
 def leave_its_batch(accounting: Accounting) -> None:
-    accounting.changing("b").batch_id = None
+    accounting.requests.changing("b").batch_id = None
 
 
 def lose_its_request(accounting: Accounting) -> None:
-    accounting.view_cache.drop(accounting.requests.pop("b"))
+    accounting.requests.views.drop(accounting.requests.by_id.pop("b"))
 
 
 def forget_its_migration(accounting: Accounting) -> None:
-    accounting.changing("r").migration_ids.clear()
+    accounting.requests.changing("r").migration_ids.clear()
 
 
 def reserve_too_much(accounting: Accounting) -> None:
-    accounting.reserve({0: 1})
+    accounting.pools.reserve({0: 1})
 
 
 def shrink_the_pool(accounting: Accounting) -> None:
-    accounting.instances[0] = ElasticInstance(0, 1, InstanceKind.FULL, kv_capacity=2, kv_used=3)
+    accounting.pools.instances[0] = ElasticInstance(0, 1, InstanceKind.FULL, kv_capacity=2, kv_used=3)
 
 
 def hold_kv_nowhere(accounting: Accounting) -> None:
-    accounting.changing("w").placement = Placement((segment("w", range(1), 7),))
+    accounting.requests.changing("w").placement = Placement((segment("w", range(1), 7),))
 
 
 def forget_a_fork(accounting: Accounting) -> None:
-    accounting.requests["w"].siblings.clear()
+    accounting.requests.by_id["w"].siblings.clear()
 
 
 def wait_for_another(accounting: Accounting) -> None:
-    accounting.requests["w-1"].primary = accounting.requests["r"]
+    accounting.requests.by_id["w-1"].primary = accounting.requests.by_id["r"]
 
 
 def share_with_nobody(accounting: Accounting) -> None:
-    accounting.changing("r").shared = SharedKV("r", Placement((segment("r", range(1)),)), ("r", "gone"))
+    accounting.requests.changing("r").shared = SharedKV(
+        "r", Placement((segment("r", range(1)),)), ("r", "gone")
+    )
 
 
 def share_what_is_not_held(accounting: Accounting) -> None:
-    accounting.changing("r").shared = SharedKV("r", Placement((segment("r", range(9)),)), ("r", "b"))
+    accounting.requests.changing("r").shared = SharedKV("r", Placement((segment("r", range(9)),)), ("r", "b"))
 
 
 def forget_that_a_slot_is_free(accounting: Accounting) -> None:
-    accounting.free[0] -= 1
+    accounting.pools.free[0] -= 1
 
 
 def count_a_slot_twice(accounting: Accounting) -> None:
-    accounting.pools[0] += 1
+    accounting.pools.pools[0] += 1
 
 
 def expect_shorter_requests(accounting: Accounting) -> None:
-    accounting.most_tokens -= 1
+    accounting.requests.most_tokens -= 1
 
 
 def miscount(accounting: Accounting) -> None:
-    accounting.count(num_arrived=1)
+    accounting.counts.add(num_arrived=1)
 
 
 @pytest.mark.parametrize(

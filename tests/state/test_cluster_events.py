@@ -489,7 +489,7 @@ def test_the_time_of_a_batch_is_busy_from_its_start_to_its_end_or_its_loss() -> 
     ("event", "message"),
     [
         (RequestArrived(1.0, Request("r", PROMPT, PARAMS, arrival_time=0.0)), "request r arrived twice"),
-        (token(7, 0, 60), "batch 7, which is not running"),
+        (token(7, 0, 60), "batch 7 produced tokens, but is not running"),
         (BatchFinished(1.0, 7, 1), "batch 7 finished, but is not running"),
         (MigrationFinished(1.0, 7, True), "migration 7 finished, but is not running"),
         (InstanceLost(1.0, 7), "instance 7 is lost, but was not there"),

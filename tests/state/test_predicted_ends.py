@@ -160,7 +160,7 @@ def test_a_batch_may_start_before_others_have_ended_the_one_before_but_only_once
     assert running.started_at == 3.5
     with pytest.raises(InvalidEventError, match="batch 2 started, but has started before"):
         state.apply(BatchStarted(6.0, 2))
-    with pytest.raises(InvalidEventError, match="batch 1 started, but is not in flight"):
+    with pytest.raises(InvalidEventError, match="batch 1 started, but is not running"):
         state.apply(BatchStarted(6.0, 1))
 
 
@@ -237,7 +237,7 @@ def test_a_loss_voids_what_was_predicted() -> None:
     assert not view(state).has_begun
     assert [i.kv_used for i in state.snapshot(4.0).instances] == [0, 0]
     state.check()
-    with pytest.raises(InvalidEventError, match="batch 1, which is not running"):
+    with pytest.raises(InvalidEventError, match="batch 1 produced tokens, but is not running"):
         state.apply(produced(1))
 
 
@@ -263,7 +263,7 @@ def test_a_batch_behind_a_lost_one_of_the_same_request_is_void_too() -> None:
     state.check()
     assert not state.snapshot(4.0).batches
     assert {v.request_id for v in state.snapshot(4.0).waiting} == {"r", "s"}
-    with pytest.raises(InvalidEventError, match="batch 2, which is not running"):
+    with pytest.raises(InvalidEventError, match="batch 2 produced tokens, but is not running"):
         state.apply(produced(2))
 
 
