@@ -274,8 +274,8 @@ def without_oversized(snapshot: Snapshot, kind: PolicyKind) -> Snapshot:
     held: Counter[InstanceId] = Counter()
     for view in hidden.values():
         held.update(view.own_tokens_by_instance())
-    for shared in {view.primary_id: view.shared for view in hidden.values()}.values():
-        held.update(shared.tokens_by_instance())
+    for borrowed in {part.owner_id: part.placement for v in hidden.values() for part in v.borrowed}.values():
+        held.update(borrowed.tokens_by_instance())
     return replace(
         snapshot,
         instances=tuple(

@@ -10,11 +10,11 @@ from loong.core.errors import InvalidPlanError
 from loong.core.positions import coalesce, is_within, joining, stripe, subtract
 
 InstanceId: TypeAlias = int
-OwnerId: TypeAlias = str  # a request's id
+OwnerId: TypeAlias = str  # a request's id, or that of KV that belongs to no live request
 
 
 class KVSegment(NamedTuple):
-    """Keys and values of some positions of one request, on one instance."""
+    """Keys and values of some positions of one owner, on one instance."""
 
     owner_id: OwnerId
     positions: range
@@ -47,10 +47,7 @@ class Placement:
         """Return the positions that it lacks before its last one, in as few ranges as they fit."""
         if not self.has_holes:
             return ()
-        lacked: tuple[range, ...] = (range(self.stop),)
-        for segment in self.segments:
-            lacked = subtract(lacked, segment.positions)
-        return coalesce(lacked)
+        return coalesce(subtract((range(self.stop),), *[segment.positions for segment in self.segments]))
 
     @property
     def first_missing(self) -> int:
@@ -134,6 +131,13 @@ class Placement:
     def _with(self, owner_id: OwnerId, instance_id: InstanceId, positions: Iterable[range]) -> "Placement":
         others = [s for s in self.segments if s.instance_id != instance_id]
         return Placement((*others, *[KVSegment(owner_id, p, instance_id) for p in positions]))
+
+
+class BorrowedKV(NamedTuple):
+    """KV of another owner that a request reads in the same slots as other requests do."""
+
+    owner_id: OwnerId
+    placement: Placement
 
 
 def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:

@@ -6,7 +6,7 @@ members.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, product
 from math import gcd
 
 EMPTY = range(0)
@@ -52,9 +52,17 @@ def difference(a: range, b: range) -> tuple[range, ...]:
     return tuple(piece for piece in pieces if piece)
 
 
-def subtract(ranges: Iterable[range], removed: range) -> tuple[range, ...]:
-    """Return the members of any of `ranges` that are not in `removed`."""
-    return tuple(piece for positions in ranges for piece in difference(positions, removed))
+def subtract(ranges: Iterable[range], *removed: range) -> tuple[range, ...]:
+    """Return the members of any of `ranges` that are in none of `removed`."""
+    rest = tuple(ranges)
+    for gone in removed:
+        rest = tuple(piece for positions in rest for piece in difference(positions, gone))
+    return rest
+
+
+def common(ranges: Iterable[range], *others: range) -> tuple[range, ...]:
+    """Return the members of any of `ranges` that are in one of `others`, which are disjoint."""
+    return tuple([met for a, b in product(ranges, others) if (met := intersection(a, b))])
 
 
 def first_overlap(ranges: Iterable[range]) -> range | None:

@@ -1,16 +1,18 @@
 """Requests: a client's parameters, and the view that a policy has."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain
 from math import inf, log10
 from operator import attrgetter
 from typing import Self, TypeAlias
 
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar
-from loong.core.placement import InstanceId, OwnerId, Placement
-from loong.core.positions import EMPTY
+from loong.core.placement import BorrowedKV, InstanceId, KVSegment, OwnerId, Placement
+from loong.core.positions import EMPTY, common
 from loong.core.value import value
 
 RequestId: TypeAlias = OwnerId
@@ -254,19 +256,17 @@ class Request(NewRequest):
     arrival_time: float = field(kw_only=True)
 
 
-NOTHING = Placement()
-
-
 @value
 class RequestView:
     """The view that a policy has of a live request. Known tokens are the prompt's and those produced so far.
 
     `first_token_time` is that of the event with the first output token, `last_token_time` that of the newest;
     a preemption keeps both. `num_siblings` is the number of requests that begin with the KV of its prompt
-    once that is computed; policies see them from then on. `shared` is the part of its KV that other choices
-    hold too, in the same slots. `num_losses` counts the instances that were lost in a row while they computed
-    it, or served its KV: each while some of the `suspected` positions were in computation. None of these has
-    been computed since. `num_other_losses` counts the losses since its arrival that are not in this row.
+    once that is computed; policies see them from then on. `borrowed` is the part of its KV that belongs to
+    other owners and that other requests read too. `num_losses` counts the instances that were lost in a row
+    while they computed it, or served its KV: each while some of the `suspected` positions were in
+    computation. None of these has been computed since. `num_other_losses` counts the losses since its arrival
+    that are not in this row.
     """
 
     request_id: RequestId
@@ -282,8 +282,7 @@ class RequestView:
     user: str = ""
     first_token_time: float | None = None
     num_siblings: int = 0
-    primary_id: RequestId | None = None  # None unless something is shared
-    shared: Placement = NOTHING
+    borrowed: tuple[BorrowedKV, ...] = ()
     priority: int = 0
     last_token_time: float | None = None
     num_losses: int = 0
@@ -340,15 +339,27 @@ class RequestView:
     @property
     def num_own_tokens(self) -> int:
         """Return the tokens whose slots become free once it no longer holds them."""
-        return self.placement.num_tokens - self.shared.num_tokens
+        return self.placement.num_tokens - self.num_borrowed_tokens
+
+    @property
+    def num_borrowed_tokens(self) -> int:
+        """Return the tokens whose slots others go on to read."""
+        return sum([part.placement.num_tokens for part in self.borrowed])
 
     def own_tokens_by_instance(self) -> Mapping[InstanceId, int]:
-        """Return the same number on each instance."""
+        """Return the number of own tokens on each instance."""
         held = self.placement.tokens_by_instance()
-        if not self.shared.segments:
+        if not self.borrowed:
             return held
-        shared = self.shared.tokens_by_instance()
-        return {i: num_tokens - shared.get(i, 0) for i, num_tokens in held.items()}
+        own = Counter(held)
+        for part in self.borrowed:
+            own.subtract(part.placement.tokens_by_instance())
+        return own
+
+    def num_own_tokens_of(self, segment: KVSegment) -> int:
+        """Return the number of own tokens among these, which it has."""
+        borrowed = chain.from_iterable(part.placement.on(segment.instance_id) for part in self.borrowed)
+        return len(segment.positions) - sum(map(len, common((segment.positions,), *borrowed)))
 
     @property
     def is_decoding(self) -> bool:

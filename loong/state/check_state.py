@@ -1,41 +1,43 @@
 """Checks that the accounting of `ClusterState` balances."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from loong.core.errors import InvalidEventError
 from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId
-from loong.core.positions import first_overlap
+from loong.core.positions import first_overlap, subtract
 from loong.state.accounting import Accounting
-from loong.state.shared_kv import SharedKV
+from loong.state.flights import Flights
+from loong.state.live_request import LiveRequest
+from loong.state.live_requests import LiveRequests
+from loong.state.pool_ledger import PoolLedger
 
 
 def check_accounting(accounting: Accounting) -> None:
     """Raise `InvalidEventError` unless the accounting balances.
 
-    - Every position of a live request has one slot, which only choices of one request share.
+    - Every position of a live request has one slot, and every slot one owner.
     - The used and reserved KV of each instance adds up and fits.
-    - Batches, migrations, instances and requests name each other.
+    - Batches, migrations, instances, requests and owners name each other.
     - Every request that arrived is live or has ended once.
     """
-    _check_views(accounting)
-    _check_requests(accounting)
-    _check_shared(accounting)
-    _check_batches(accounting)
-    _check_migrations(accounting)
+    pools, requests, flights = accounting.pools, accounting.requests, accounting.flights
+    lives, stats = requests.by_id.values(), accounting.counts.stats
+    _check_views(accounting, lives)
+    _check_requests(lives, requests.most_tokens)
+    _check_siblings(requests)
+    _check_owners(requests)
+    _check_batches(pools, requests, flights)
+    _check_migrations(lives, flights)
     _check_room(accounting)
-    _check_bounds(accounting)
-    if accounting.counts.stats.num_arrived != accounting.counts.stats.num_ended + len(
-        accounting.requests.by_id
-    ):
-        raise InvalidEventError(
-            f"{accounting.counts.stats} does not fit {len(accounting.requests.by_id)} live requests"
-        )
+    _check_bounds(pools)
+    if stats.num_arrived != stats.num_ended + len(lives):
+        raise InvalidEventError(f"{stats} does not fit {len(lives)} live requests")
 
 
-def _check_views(accounting: Accounting) -> None:
+def _check_views(accounting: Accounting, lives: Iterable[LiveRequest]) -> None:
     snapshot = accounting.snapshot(now=0.0, version=0)
-    lives = accounting.requests.by_id.values()
     fresh = [live.view() for live in lives if live.primary is None and not live.is_leaving]
     waiting = tuple(view for view in fresh if not view.has_begun)
     running = {view.request_id: view for view in fresh if view.has_begun}
@@ -43,68 +45,80 @@ def _check_views(accounting: Accounting) -> None:
         raise InvalidEventError(f"the views {snapshot.request} are not those of the live requests")
 
 
-def _check_requests(accounting: Accounting) -> None:
-    for request_id, live in accounting.requests.by_id.items():
-        if shared := first_overlap(s.positions for s in live.placement.segments):
-            raise InvalidEventError(f"positions {shared} of request {request_id} are in two slots")
+def _check_requests(lives: Iterable[LiveRequest], most_tokens: int) -> None:
+    for live in lives:
+        view = live.view()
+        if twice := first_overlap(s.positions for s in live.placement.segments):
+            raise InvalidEventError(f"positions {twice} of request {view.request_id} are in two slots")
         if live.is_at_rest and live.has_ended:
-            raise InvalidEventError(f"request {request_id} has ended but keeps its KV")
-        if live.is_at_rest and live.placement.stop >= live.view().num_known_tokens:
-            raise InvalidEventError(f"request {request_id} is not in flight with nothing to compute")
+            raise InvalidEventError(f"request {view.request_id} has ended but keeps its KV")
+        if live.is_at_rest and live.placement.stop >= view.num_known_tokens:
+            raise InvalidEventError(f"request {view.request_id} is not in flight with nothing to compute")
+        if view.num_final_tokens > most_tokens:
+            raise InvalidEventError(
+                f"no request comes to more than {most_tokens} tokens, but {view.request_id} does"
+            )
 
 
-def _check_shared(accounting: Accounting) -> None:
-    for request_id, live in accounting.requests.by_id.items():
+def _check_siblings(requests: LiveRequests) -> None:
+    for request_id, live in requests.by_id.items():
         for sibling in live.siblings:
-            if (
-                sibling.primary is not live
-                or accounting.requests.by_id.get(sibling.request.request_id) is not sibling
-            ):
+            if sibling.primary is not live or requests.by_id.get(sibling.request.request_id) is not sibling:
                 raise InvalidEventError(f"{sibling} waits for {request_id}, but not it alone, or is not live")
         if (primary := live.primary) is not None and all(sibling is not live for sibling in primary.siblings):
             raise InvalidEventError(f"request {request_id} waits for {primary}, which does not know")
-        for segment in live.view().shared.segments:
-            if not live.placement.holds(segment):
-                raise InvalidEventError(f"request {request_id} shares {segment}, but does not hold it")
-    for shared in _shared_kv(accounting):
-        if unknown := shared.holder_ids - accounting.requests.by_id.keys():
-            raise InvalidEventError(f"requests {sorted(unknown)} share KV, but are not live")
 
 
-def _shared_kv(accounting: Accounting) -> tuple[SharedKV, ...]:
-    kept = {
-        id(live.shared): live.shared for live in accounting.requests.by_id.values() if live.shared is not None
-    }
-    return tuple(kept.values())
+def _check_owners(requests: LiveRequests) -> None:
+    """Check that users read what an owner has, where their placements say, and that some user reads it."""
+    named = {(owner.owner_id, r) for r, live in requests.by_id.items() for owner in live.borrowed}
+    owners = requests.owners.by_id.values()
+    kept = {(owner.owner_id, user_id) for owner in owners for user_id in owner.users}
+    if named != kept:
+        raise InvalidEventError(
+            f"requests borrow from owners {sorted(named)}, whose users are {sorted(kept)}"
+        )
+    for owner in owners:
+        if not owner.users:
+            raise InvalidEventError(f"owner {owner.owner_id} has no user")
+        for user_id, positions in owner.users.items():
+            read = owner.read_by(user_id)
+            if read.num_tokens != sum(map(len, positions)):
+                raise InvalidEventError(
+                    f"request {user_id} reads {positions} of {owner.placement}: not there"
+                )
+            for segment in read.segments:
+                if not requests.by_id[user_id].placement.holds(segment):
+                    raise InvalidEventError(f"request {user_id} borrows {segment}, but does not read it")
+        held = [segment.positions for segment in owner.placement.segments]
+        if unread := subtract(held, *(read for positions in owner.users.values() for read in positions)):
+            raise InvalidEventError(f"owner {owner.owner_id} keeps {unread}, which nobody reads")
 
 
-def _check_batches(accounting: Accounting) -> None:
-    at_instances = {i: n for n, b in accounting.flights.batches.items() for i in b.plan.group.instance_ids}
-    for instance_id, instance in accounting.pools.instances.items():
+def _check_batches(pools: PoolLedger, requests: LiveRequests, flights: Flights) -> None:
+    at_instances = {i: n for n, b in flights.batches.items() for i in b.plan.group.instance_ids}
+    for instance_id, instance in pools.instances.items():
         if instance.batch_id != at_instances.pop(instance_id, None):
             raise InvalidEventError(f"{instance} does not fit the batches in flight")
     if at_instances:
         raise InvalidEventError(f"batches run on instances {sorted(at_instances)}, which do not exist")
-    at_requests = {r: n for n, b in accounting.flights.batches.items() for r in b.request_ids}
-    for request_id, live in accounting.requests.by_id.items():
+    at_requests = {r: n for n, b in flights.batches.items() for r in b.request_ids}
+    for request_id, live in requests.by_id.items():
         if live.batch_id != at_requests.pop(request_id, None):
             raise InvalidEventError(f"request {request_id} says it is in batch {live.batch_id}; it is not")
     if at_requests:
         raise InvalidEventError(f"batches run requests {sorted(at_requests)}, which are not live")
-    _check_holders(accounting)
-    ending = {r: n for n, b in accounting.flights.ending.items() for r in b.request_ids}
-    named = {r: live.ending_id for r, live in accounting.requests.by_id.items() if live.ending_id is not None}
+    _check_holders(requests, flights)
+    ending = {r: n for n, b in flights.ending.items() for r in b.request_ids}
+    named = {r: live.ending_id for r, live in requests.by_id.items() if live.ending_id is not None}
     if named != ending:
         raise InvalidEventError(f"requests {ending} are in batches that are ending, but they name {named}")
 
 
-def _check_holders(accounting: Accounting) -> None:
+def _check_holders(requests: LiveRequests, flights: Flights) -> None:
     """Check that the KV of a running batch is where it was at its beginning."""
-    for batch_id, batch in accounting.flights.batches.items():
-        placements = [
-            accounting.requests.by_id[request_id].placement for request_id in batch.plan.request_ids
-        ]
-        holder_ids = batch.plan.holder_ids(placements)
+    for batch_id, batch in flights.batches.items():
+        holder_ids = batch.plan.holder_ids([live.placement for live in requests.of(batch.plan)])
         if holder_ids != batch.running.holder_ids:
             raise InvalidEventError(
                 f"batch {batch_id} reads KV on instances {holder_ids}, "
@@ -112,28 +126,26 @@ def _check_holders(accounting: Accounting) -> None:
             )
 
 
-def _check_migrations(accounting: Accounting) -> None:
-    named = {(migration_id, m.segment.owner_id) for migration_id, m in accounting.flights.migrations.items()}
-    kept = {
-        (migration_id, r)
-        for r, live in accounting.requests.by_id.items()
-        for migration_id in live.migration_ids
-    }
+def _check_migrations(lives: Iterable[LiveRequest], flights: Flights) -> None:
+    named = {(migration_id, m.segment.owner_id) for migration_id, m in flights.migrations.items()}
+    kept = {(migration_id, live.request.request_id) for live in lives for migration_id in live.migration_ids}
     if named != kept:
         raise InvalidEventError(f"migrations {sorted(named)} are in flight, but requests name {sorted(kept)}")
 
 
 def _check_room(accounting: Accounting) -> None:
+    """Check that each slot in use has one owner, or is reserved by one batch or migration."""
+    lives, flights = accounting.requests.by_id.values(), accounting.flights
     used: Counter[InstanceId] = Counter()
-    for live in accounting.requests.by_id.values():
-        used.update(live.placement.tokens_by_instance())
-    for batch in accounting.flights.batches.values():
+    for placed in (
+        *[live.own for live in lives],
+        *[o.placement for o in accounting.requests.owners.by_id.values()],
+    ):
+        used.update(placed.tokens_by_instance())
+    for batch in flights.batches.values():
         used.update(batch.plan.num_reserved_tokens)
-    copied = [migration for live in accounting.requests.by_id.values() for migration in live.copied]
-    for migration in (*accounting.flights.migrations.values(), *copied):
+    for migration in (*flights.migrations.values(), *(copy for live in lives for copy in live.copied)):
         used[migration.destination_id] += len(migration.segment.positions)
-    for shared in _shared_kv(accounting):
-        used.subtract(shared.num_saved)
     for instance_id, instance in accounting.pools.instances.items():
         if instance.kv_used != used.pop(instance_id, 0) or instance.kv_used > instance.kv_capacity:
             raise InvalidEventError(f"{instance} does not use what its requests have there")
@@ -141,16 +153,9 @@ def _check_room(accounting: Accounting) -> None:
         raise InvalidEventError(f"KV is on instances {sorted(used)}, which do not exist")
 
 
-def _check_bounds(accounting: Accounting) -> None:
-    instances = accounting.pools.instances.values()
-    full = [i for i in instances if i.kind is InstanceKind.FULL and not i.is_draining]
-    if accounting.pools.free != {i.instance_id: i.kv_free for i in full}:
-        raise InvalidEventError(f"the slots {accounting.pools.free} are not those that are free of {full}")
-    if accounting.pools.pools != {i.instance_id: i.kv_capacity for i in full}:
-        raise InvalidEventError(f"the pools {accounting.pools.pools} are not those of {full}")
-    most_tokens = accounting.requests.most_tokens
-    for request_id, live in accounting.requests.by_id.items():
-        if live.view().num_final_tokens > most_tokens:
-            raise InvalidEventError(
-                f"no request comes to more than {most_tokens} tokens, but {request_id} does"
-            )
+def _check_bounds(pools: PoolLedger) -> None:
+    full = [i for i in pools.instances.values() if i.kind is InstanceKind.FULL and not i.is_draining]
+    if pools.free != {i.instance_id: i.kv_free for i in full}:
+        raise InvalidEventError(f"the slots {pools.free} are not those that are free of {full}")
+    if pools.pools != {i.instance_id: i.kv_capacity for i in full}:
+        raise InvalidEventError(f"the pools {pools.pools} are not those of {full}")

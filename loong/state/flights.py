@@ -151,13 +151,13 @@ class Flights:
     def _has_predictable_end(self, batch: InFlightBatch) -> bool:
         """Return whether everything about a batch's end is known, except the tokens it samples.
 
-        It is not for a lease, whose number of steps is open; for KV that several requests share, that is
-        pushed or moves; and for a batch that waits for another to end.
+        It is not for a lease, whose number of steps is open; for KV that is borrowed, pushed or
+        moves; and for a batch that waits for another to end.
         """
         if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         return not any(
-            live.migration_ids or live.copied or live.siblings or live.shared is not None
+            live.migration_ids or live.copied or live.siblings or live.borrowed
             for live in self._requests.of(batch.plan)
         )
 

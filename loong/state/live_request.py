@@ -5,21 +5,22 @@ from dataclasses import dataclass, field
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import RequestInput, Sibling
-from loong.core.placement import InstanceId, KVSegment, Placement
+from loong.core.placement import BorrowedKV, InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.positions import EMPTY, intersection, num_below
 from loong.core.prompt_logprobs import ScoredChunk
-from loong.core.request import NOTHING, Request, RequestView, TokenId
-from loong.state.shared_kv import SharedKV
+from loong.core.request import Request, RequestView, TokenId
+from loong.state.owners import KVOwner
 
 
 @dataclass(slots=True)
 class LiveRequest:
     """A request from its arrival to the release of its KV.
 
-    `siblings` wait until it has computed their common prompt, and then hold its KV as well; after that the
-    list is empty. Each has it as `primary` until then. `shared` is KV that it holds with others, `number` its
-    place in the order of arrival. `is_view_stale` is set when its view must be made anew.
+    `placement` is all KV that it reads: its own, and what it has `borrowed` from other owners. `siblings`
+    wait until it has computed their common prompt, and then borrow its KV; after that the list is empty. Each
+    has it as `primary` until then. `number` is its place in the order of arrival. `is_view_stale` is set when
+    its view must be made anew.
 
     While its batch is ending, the batch id moves from `batch_id` to `ending_id`, so that the next batch can
     be planned. `predicted_token_time` is the time of a token that is predicted but not there yet. A request
@@ -44,7 +45,7 @@ class LiveRequest:
     is_view_stale: bool = False
     siblings: "list[LiveRequest]" = field(default_factory=list, repr=False, compare=False)
     primary: "LiveRequest | None" = field(default=None, repr=False, compare=False)
-    shared: SharedKV | None = None
+    borrowed: tuple[KVOwner, ...] = ()
     number: int = 0
     num_losses: int = 0
     suspected: range = EMPTY
@@ -61,6 +62,20 @@ class LiveRequest:
     def num_output_tokens(self) -> int:
         """Return the tokens that it has, with the one that is predicted."""
         return len(self.output_token_ids) + (self.predicted_token_time is not None)
+
+    @property
+    def own(self) -> Placement:
+        """Return the KV that no other owner has."""
+        own, request_id = self.placement, self.request.request_id
+        for owner in self.borrowed:
+            for segment in owner.read_by(request_id).segments:
+                own = own.removing(segment)
+        return own
+
+    def borrow(self, owner: KVOwner, positions: tuple[range, ...]) -> None:
+        """Read these positions of an owner from now on."""
+        owner.lend(self.request.request_id, positions)
+        self.borrowed = (*self.borrowed, owner)
 
     def suspect(self, positions: range) -> None:
         """Count the loss of an instance by a batch that was to compute these positions of it.
@@ -88,8 +103,6 @@ class LiveRequest:
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is lost."""
-        if self.shared is not None:
-            self.shared.lose(instance_id)
         if instance_id in self.placement.instance_ids:
             self.lost_until = max(self.lost_until, self.placement.stop)
             self.placement = self.placement.without(instance_id)
@@ -113,7 +126,6 @@ class LiveRequest:
     def view(self) -> RequestView:
         """Return the request as policies see it."""
         request, predicted_token_time = self.request, self.predicted_token_time
-        shared = NOTHING if self.shared is None else self.shared.held_by(request.request_id)
         return RequestView(  # by position, which is faster than by name
             request.request_id,
             len(request.prompt_token_ids),
@@ -128,14 +140,17 @@ class LiveRequest:
             request.user,
             predicted_token_time if self.first_token_time is None else self.first_token_time,
             len(self.siblings),
-            self.shared.primary_id if self.shared is not None and shared.segments else None,
-            shared,
+            self._shared() if self.borrowed else (),
             request.priority,
             self.last_token_time if predicted_token_time is None else predicted_token_time,
             self.num_losses,
             self.suspected,
             self.num_other_losses,
         )
+
+    def _shared(self) -> tuple[BorrowedKV, ...]:
+        parts = [(o.owner_id, o.shared_with(self.request.request_id)) for o in self.borrowed]
+        return tuple([BorrowedKV(owner_id, shared) for owner_id, shared in parts if shared.segments])
 
     def input_for(self, batch: BatchPlan) -> RequestInput:
         """Return the input of this request for the workers of a batch."""

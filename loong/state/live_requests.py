@@ -9,9 +9,9 @@ from loong.core.plan import BatchPlan
 from loong.core.request import Request, RequestId
 from loong.state.counts import Counts
 from loong.state.live_request import LiveRequest
+from loong.state.owners import KVOwners
 from loong.state.pool_ledger import PoolLedger
 from loong.state.request_view_cache import RequestViewCache
-from loong.state.shared_kv import SharedKV
 
 
 class LiveRequests:
@@ -24,6 +24,7 @@ class LiveRequests:
     def __init__(self, pools: PoolLedger, counts: Counts) -> None:
         self.by_id: dict[RequestId, LiveRequest] = {}
         self.views = RequestViewCache()
+        self.owners = KVOwners()
         self.most_tokens = 0
         self._pools, self._counts = pools, counts
         self._num_arrived = 0
@@ -55,16 +56,14 @@ class LiveRequests:
         return [self.by_id[request_id] for request_id in plan.request_ids]
 
     def start_siblings(self, primary: LiveRequest) -> list[LiveRequest]:
-        """Start the siblings of a request: all KV that it has is theirs too. Returns them."""
-        primary_id, siblings = primary.request.request_id, primary.siblings
-        sibling_ids = [sibling.request.request_id for sibling in siblings]
-        primary.siblings, primary.shared = (
-            [],
-            SharedKV(primary_id, primary.placement, (primary_id, *sibling_ids)),
-        )
-        for sibling, sibling_id in zip(siblings, sibling_ids, strict=True):
-            sibling.batch_id, sibling.primary, sibling.shared = None, None, primary.shared
-            sibling.placement = primary.placement.of(sibling_id)
+        """Start the siblings of a request, which read all KV that it has. Returns them."""
+        siblings, primary.siblings, own = primary.siblings, [], primary.own
+        primary.borrow(self.owners.make(own), tuple([segment.positions for segment in own.segments]))
+        for sibling in siblings:
+            sibling.batch_id, sibling.primary = None, None
+            sibling.placement = primary.placement.of(sibling.request.request_id)
+            for owner in primary.borrowed:
+                sibling.borrow(owner, owner.users[primary.request.request_id])
             self.views.mark_stale(sibling)
         return siblings
 
@@ -113,7 +112,8 @@ class LiveRequests:
         live = self.changing(request_id)
         placement, live.placement = live.placement, Placement()
         self.release_kv(live, placement.segments)
-        live.shared, live.lost_until = None, 0
+        self.owners.leave(request_id, live.borrowed)
+        live.borrowed, live.lost_until = (), 0
         holders = placement.instance_ids
         return (ReleaseKV(request_id, holders),) if holders else ()
 
@@ -129,12 +129,12 @@ class LiveRequests:
         return ReleaseKV(segment.owner_id, (segment.instance_id,), segment.positions)
 
     def release_kv(self, live: LiveRequest, segments: Iterable[KVSegment]) -> None:
-        """Count the slots that a request releases as free, except those that others hold too."""
+        """Count the slots that a request releases as free, except those that others read too."""
         num_tokens = tokens_by_instance(segments)
-        if live.shared is not None:
-            for holder_id in live.shared.holder_ids:
-                self.changing(holder_id)
-            num_tokens.subtract(live.shared.let_go(live.request.request_id, segments))
+        for owner in live.borrowed:
+            for user_id in owner.users:
+                self.changing(user_id)
+            num_tokens.subtract(owner.give_back(live.request.request_id, segments))
         self._pools.release(num_tokens)
 
     def _switch_copied(self, live: LiveRequest) -> list[Instruction]:

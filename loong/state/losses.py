@@ -40,6 +40,7 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> Applied:
     for request_id, released in _void_moves(accounting, instance_id):
         hit[request_id] = requests.by_id[request_id]
         instructions += released
+    requests.owners.lose(instance_id)
     for request_id, live in requests.by_id.items():
         if request_id in hit or instance_id in live.placement.instance_ids:
             hit[request_id] = requests.changing(request_id)

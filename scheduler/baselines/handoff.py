@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from loong.core.decision import Decision, DecisionKind
 from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
 from loong.core.plan import KVMigration, Preemption
-from loong.core.request import NOTHING, RequestId, RequestView
+from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import arrival_order
 from loong.scheduler.esp.admission import KVForecast
@@ -109,8 +109,8 @@ def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> H
 
 
 def _as_moving(view: RequestView) -> RequestView:
-    """Return the view of a request that migrates: its copy shares nothing."""
-    return replace(view, is_migrating=True, shared=NOTHING, primary_id=None)
+    """Return the view of a request that migrates: its copy borrows nothing."""
+    return replace(view, is_migrating=True, borrowed=())
 
 
 def _is_on(view: RequestView, instance_ids: Set[InstanceId]) -> bool:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loong.core.request import RequestView
+from loong.scheduler.common.borrowed_kv import borrowed_by_last
 from loong.scheduler.common.request_lengths import Lengths
-from loong.scheduler.common.shared_prompts import shared_by_last
 
 
 def paper_weight(num_input_tokens: int) -> float:
@@ -80,9 +80,9 @@ class FutureKV:
         KV that several hold belongs to the last of them to end.
         """
         remaining, current = lengths.remaining, lengths.known - 1
-        shared = shared_by_last(lengths.kin.values(), attrgetter("num_remaining_tokens"))
+        shared = borrowed_by_last(lengths.kin.values(), attrgetter("num_remaining_tokens"))
         for place, view in lengths.kin.items():
-            current[place] += shared.get(view.request_id, 0) - view.shared.num_tokens
+            current[place] += shared.get(view.request_id, 0) - view.num_borrowed_tokens
         if siblings := [v.num_remaining_tokens for v in lengths.kin.values() for _ in range(v.num_siblings)]:
             remaining = np.concatenate((remaining, siblings))
             current = np.concatenate((current, np.zeros_like(siblings)))

@@ -28,7 +28,7 @@ class Lengths:
         prompt = np.array([view.num_prompt_tokens for view in views], np.int64)
         output = np.array([view.num_output_tokens for view in views], np.int64)
         most = np.array([view.max_tokens for view in views], np.int64)
-        kin = {i: view for i, view in enumerate(views) if view.num_siblings or view.primary_id is not None}
+        kin = {i: view for i, view in enumerate(views) if view.num_siblings or view.borrowed}
         final = prompt + most - 1
         for place, view in kin.items():
             final[place] = view.num_final_tokens

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loong.core.request import RequestId
+from loong.scheduler.common.borrowed_kv import borrowed_by_last
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.request_lengths import Lengths
-from loong.scheduler.common.shared_prompts import shared_by_last
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate, starved_first
 from loong.scheduler.esp.reasons import PAUSED, reason_to_wait
@@ -138,7 +138,7 @@ def _banker(lengths: Lengths, view: PlanningView, num_free: int) -> BankersAlgor
     num_held = np.array(held, np.int64)
     num_needed = lengths.final - num_held
     needed_by = {v.request_id: int(num_needed[place]) for place, v in lengths.kin.items()}
-    shared = shared_by_last(lengths.kin.values(), lambda v: needed_by[v.request_id])
+    shared = borrowed_by_last(lengths.kin.values(), lambda v: needed_by[v.request_id])
     for place, v in lengths.kin.items():
-        num_held[place] += shared.get(v.request_id, 0) - v.shared.num_tokens
+        num_held[place] += shared.get(v.request_id, 0) - v.num_borrowed_tokens
     return BankersAlgorithm([v.request_id for v in lengths.views], num_held, num_needed, num_free)

@@ -206,7 +206,7 @@ def _group(
         view = holding.view
         group.capacity += holding.held[instance_id]
         # Slots that choices share count for each, in use and promised.
-        is_alone = view.primary_id is None and not view.num_siblings
+        is_alone = not (view.borrowed or view.num_siblings)
         group.hold(holding.local, is_in_step=is_alone and _has_prompt(view))
         if view.is_plannable:
             (group.decodes if view.is_decoding else group.prefills).append(view)

@@ -102,7 +102,7 @@ class Lending:
         """Return whether KV of a request can be copied while its batch runs, so that it does not wait."""
         if view.batch_id is None or view.request_id in self.ending_ids:
             return False
-        return view.is_copyable and view.primary_id is None and not view.num_siblings
+        return view.is_copyable and not (view.borrowed or view.num_siblings)
 
 
 class _Loan:

@@ -8,7 +8,7 @@ from snapshots import decoding, snapshot_of
 from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidPlanError
 from loong.core.instance import MAX_SERVED_TOKENS, ElasticInstance, ESPGroup, InstanceKind, Service
-from loong.core.placement import InstanceId, KVSegment, Placement, striped
+from loong.core.placement import BorrowedKV, InstanceId, KVSegment, Placement, striped
 from loong.core.plan import (
     BatchPlan,
     Eviction,
@@ -396,9 +396,9 @@ def test_what_is_to_be_stored_fits_what_is_free() -> None:
     )
 
 
-def test_a_request_that_goes_frees_nothing_that_others_hold_too() -> None:
+def test_a_request_that_goes_frees_nothing_that_others_read_too() -> None:
     old = SNAPSHOT.request["old"]
-    sharing = replace(old, primary_id="old", shared=striped("old", range(8), (0, 1)))
+    sharing = replace(old, borrowed=(BorrowedKV("kv", striped("old", range(8), (0, 1))),))
     snapshot = replace(SNAPSHOT, running=(sharing, *SNAPSHOT.running[1:]))
     preemption = (Preemption("old"),)
     check_plan(SNAPSHOT, IterationPlan((striped_chunk("huge", range(100), (1,)),), preemptions=preemption))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from loong.core.positions import (
     coalesce,
+    common,
     cut,
     dealt,
     difference,
@@ -59,12 +60,24 @@ def test_taking_two_far_positions_from_a_long_prompt_leaves_three_ranges() -> No
 
 
 @laws
-@given(many, ranges)
-def test_subtracting_takes_a_range_from_each_of_several(pieces: list[range], removed: range) -> None:
-    left = Counter(members(pieces))
-    assert Counter(members(subtract(pieces, removed))) == Counter(
-        {position: count for position, count in left.items() if position not in removed}
+@given(many, many)
+def test_subtracting_takes_several_ranges_from_each_of_several(
+    pieces: list[range], removed: list[range]
+) -> None:
+    left, gone = Counter(members(pieces)), {*members(removed)}
+    assert Counter(members(subtract(pieces, *removed))) == Counter(
+        {position: count for position, count in left.items() if position not in gone}
     )
+
+
+@laws
+@given(many, many)
+def test_what_several_ranges_have_in_common_with_others_is_there_once_for_each(
+    pieces: list[range], others: list[range]
+) -> None:
+    in_others = Counter(members(others))
+    met = Counter({p: count * in_others[p] for p, count in Counter(members(pieces)).items()})
+    assert Counter(members(common(pieces, *others))) == +met
 
 
 @laws

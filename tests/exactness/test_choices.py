@@ -118,7 +118,7 @@ def test_a_choice_may_move_or_be_computed_again_while_the_others_go_on(cluster: 
         moved, preempted = views.get(moved_id), views.get(preempted_id)
         if moved is not None and moved.placement.instance_ids == (0,) and snapshot.instance[1].is_idle:
             return IterationPlan(migrations=move(moved, 0, 1))
-        if preempted is not None and preempted.shared.segments and preempted.num_output_tokens == 4:
+        if preempted is not None and preempted.borrowed and preempted.num_output_tokens == 4:
             return IterationPlan(preemptions=(Preemption(preempted_id),))
         if moved is not None and moved.placement.instance_ids == (1,) and snapshot.instance[1].is_idle:
             return IterationPlan((decode([moved], (1,), {moved_id: 1}),))

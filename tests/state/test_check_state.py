@@ -11,7 +11,6 @@ from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import Request, SamplingParams
 from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
-from loong.state.shared_kv import SharedKV
 
 
 def segment(request_id: str, positions: range, instance_id: int = 0) -> KVSegment:
@@ -19,11 +18,11 @@ def segment(request_id: str, positions: range, instance_id: int = 0) -> KVSegmen
 
 
 def balanced() -> Accounting:
-    """Two instances; request b is in a batch, r has KV that migrates, and w waits with a sibling."""
+    """Two instances; b is in a batch, r has KV that migrates, w waits with a sibling, and s borrows KV."""
     accounting = Accounting()
     for instance_id in range(2):
         accounting.pools.join(ElasticInstance(instance_id, 1, InstanceKind.FULL, 20))
-    for request_id, num_choices in ("b", 1), ("r", 1), ("w", 2):
+    for request_id, num_choices in ("b", 1), ("r", 1), ("w", 2), ("s", 1):
         accounting.requests.arrive(
             Request(request_id, range(4), SamplingParams(), arrival_time=0.0, num_choices=num_choices)
         )
@@ -32,7 +31,10 @@ def balanced() -> Accounting:
     accounting.flights.open_batch(1, plan, accounting.snapshot(0.0, 0))
     held = segment("r", range(3))
     accounting.requests.changing("r").placement = Placement((held,))
-    accounting.pools.reserve({0: 3})
+    borrower = accounting.requests.changing("s")
+    borrower.placement = Placement((segment("s", range(2)),))
+    borrower.borrow(accounting.requests.owners.make(borrower.placement), (range(2),))
+    accounting.pools.reserve({0: 3 + 2})
     accounting.flights.open_migration(2, KVMigration(held, 1))
     return accounting
 
@@ -108,14 +110,30 @@ def wait_for_another(accounting: Accounting) -> None:
     accounting.requests.by_id["w-1"].primary = accounting.requests.by_id["r"]
 
 
-def share_with_nobody(accounting: Accounting) -> None:
-    accounting.requests.changing("r").shared = SharedKV(
-        "r", Placement((segment("r", range(1)),)), ("r", "gone")
-    )
+def lend_to_nobody(accounting: Accounting) -> None:
+    accounting.requests.owners.by_id["kv-1"].lend("gone", (range(1),))
 
 
-def share_what_is_not_held(accounting: Accounting) -> None:
-    accounting.requests.changing("r").shared = SharedKV("r", Placement((segment("r", range(9)),)), ("r", "b"))
+def keep_what_nobody_uses(accounting: Accounting) -> None:
+    accounting.requests.owners.make(Placement((segment("r", range(1)),)))
+
+
+def borrow_what_is_not_there(accounting: Accounting) -> None:
+    accounting.requests.owners.by_id["kv-1"].lend("s", (range(3),))
+
+
+def borrow_what_is_not_read(accounting: Accounting) -> None:
+    accounting.requests.changing("s").placement = Placement((segment("s", range(1)),))
+
+
+def keep_what_nobody_reads(accounting: Accounting) -> None:
+    accounting.requests.owners.by_id["kv-1"].lend("s", (range(1),))
+
+
+def own_what_is_borrowed(accounting: Accounting) -> None:
+    accounting.requests.owners.leave("s", accounting.requests.changing("s").borrowed)
+    accounting.requests.changing("s").borrowed = ()
+    accounting.pools.release({0: 2})
 
 
 def forget_that_a_slot_is_free(accounting: Accounting) -> None:
@@ -153,12 +171,16 @@ def miscount(accounting: Accounting) -> None:
         (hold_kv_nowhere, r"KV is on instances \[7\], which do not exist"),
         (forget_a_fork, "request w-1 waits for .*request_id='w'.*, which does not know"),
         (wait_for_another, "waits for w, but not it alone"),
-        (share_with_nobody, r"requests \['gone'\] share KV, but are not live"),
-        (share_what_is_not_held, r"request r shares .*range\(0, 9\).*, but does not hold it"),
+        (lend_to_nobody, r"borrow from owners \[\('kv-1', 's'\)\], whose users are .*'gone'"),
+        (keep_what_nobody_uses, "owner kv-2 has no user"),
+        (borrow_what_is_not_there, r"request s reads \(range\(0, 3\),\) of .*: not there"),
+        (borrow_what_is_not_read, r"request s borrows .*range\(0, 2\).*, but does not read it"),
+        (keep_what_nobody_reads, r"owner kv-1 keeps \(range\(1, 2\),\), which nobody reads"),
+        (own_what_is_borrowed, "instance_id=0.* does not use what its requests have there"),
         (forget_that_a_slot_is_free, "are not those that are free of"),
         (count_a_slot_twice, "the pools .* are not those of"),
         (expect_shorter_requests, "no request comes to more than 33 tokens, but w does"),
-        (miscount, "num_arrived=5.* does not fit 4 live requests"),
+        (miscount, "num_arrived=6.* does not fit 5 live requests"),
     ],
 )
 def test_accounting_that_do_not_balance_are_refused(

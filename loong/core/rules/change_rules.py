@@ -4,7 +4,7 @@ from collections import Counter
 
 from loong.core.errors import InvalidPlanError
 from loong.core.placement import InstanceId
-from loong.core.positions import first_overlap, intersection
+from loong.core.positions import first_overlap
 from loong.core.rules.case import Case
 
 
@@ -64,9 +64,7 @@ def check_room(case: Case) -> None:
     for preemption in case.plan.preemptions:
         freed.update(case.view(preemption.request_id).own_tokens_by_instance())
     for segment in (eviction.segment for eviction in case.plan.evictions):
-        shared = case.view(segment.owner_id).shared.on(segment.instance_id)
-        num_shared = sum(len(intersection(segment.positions, positions)) for positions in shared)
-        freed[segment.instance_id] += len(segment.positions) - num_shared
+        freed[segment.instance_id] += case.view(segment.owner_id).num_own_tokens_of(segment)
     for instance_id, num_tokens in arriving.items():
         instance = case.snapshot.instance[instance_id]
         if instance.is_draining and num_tokens > 0:

@@ -9,11 +9,11 @@ from policies import POLICY_NAMES, num_instances_of
 from simulation import Run, instances_with, simulate, timed_request
 from snapshots import decoding, waiting
 
-from loong.core.placement import striped
+from loong.core.placement import BorrowedKV, striped
 from loong.core.request import Request, RequestView
+from loong.scheduler.common.borrowed_kv import borrowed_by_last
 from loong.scheduler.common.future_kv import FutureKV
 from loong.scheduler.common.request_lengths import Lengths
-from loong.scheduler.common.shared_prompts import shared_by_last
 from loong.scheduler.policy import admissible_tokens
 
 
@@ -53,7 +53,7 @@ def test_every_choice_is_served_whatever_is_planned(seed: int) -> None:
 def sharing(request_id: str, num_prompt: int, num_output: int, max_tokens: int) -> RequestView:
     """Return one of a family whose prompt is on instance 0."""
     view = decoding(request_id, num_prompt, (0,), max_tokens, num_output)
-    return replace(view, primary_id="a", shared=striped(request_id, range(num_prompt), (0,)))
+    return replace(view, borrowed=(BorrowedKV("kv", striped(request_id, range(num_prompt), (0,))),))
 
 
 def future_of(views: list[RequestView]) -> FutureKV:
@@ -62,7 +62,7 @@ def future_of(views: list[RequestView]) -> FutureKV:
 
 def test_what_a_family_shares_counts_once_until_the_last_of_it_ends() -> None:
     family = [sharing("a", 100, 5, 10), sharing("a-1", 100, 2, 10), sharing("a-2", 100, 8, 10)]
-    assert shared_by_last(family, lambda view: view.num_remaining_tokens) == {"a-1": 100}
+    assert borrowed_by_last(family, lambda view: view.num_remaining_tokens) == {"a-1": 100}
     # after 2 steps: 9 and 6 and 3 of their own, and the prompt; after 5: 9 and 6; after 8: 9.
     assert future_of(family).peak == 100 + max(9 + 6 + 3, 9 + 6, 9)
 

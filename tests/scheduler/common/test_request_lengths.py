@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snapshots import decoding, waiting
 
+from loong.core.placement import BorrowedKV, Placement
 from loong.core.request import RequestView
 from loong.scheduler.common.request_lengths import Lengths
 
@@ -14,7 +15,7 @@ VIEWS = st.lists(
         st.builds(waiting, st.text(max_size=2), st.integers(1, 99), st.integers(1, 99)),
         st.builds(decoding, st.just("d"), st.integers(1, 99), st.just((0,)), st.just(99), st.integers(1, 98)),
         st.builds(lambda n: replace(waiting("leader", 9, 9), num_siblings=n), st.integers(1, 3)),
-        st.just(replace(decoding("member", 9, (0,)), primary_id="leader")),
+        st.just(replace(decoding("member", 9, (0,)), borrowed=(BorrowedKV("kv", Placement()),))),
     )
 )
 
@@ -34,4 +35,4 @@ def test_columns_hold_what_each_view_says(views: list[RequestView]) -> None:
     assert lengths.known.tolist() == [view.num_known_tokens for view in views]
     assert lengths.remaining.tolist() == [view.num_remaining_tokens for view in views]
     assert lengths.final.tolist() == [view.num_final_tokens for view in views]
-    assert lengths.kin == {i: view for i, view in enumerate(views) if view.num_siblings or view.primary_id}
+    assert lengths.kin == {i: view for i, view in enumerate(views) if view.num_siblings or view.borrowed}

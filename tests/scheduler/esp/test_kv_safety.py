@@ -14,7 +14,7 @@ from simulation import instances_with, simulate, timed_request
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
 from loong.core.events import InstanceLost
-from loong.core.placement import striped
+from loong.core.placement import BorrowedKV, striped
 from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
@@ -167,8 +167,8 @@ def test_a_batch_in_flight_has_what_it_reserved_and_no_more() -> None:
 
 def test_slots_that_choices_share_are_free_only_when_the_one_that_needs_most_has_ended() -> None:
     def choice(request_id: str, max_tokens: int) -> RequestView:
-        shared = striped("a", range(50), (0,))
-        return replace(decoding(request_id, 50, (0,), max_tokens), primary_id="a", shared=shared)
+        borrowed = BorrowedKV("kv", striped("a", range(50), (0,)))
+        return replace(decoding(request_id, 50, (0,), max_tokens), borrowed=(borrowed,))
 
     def paused_ids(num_needed: int) -> frozenset[str]:
         views = [choice("a", 5), decoding("other", 50, (0,), num_needed + 1), choice("a-1", 30)]

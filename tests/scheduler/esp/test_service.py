@@ -9,7 +9,7 @@ from plans import decode
 from snapshots import decoding, running, snapshot_of, waiting
 
 from loong.core.instance import MAX_SERVED_LISTS, Service
-from loong.core.placement import striped
+from loong.core.placement import BorrowedKV, striped
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
@@ -44,7 +44,7 @@ def test_kv_of_others_is_reached_if_they_serve_and_by_one_lease_alone_if_they_se
 def test_a_lease_has_as_many_choices_as_the_lists_of_those_that_serve_it_hold() -> None:
     def choice(number: int) -> RequestView:
         view = decoding(f"a-{number}", 900, (1,), num_output=2)
-        return replace(view, primary_id="a", shared=striped("a", range(900), (1,)))
+        return replace(view, borrowed=(BorrowedKV("kv", striped("a", range(900), (1,))),))
 
     views = [choice(number) for number in range(4 * MAX_SERVED_LISTS)]
     snapshot = serving(snapshot_of([1000] * 2, views), Service.ONE_LEASE)
