@@ -24,9 +24,9 @@ def check_accounting(accounting: Accounting) -> None:
     """
     pools, requests, flights = accounting.pools, accounting.requests, accounting.flights
     lives, stats = requests.by_id.values(), accounting.counts.stats
+    _check_choices(requests)
     _check_views(accounting, lives)
     _check_requests(lives, requests.most_tokens)
-    _check_siblings(requests)
     _check_owners(requests)
     _check_batches(pools, requests, flights)
     _check_migrations(lives, flights)
@@ -38,7 +38,7 @@ def check_accounting(accounting: Accounting) -> None:
 
 def _check_views(accounting: Accounting, lives: Iterable[LiveRequest]) -> None:
     snapshot = accounting.snapshot(now=0.0, version=0)
-    fresh = [live.view() for live in lives if live.primary is None and not live.is_leaving]
+    fresh = [live.view() for live in lives if not (live.is_sibling or live.is_leaving)]
     waiting = tuple(view for view in fresh if not view.has_begun)
     running = {view.request_id: view for view in fresh if view.has_begun}
     if snapshot.waiting != waiting or {view.request_id: view for view in snapshot.running} != running:
@@ -60,13 +60,14 @@ def _check_requests(lives: Iterable[LiveRequest], most_tokens: int) -> None:
             )
 
 
-def _check_siblings(requests: LiveRequests) -> None:
+def _check_choices(requests: LiveRequests) -> None:
     for request_id, live in requests.by_id.items():
-        for sibling in live.siblings:
-            if sibling.primary is not live or requests.by_id.get(sibling.request.request_id) is not sibling:
-                raise InvalidEventError(f"{sibling} waits for {request_id}, but not it alone, or is not live")
-        if (primary := live.primary) is not None and all(sibling is not live for sibling in primary.siblings):
-            raise InvalidEventError(f"request {request_id} waits for {primary}, which does not know")
+        for choice in live.unstarted:
+            other_id = choice.request.request_id
+            if choice.unstarted is not live.unstarted or requests.by_id.get(other_id) is not choice:
+                raise InvalidEventError(f"choice {other_id} is to start with {request_id}, but does not know")
+        if live.unstarted and not any(choice is live for choice in live.unstarted):
+            raise InvalidEventError(f"choice {request_id} waits for others, which do not know")
 
 
 def _check_owners(requests: LiveRequests) -> None:

@@ -50,7 +50,7 @@ class InFlightBatch:
         """Return the requests that begin when it ends."""
         if self.is_lease:
             return []
-        return [live for live in self.sampled.values() if live.primary is not None]
+        return [live for live in self.sampled.values() if live.is_sibling]
 
     @property
     def request_ids(self) -> frozenset[RequestId]:

@@ -13,14 +13,14 @@ from loong.core.request import Request, RequestView, TokenId
 from loong.state.owners import KVOwner
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LiveRequest:
     """A request from its arrival to the release of its KV.
 
-    `placement` is all KV that it reads: its own, and what it has `borrowed` from other owners. `siblings`
-    wait until it has computed their common prompt, and then borrow its KV; after that the list is empty. Each
-    has it as `primary` until then. `number` is its place in the order of arrival. `is_view_stale` is set when
-    its view must be made anew.
+    `placement` is all KV that it reads: its own, and what it has `borrowed` from other owners. The choices of
+    a prompt share the list `unstarted` until its first, the primary, has computed the prompt; then it is
+    empty. `number` is its place in the order of arrival. `is_view_stale` is set when its view must be made
+    anew.
 
     While its batch is ending, the batch id moves from `batch_id` to `ending_id`, so that the next batch can
     be planned. `predicted_token_time` is the time of a token that is predicted but not there yet. A request
@@ -43,8 +43,7 @@ class LiveRequest:
     first_token_time: float | None = None
     last_token_time: float | None = None
     is_view_stale: bool = False
-    siblings: "list[LiveRequest]" = field(default_factory=list, repr=False, compare=False)
-    primary: "LiveRequest | None" = field(default=None, repr=False, compare=False)
+    unstarted: "list[LiveRequest]" = field(default_factory=list, repr=False)
     borrowed: tuple[KVOwner, ...] = ()
     number: int = 0
     num_losses: int = 0
@@ -52,6 +51,24 @@ class LiveRequest:
     num_other_losses: int = 0
     lost_until: int = 0
     is_scored: bool = False  # the whole prompt, if asked for
+
+    @classmethod
+    def choices_of(cls, request: Request) -> "list[LiveRequest]":
+        """Return all choices of a request that arrives."""
+        choices = [cls(choice) for choice in request.choices()]
+        for choice in choices if len(choices) > 1 else ():
+            choice.unstarted = choices
+        return choices
+
+    @property
+    def is_sibling(self) -> bool:
+        """Return whether it waits for another choice to compute their prompt."""
+        return bool(self.unstarted) and self.unstarted[0] is not self
+
+    @property
+    def siblings(self) -> "list[LiveRequest]":
+        """Return the choices that wait for it."""
+        return [] if not self.unstarted or self.is_sibling else self.unstarted[1:]
 
     @property
     def is_at_rest(self) -> bool:

@@ -31,14 +31,12 @@ class LiveRequests:
 
     def arrive(self, request: Request) -> None:
         """Add a new request: its first choice, with the others as siblings."""
-        first, *others = request.choices()
-        for choice in (first, *others):
-            if choice.request_id in self.by_id:
-                raise InvalidEventError(f"request {choice.request_id} arrived twice")
-        primary = LiveRequest(first)
-        primary.siblings = [LiveRequest(choice, primary=primary) for choice in others]
-        self.most_tokens = max(self.most_tokens, primary.view().num_final_tokens)
-        for new in (primary, *primary.siblings):
+        for request_id in request.choice_ids:
+            if request_id in self.by_id:
+                raise InvalidEventError(f"request {request_id} arrived twice")
+        choices = LiveRequest.choices_of(request)
+        self.most_tokens = max(self.most_tokens, choices[0].view().num_final_tokens)
+        for new in choices:
             self._num_arrived += 1
             new.number = self._num_arrived
             self.by_id[new.request.request_id] = new
@@ -57,14 +55,21 @@ class LiveRequests:
 
     def start_siblings(self, primary: LiveRequest) -> list[LiveRequest]:
         """Start the siblings of a request, which read all KV that it has. Returns them."""
-        siblings, primary.siblings, own = primary.siblings, [], primary.own
+        own = primary.own
         primary.borrow(self.owners.make(own), tuple([segment.positions for segment in own.segments]))
+        siblings = self.start_without_kv(primary)
         for sibling in siblings:
-            sibling.batch_id, sibling.primary = None, None
-            sibling.placement = primary.placement.of(sibling.request.request_id)
+            sibling.batch_id, sibling.placement = None, primary.placement.of(sibling.request.request_id)
             for owner in primary.borrowed:
                 sibling.borrow(owner, owner.users[primary.request.request_id])
-            self.views.mark_stale(sibling)
+        return siblings
+
+    def start_without_kv(self, primary: LiveRequest) -> list[LiveRequest]:
+        """Start the siblings of a request. Returns them."""
+        siblings = primary.siblings
+        for choice in (primary, *siblings):
+            choice.unstarted = []
+            self.views.mark_stale(choice)
         return siblings
 
     def settle(self, lives: Iterable[LiveRequest]) -> tuple[Instruction, ...]:
@@ -79,7 +84,7 @@ class LiveRequests:
             if live.has_ended and live.is_at_rest:
                 request_id = live.request.request_id
                 instructions += self.drop_kv(request_id)
-                self._leave_siblings(live)
+                self._leave_choices(live)
                 del self.by_id[request_id]
                 self.views.drop(live)
                 self._counts.add(num_ended=1)
@@ -147,19 +152,17 @@ class LiveRequests:
             self.views.mark_stale(live)
         return instructions
 
-    def _leave_siblings(self, live: LiveRequest) -> None:
-        """Drop a sibling that ends before it begins.
+    def _leave_choices(self, live: LiveRequest) -> None:
+        """Remove a choice that ends before it starts.
 
-        If a primary ends, its first sibling becomes the primary. It is suspected like the primary, whose
-        prompt it has.
+        If it is the primary, the next one is from now on. That is suspected like it, whose prompt it has.
         """
-        if live.primary is not None:
-            live.primary.siblings = [sibling for sibling in live.primary.siblings if sibling is not live]
-            self.views.mark_stale(live.primary)
-        elif live.siblings:
-            new_primary, *rest = live.siblings
-            new_primary.primary, new_primary.siblings = None, rest
-            new_primary.num_losses, new_primary.suspected = live.num_losses, live.suspected
-            for sibling in rest:
-                sibling.primary = new_primary
-            self.views.mark_stale(new_primary)
+        choices = live.unstarted
+        if not choices:
+            return
+        was_primary = choices[0] is live
+        choices.remove(live)
+        for primary in choices[:1]:
+            if was_primary:
+                primary.num_losses, primary.suspected = live.num_losses, live.suspected
+            self.views.mark_stale(primary)

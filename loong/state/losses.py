@@ -91,10 +91,7 @@ def _leave(accounting: Accounting, batch: InFlightBatch, lost_id: InstanceId) ->
             for sibling in live.siblings:
                 yield ReleaseKV(sibling.request.request_id, survivors, is_void=True)
         if batch.num_tokens.get(request_id):
-            for sibling in live.siblings:
-                sibling.primary = None
-                accounting.requests.views.mark_stale(sibling)
-            live.siblings = []
+            accounting.requests.start_without_kv(live)
 
 
 def _released(

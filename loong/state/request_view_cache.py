@@ -22,7 +22,7 @@ class RequestViewCache:
 
     def mark_stale(self, live: LiveRequest) -> None:
         """Record that a request is new, or changes."""
-        if not (live.is_view_stale or live.is_leaving) and live.primary is None:
+        if not (live.is_view_stale or live.is_leaving or live.is_sibling):
             live.is_view_stale = True
             self._stale.append(live)
 

@@ -103,11 +103,11 @@ def hold_kv_nowhere(accounting: Accounting) -> None:
 
 
 def forget_a_fork(accounting: Accounting) -> None:
-    accounting.requests.by_id["w"].siblings.clear()
+    accounting.requests.by_id["w"].unstarted = []
 
 
 def wait_for_another(accounting: Accounting) -> None:
-    accounting.requests.by_id["w-1"].primary = accounting.requests.by_id["r"]
+    accounting.requests.changing("r").unstarted = accounting.requests.by_id["w"].unstarted
 
 
 def lend_to_nobody(accounting: Accounting) -> None:
@@ -169,8 +169,8 @@ def miscount(accounting: Accounting) -> None:
         (reserve_too_much, "instance_id=0.* does not use what its requests have there"),
         (shrink_the_pool, "instance_id=0.* does not use what"),
         (hold_kv_nowhere, r"KV is on instances \[7\], which do not exist"),
-        (forget_a_fork, "request w-1 waits for .*request_id='w'.*, which does not know"),
-        (wait_for_another, "waits for w, but not it alone"),
+        (forget_a_fork, "choice w is to start with w-1, but does not know"),
+        (wait_for_another, "choice r waits for others, which do not know"),
         (lend_to_nobody, r"borrow from owners \[\('kv-1', 's'\)\], whose users are .*'gone'"),
         (keep_what_nobody_uses, "owner kv-2 has no user"),
         (borrow_what_is_not_there, r"request s reads \(range\(0, 3\),\) of .*: not there"),

@@ -238,8 +238,7 @@ def test_siblings_hold_the_slots_of_their_prompt_until_the_last_has_gone(
         fabric, 0, folder, None, CapturingBackend(H200_GRAPH_LIMITS, takes_leases=takes_leases)
     )
     request = replace(sampled_request(random_prompt(20, seed=1), 30, seed=7), num_choices=3)
-    primary, *siblings = choices = [LiveRequest(choice) for choice in request.choices()]
-    primary.siblings = siblings
+    primary, *_ = choices = LiveRequest.choices_of(request)
     first = prefill([primary.view()], (0,))
     begun = instance.carry_out(command(0, first, primary))
     assert [token.request_id for _, token in begun.tokens] == [live.request.request_id for live in choices]
@@ -248,7 +247,7 @@ def test_siblings_hold_the_slots_of_their_prompt_until_the_last_has_gone(
     for live, (_, token) in zip(choices, begun.tokens, strict=True):
         live.placement = placement.of(live.request.request_id)
         live.output_token_ids.append(token.token_id)
-    primary.siblings = []
+    primary.unstarted = []
     masters = {live.request.request_id: 0 for live in choices}
     lease = decode([live.view() for live in choices], (0,), masters, num_steps=12)
     assert instance.carry_out(command(1, lease, *choices)).num_slots_used == 20 + 3 * 12
