@@ -337,6 +337,11 @@ class RequestView:
         return self.num_prompt_tokens + (1 + self.num_siblings) * (self.max_tokens - 1)
 
     @property
+    def num_tokens_to_come(self) -> int:
+        """Return how many of these have no KV yet; 0 if it has ended."""
+        return 0 if self.has_ended else self.num_final_tokens - self.placement.num_tokens
+
+    @property
     def num_own_tokens(self) -> int:
         """Return the tokens whose slots become free once it no longer holds them."""
         return self.placement.num_tokens - self.num_borrowed_tokens

@@ -9,6 +9,7 @@ from loong.core.plan import KVMigration, Preemption
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import arrival_order
+from loong.scheduler.common.room import Room
 from loong.scheduler.esp.admission import KVForecast
 
 NO_ROOM = "its prompt is computed, and the instances for decodes have too little room for all its tokens"
@@ -93,11 +94,12 @@ def hand_off(snapshot: Snapshot, sources: Snapshot, destinations: Snapshot) -> H
         return Handoff((), (), (), on_both, tuple(there.values()))
     part = replace(destinations, running=tuple(map(_as_moving, there.values())))
     forecast = KVForecast(sum(part.pools.values()), part.running)
-    rooms = _Rooms.of(part, movable.keys(), destination_of)
+    staying = ((view, home) for view, home in _homes(part, destination_of) if view.request_id not in movable)
+    room = Room.left_by(staying, part.free)
     moved, migrations = list[RequestView](), list[KVMigration]()
     for request_id, view in movable.items():
         is_admitted = request_id in there or forecast.takes(view)
-        moves = rooms.moves(view, source_ids) if is_admitted else None
+        moves = _moves(view, source_ids, room, part.pools) if is_admitted else None
         if moves is None:
             break
         moved.append(view)
@@ -117,57 +119,36 @@ def _is_on(view: RequestView, instance_ids: Set[InstanceId]) -> bool:
     return not instance_ids.isdisjoint(view.placement.instance_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rooms:
-    """Slots of each decode instance: all, the free ones, and those that no request there needs."""
+def _homes(
+    part: Snapshot, destination_of: Mapping[RequestId, InstanceId]
+) -> Iterator[tuple[RequestView, InstanceId | None]]:
+    """Yield the requests of a part with the instance where each grows: where its newest KV is or moves to."""
+    for view in part.running:
+        there = [s.instance_id for s in view.placement.segments if s.instance_id in part.free]
+        yield view, destination_of.get(view.request_id, there[-1] if there else None)
 
-    capacity: dict[InstanceId, int]
-    free: dict[InstanceId, int]
-    spare: dict[InstanceId, int]
 
-    @classmethod
-    def of(
-        cls,
-        part: Snapshot,
-        movable_ids: Set[RequestId],
-        destination_of: Mapping[RequestId, InstanceId],
-    ) -> "_Rooms":
-        """Return the slots of `part`, whose requests grow where their newest KV is or moves to."""
-        spare = part.free.copy()
-        for view in part.running:
-            if view.request_id in movable_ids:
-                continue
-            segments = [s for s in view.placement.segments if s.instance_id in spare]
-            newest = segments[-1].instance_id if segments else None
-            home = destination_of.get(view.request_id, newest)
-            if home in spare and not view.has_ended:
-                spare[home] -= view.num_final_tokens - view.num_computed_tokens
-        return cls(part.pools, part.free.copy(), spare)
+def _moves(
+    view: RequestView, source_ids: Collection[InstanceId], room: Room, pools: Mapping[InstanceId, int]
+) -> list[KVMigration] | None:
+    """Return the migrations of all its KV on `source_ids`; None if there is no room yet."""
+    segments = [s for s in view.placement.segments if s.instance_id in source_ids]
+    num_moved, num_to_come = sum(len(segment.positions) for segment in segments), view.num_tokens_to_come
+    if room.spare[room.sparest_id] >= num_moved + num_to_come:
+        destination_id = room.sparest_id
+        room.take(destination_id, num_moved, num_to_come)
+        return [KVMigration(segment, destination_id) for segment in segments]
+    if view.num_final_tokens <= max(pools.values()) or sum(room.free.values()) < num_moved:
+        return None
+    return list(_spread(segments, room))
 
-    def moves(self, view: RequestView, source_ids: Collection[InstanceId]) -> list[KVMigration] | None:
-        """Return the migrations of all its KV on `source_ids`; None if there is no room yet."""
-        segments = [s for s in view.placement.segments if s.instance_id in source_ids]
-        num_moved = sum(len(segment.positions) for segment in segments)
-        num_more = view.num_final_tokens - view.num_computed_tokens + num_moved
-        roomiest = max(self.spare, key=lambda i: (self.spare[i], -i))
-        if self.spare[roomiest] >= num_more:
-            self._use(roomiest, num_moved, num_more)
-            return [KVMigration(segment, roomiest) for segment in segments]
-        is_too_long = view.num_final_tokens > max(self.capacity.values())
-        if not is_too_long or sum(self.free.values()) < num_moved:
-            return None
-        return list(self._spread(segments))
 
-    def _spread(self, segments: Iterable[KVSegment]) -> Iterator[KVMigration]:
-        """Fill the instances with the most free slots, one after the other."""
-        for segment in segments:
-            positions = segment.positions
-            while positions:
-                roomiest = max(self.free, key=lambda i: (self.free[i], -i))
-                part, positions = positions[: self.free[roomiest]], positions[self.free[roomiest] :]
-                self._use(roomiest, len(part), len(part))
-                yield KVMigration(segment._replace(positions=part), roomiest)
-
-    def _use(self, instance_id: InstanceId, num_moved: int, num_more: int) -> None:
-        self.free[instance_id] -= num_moved
-        self.spare[instance_id] -= num_more
+def _spread(segments: Iterable[KVSegment], room: Room) -> Iterator[KVMigration]:
+    """Fill the instances with the most free slots, one after the other."""
+    for segment in segments:
+        positions = segment.positions
+        while positions:
+            freest_id = room.freest_id
+            part, positions = positions[: room.free[freest_id]], positions[room.free[freest_id] :]
+            room.take(freest_id, len(part))
+            yield KVMigration(segment._replace(positions=part), freest_id)

@@ -18,6 +18,7 @@ from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.cluster_parts import Parts
 from loong.scheduler.common.leases import arrival_order, lease_ends
+from loong.scheduler.common.room import Room
 
 MOVED = "its KV moves from instance {}, which is to leave"
 EVICTED = "{}, and no other has room for {} tokens of its KV"
@@ -56,11 +57,11 @@ class Draining:
         resting = sorted(
             self._resting(), key=lambda view: (view.num_output_tokens == 0, *arrival_order(view))
         )
-        rooms = _Rooms.left_by_others(self.snapshot, resting)
+        room = self._room_beside({view.request_id for view in resting})
         moved, evicted = list[KVMigration](), list[KVSegment]()
         for view in resting:
             leaving = [s for s in view.placement.segments if s.instance_id in self.draining_ids]
-            moves, homeless = rooms.placed(view, leaving, parts)
+            moves, homeless = _placed(view, leaving, parts, room)
             moved += moves
             evicted += homeless
         return IterationPlan(
@@ -102,7 +103,7 @@ class Draining:
         for view in (v for v in self.snapshot.running if v.request_id in self.request_ids):
             used.update(view.placement.tokens_by_instance())
             if view.request_id in homes and view.request_id not in evicted_ids:
-                needed[homes[view.request_id]] += _num_to_come(view)
+                needed[homes[view.request_id]] += view.num_tokens_to_come
         for batch in self.snapshot.batches:
             if batch.batch_id in self.batch_ids:
                 used.update(batch.plan.num_reserved_tokens)
@@ -130,6 +131,12 @@ class Draining:
                     kv_used=instance.kv_used - num_used,
                     serves=Service.NONE if is_full(instance) else instance.serves,
                 )
+
+    def _room_beside(self, moving_ids: Container[RequestId]) -> Room:
+        """Return the room that all requests but those that are to move leave on the other instances."""
+        homes = _homes(self.snapshot, self.snapshot.migrations, self.snapshot.free)
+        staying = ((self.snapshot.request[r], home) for r, home in homes.items() if r not in moving_ids)
+        return Room.left_by(staying, self.snapshot.free)
 
     def _resting(self) -> Iterator[RequestView]:
         """Yield the requests with KV on these instances that nothing in flight touches."""
@@ -165,54 +172,35 @@ class Draining:
             yield Decision(DecisionKind.EVICT, (owner_id,), why)
 
 
-@dataclass(slots=True)
-class _Rooms:
-    """The free slots of the instances that stay, less those that requests there may still need.
+def _placed(
+    view: RequestView, leaving: Sequence[KVSegment], parts: Parts, room: Room
+) -> tuple[list[KVMigration], list[KVSegment]]:
+    """Return the moves of a request's KV on draining instances, and the rest, which finds no room.
 
-    KV of a request grows where its newest KV is.
+    It goes to one instance with room until the request's declared end, if there is any, or else to several.
+    Those with some of its KV are preferred. An instance that is a part by itself has all KV of a request or
+    none: its policy may compute prompts whole.
     """
-
-    spare: dict[InstanceId, int]
-
-    @classmethod
-    def left_by_others(cls, snapshot: Snapshot, moving: Iterable[RequestView]) -> "_Rooms":
-        """Return the slots that all requests but those that are to move leave."""
-        spare = snapshot.free.copy()
-        moving_ids = {view.request_id for view in moving}
-        for request_id, home in _homes(snapshot, snapshot.migrations, spare).items():
-            if request_id not in moving_ids:
-                spare[home] -= _num_to_come(snapshot.request[request_id])
-        return cls(spare)
-
-    def placed(
-        self, view: RequestView, leaving: Sequence[KVSegment], parts: Parts
-    ) -> tuple[list[KVMigration], list[KVSegment]]:
-        """Return the moves of a request's KV on draining instances, and the rest, which finds no room.
-
-        It goes to one instance with room until the request's declared end, if there is any, or else to
-        several. Those with some of its KV are preferred. An instance that is a part by itself has all KV of a
-        request or none: its policy may compute prompts whole.
-        """
-        num_leaving, num_to_come = sum(len(segment.positions) for segment in leaving), _num_to_come(view)
-        held, spare = view.placement.tokens_by_instance(), self.spare
-        part = max(parts, key=lambda ids: _share(ids, held, spare), default=())
-        order = sorted(part, key=lambda i: (-held.get(i, 0), -spare[i], i))
-        order = [i for i in order if spare[i] >= num_leaving + num_to_come][:1] or order
-        if len(part) == 1 and not held.get(part[0]) and spare[part[0]] < num_leaving:
-            return [], [*leaving]
-        moves, rest = list[KVMigration](), list[KVSegment]()
-        for segment in leaving:
-            positions = segment.positions
-            for instance_id in order:
-                if positions and (room := spare[instance_id]) > 0:
-                    arriving, positions = positions[:room], positions[room:]
-                    spare[instance_id] -= len(arriving)
-                    moves.append(KVMigration(segment._replace(positions=arriving), instance_id))
-            if positions:
-                rest.append(segment._replace(positions=positions))
-        if not rest:
-            spare[moves[-1].destination_id] -= num_to_come
-        return moves, rest
+    num_leaving, spare = sum(len(segment.positions) for segment in leaving), room.spare
+    held, num_to_come = view.placement.tokens_by_instance(), view.num_tokens_to_come
+    part = max(parts, key=lambda ids: _share(ids, held, spare), default=())
+    order = sorted(part, key=lambda i: (-held.get(i, 0), -spare[i], i))
+    order = [i for i in order if spare[i] >= num_leaving + num_to_come][:1] or order
+    if len(part) == 1 and not held.get(part[0]) and spare[part[0]] < num_leaving:
+        return [], [*leaving]
+    moves, rest = list[KVMigration](), list[KVSegment]()
+    for segment in leaving:
+        positions = segment.positions
+        for instance_id in order:
+            if positions and (num_spare := spare[instance_id]) > 0:
+                arriving, positions = positions[:num_spare], positions[num_spare:]
+                room.take(instance_id, len(arriving))
+                moves.append(KVMigration(segment._replace(positions=arriving), instance_id))
+        if positions:
+            rest.append(segment._replace(positions=positions))
+    if not rest:
+        room.take(moves[-1].destination_id, 0, num_to_come)
+    return moves, rest
 
 
 def _share(
@@ -234,10 +222,6 @@ def _leaving(instance_ids: frozenset[InstanceId]) -> str:
     """Return in words that instances are to leave."""
     named = " and ".join(map(str, sorted(instance_ids)))
     return f"instances {named} are to leave" if len(instance_ids) > 1 else f"instance {named} is to leave"
-
-
-def _num_to_come(view: RequestView) -> int:
-    return 0 if view.has_ended else view.num_final_tokens - view.num_computed_tokens
 
 
 def _homes(

@@ -73,7 +73,7 @@ def _num_more(
     """Return the steps by which a lease is extended; 0 if all end before, or there is room for few."""
     master_ids = [plan.blocks_of(view.request_id)[0].master_id for view in live]
     num_spared = min(int(LONG_LEASE_KV_SHARE * free[i]) // master_ids.count(i) for i in set(master_ids))
-    num_left = max(view.num_final_tokens - view.num_computed_tokens for view in live) - plan.num_steps
+    num_left = max(view.num_tokens_to_come for view in live) - plan.num_steps
     least = min(lease_steps, num_left)
     long, is_alone = LONG_LEASE_FACTOR * lease_steps, plan.group.dop == 1
     most, longest = (long, MAX_EXTENSION_FACTOR * long) if is_alone else (lease_steps, long)

@@ -72,8 +72,7 @@ def _spread_chunk(view: RequestView, home: Home, homes: Mapping[InstanceId, Home
     others.sort(key=lambda other: (other.is_lent_room, -other.num_room, other.instance_id))
     rooms = {other.instance_id: other.num_room for other in others}
     num_tokens = min(view.num_uncomputed_tokens, home.num_free, num_room + sum(rooms.values()))
-    num_to_come = view.num_final_tokens - view.num_computed_tokens
-    num_pushed = max(0, min(num_to_come - num_room, num_tokens - 1, sum(rooms.values())))
+    num_pushed = max(0, min(view.num_tokens_to_come - num_room, num_tokens - 1, sum(rooms.values())))
     shares = (*filled(num_pushed, rooms), (home.instance_id, num_tokens - num_pushed))
     writes = tuple(dealt_out(view.request_id, next_positions(view, num_tokens), shares))
     return RequestPart(whole_part(view, num_tokens, home.instance_id).queries, writes)
