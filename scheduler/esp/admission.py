@@ -94,7 +94,7 @@ class KVForecast:
 
         It is exact unless requests share KV or have siblings; see `FutureKV`.
         """
-        ends = [(v.num_remaining_tokens, v.num_known_tokens - 1 - v.shared.num_tokens) for v in self.views]
+        ends = [(v.num_remaining_tokens, v.num_known_tokens - 1 - v.num_borrowed_tokens) for v in self.views]
         num_held, step, peak = 0, 0, 0
         for num_alive, (num_remaining, num_current) in enumerate(sorted(ends, reverse=True), start=1):
             num_held += num_current

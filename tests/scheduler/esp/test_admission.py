@@ -14,7 +14,7 @@ from plans import decode
 from simulation import Run, simulate, timed_request
 from snapshots import begun, decoding, running, snapshot_of, waiting
 
-from loong.core.placement import Placement, striped
+from loong.core.placement import BorrowedKV, Placement, striped
 from loong.core.request import SLO, Request, RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.future_kv import FutureKV
@@ -186,9 +186,9 @@ def test_bounds_of_the_forecast_admit_just_what_the_exact_future_has_room_for(
         replace(decoding(f"d{i}", num_prompt, (0,), most, num_output), num_siblings=num_siblings)
         for i, (num_prompt, num_output, most, num_siblings) in enumerate(old)
     ]
-    if len(views) > 1:  # the first two share the prompt of one of them
-        shared = striped("d0", range(min(old[0][0], old[1][0])), (0,))
-        views[:2] = [replace(view, primary_id="d0", shared=shared, num_siblings=0) for view in views[:2]]
+    if len(views) > 1:  # the first two share their prompt, as far as both have it
+        borrowed = BorrowedKV("kv", striped("kv", range(min(old[0][0], old[1][0])), (0,)))
+        views[:2] = [replace(view, borrowed=(borrowed,), num_siblings=0) for view in views[:2]]
     forecast, future = KVForecast(capacity, views), FutureKV.of(Lengths.of(views))
     for i, (num_prompt, _, most, num_siblings) in enumerate(new):
         view = replace(waiting(f"w{i}", num_prompt, most), num_siblings=num_siblings)
