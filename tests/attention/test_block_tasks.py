@@ -80,3 +80,9 @@ def test_joined_tasks_meet_the_same_pairs_in_no_more_tasks(
 def test_full_tasks_of_adjoining_queries_become_one() -> None:
     tasks = [AttendTask.full(0, 3, 7, 9), AttendTask.full(3, 2, 7, 9), AttendTask.full(6, 1, 7, 9)]
     assert joined(tasks) == [AttendTask.full(0, 5, 7, 9), AttendTask.full(6, 1, 7, 9)]
+
+
+def test_tasks_whose_queries_have_positions_are_not_joined() -> None:
+    """Each query of the second sees fewer keys than as one behind the first."""
+    tasks = [AttendTask.causal(row, range(5, 8), 0, range(9)) for row in (0, 3)]
+    assert joined(tasks) == tasks
