@@ -96,8 +96,10 @@ def test_a_world_goes_on_after_a_step_that_failed(name: str) -> None:
     assert all(again.out[token].equal(out) for token, out in expected.out.items())
 
 
-def test_an_instance_that_is_silent_is_an_error_at_the_deadline() -> None:
+@pytest.mark.parametrize("name", STEPS)
+def test_an_instance_that_is_silent_is_an_error_at_the_deadline(name: str) -> None:
+    """No step ends before all that is pushed is stored."""
     with attention_world(3, deadline=1.5) as world:
-        found = failures(world, STEPS["of a ring"], absent=2)
+        found = failures(world, STEPS[name], absent=2)
     assert DeadlineError in found.values()
     assert set(found.values()) <= {DeadlineError, AbandonedError}
