@@ -24,10 +24,11 @@ demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes
 		--output-dir demo-report
 	@echo "This measured a tiny random model. \`make chat\` talks to a small real one."
 
-# Tests start many processes, which are to find their code compiled.
+# Tests start many processes, which are to find their code compiled. Files are taken by name, not by their number of
+# tests: those that start servers have few, and would come last, one after another.
 test: export PYTHONDONTWRITEBYTECODE =
 test: check speed  ## check the code and its speed, and run all tests that need no GPU
-	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile; parallel=$$?; \
+	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder; parallel=$$?; \
 		$(BIN)/pytest $(SERIAL) && exit $$parallel
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
