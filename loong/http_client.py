@@ -1,6 +1,7 @@
 """A client of one server over HTTP, for pages and streams; a load generator has `ConnectionPool`."""
 
 import asyncio
+import logging
 import os
 import ssl
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,8 @@ import msgspec
 
 from loong.core.errors import ConfigError, LoongError
 from loong.foreign_json import NOT_JSON
+
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request
 
 
 class UnreachableError(LoongError):

@@ -84,4 +84,6 @@ def _begin(descriptors: list[int]) -> None:
     for descriptor, standard in ((stdin, 0), (stderr, 2)):
         os.dup2(descriptor, standard)
         os.close(descriptor)
+    for descriptor in others:  # as all that a process opens, but not what it is sent
+        os.set_inheritable(descriptor, False)
     sys.argv[1:] = map(str, others)

@@ -28,7 +28,7 @@ def test_what_is_profiled_is_printed_written_and_served_by(tmp_path: Path) -> No
     assert min(file.coefficients.values()) >= 0
     assert file.coefficients["message"] > 0
     assert list(file.ranges["dop"]) == [1, 2]
-    assert "on groups of DoP 1 to 2 for 1 s" in profiled.stdout.splitlines()[0]
+    assert "on groups of DoP 1 to 2 for about 1 s" in profiled.stdout.splitlines()[0]
     assert json.loads(profiled.stdout.splitlines()[-1])["errors"].keys() == file.errors.keys()
 
     with served(tmp_path, *SMALL, "--cost-model", str(path)) as server:
