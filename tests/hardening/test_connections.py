@@ -98,7 +98,7 @@ async def test_a_whole_answer_that_nobody_reads_is_given_up(serving: Serving) ->
     ):
         await connection.send(request)
         await engine.closed.wait()
-        await until(lambda: num_descriptors() == before + 2)  # the listener and the client's own end
+        await until(lambda: num_descriptors() <= before + 2)  # the listener and the client's own end
 
 
 @pytest.mark.parametrize("stream", [True, False])
