@@ -21,7 +21,7 @@ from loong.processes.gc_tuning import tune_gc
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import Policy, make_policy
 
-LIMITS = {128: 13.0, 512: 30.0}  # by the number of requests, times the fixed computation
+LIMITS = {128: 12.0, 512: 28.0}  # by the number of requests, times the fixed computation
 NUM_INSTANCES, NUM_PLANS, NUM_TURNS = 8, 160, 5
 
 

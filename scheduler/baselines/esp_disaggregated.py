@@ -1,5 +1,4 @@
-"""`esp` with prefill and decode on fixed parts of the cluster: the policies
-`esp-disaggregated-N`.
+"""`esp` with prefill and decode on fixed parts of the cluster: `esp-disaggregated-N`.
 
 The first instances compute prompts as one fixed group, with the order, deadlines, deferral and chunks of
 `esp`. KV of a computed prompt moves to the last instances (`handoff.py`), where each decodes by itself,
