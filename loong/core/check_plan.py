@@ -12,6 +12,7 @@ from loong.core.rules.batch_rules import (
     check_tp_sizes,
     check_writes,
 )
+from loong.core.rules.borrowing_rules import check_borrowings
 from loong.core.rules.case import Case
 from loong.core.rules.change_rules import (
     check_evictions,
@@ -43,7 +44,8 @@ RULES = (
 
 def check_plan(snapshot: Snapshot, plan: IterationPlan) -> None:
     """Raise `InvalidPlanError`, naming the thing and both numbers, at the first rule that `plan` breaks."""
-    case = Case(snapshot, plan)
+    check_borrowings(snapshot, plan)
+    case = Case(snapshot.after(plan), plan, snapshot.read_tokens_to_borrow(plan))
     for rule in RULES:
         try:
             rule(case)

@@ -48,7 +48,8 @@ class ElasticInstance:
     `kv_used` counts tokens, reserved ones included: at most `kv_capacity`. `batch_id` is the running
     batch of whose group it is a member, None when idle. An instance `serves` batches of other groups, also
     while it runs a batch of its own. One that `is_draining` is to leave: it takes no new batch and no new KV.
-    Instances with one `host_id` are on one machine.
+    Instances with one `host_id` are on one machine. `kv_cached` counts other tokens, which no request reads:
+    they go when their room is needed.
     """
 
     instance_id: InstanceId
@@ -60,6 +61,7 @@ class ElasticInstance:
     serves: Service = Service.ALL
     is_draining: bool = False
     host_id: int = 0
+    kv_cached: int = 0
 
     @property
     def kv_free(self) -> int:
@@ -68,13 +70,17 @@ class ElasticInstance:
 
     def using(self, kv_used: int) -> "ElasticInstance":
         """Return the same instance with `kv_used` tokens in its pool."""
-        return self._with(kv_used, self.batch_id)
+        return self._with(kv_used, self.batch_id, self.kv_cached)
+
+    def holding(self, kv_used: int, kv_cached: int) -> "ElasticInstance":
+        """Return the same instance with tokens in use, and others that nobody reads, in its pool."""
+        return self._with(kv_used, self.batch_id, kv_cached)
 
     def running(self, batch_id: int | None) -> "ElasticInstance":
         """Return the same instance with this batch, or none."""
-        return self._with(self.kv_used, batch_id)
+        return self._with(self.kv_used, batch_id, self.kv_cached)
 
-    def _with(self, kv_used: int, batch_id: int | None) -> "ElasticInstance":
+    def _with(self, kv_used: int, batch_id: int | None, kv_cached: int) -> "ElasticInstance":
         return ElasticInstance(  # by position, which is faster than by name
             self.instance_id,
             self.tp_size,
@@ -85,6 +91,7 @@ class ElasticInstance:
             self.serves,
             self.is_draining,
             self.host_id,
+            kv_cached,
         )
 
     def can_serve(self, member: "ElasticInstance") -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from loong.core.events import ProducedToken
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, OwnerId, Placement
+from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import RequestId, SamplingParams, TokenId
@@ -154,4 +154,17 @@ class ReleaseKV:
     is_void: bool = False
 
 
-Instruction: TypeAlias = RunBatch | ExtendLease | StopLease | MoveKV | ReleaseKV
+@dataclass(frozen=True, slots=True)
+class ShareKV:
+    """`user_id` has the slots of another owner, too, at these positions. Nothing in flight makes that KV."""
+
+    user_id: OwnerId
+    segments: tuple[KVSegment, ...]
+
+    @property
+    def instance_ids(self) -> tuple[InstanceId, ...]:
+        """The instances that have some of the KV."""
+        return tuple(dict.fromkeys(segment.instance_id for segment in self.segments))
+
+
+Instruction: TypeAlias = RunBatch | ExtendLease | StopLease | MoveKV | ReleaseKV | ShareKV

@@ -140,6 +140,13 @@ class BorrowedKV(NamedTuple):
     placement: Placement
 
 
+class CachedKV(NamedTuple):
+    """KV of another owner that a request may borrow as it begins; `is_read` if some request reads it now."""
+
+    segment: KVSegment
+    is_read: bool
+
+
 def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:
     """Return the number of tokens of `segments` on each instance."""
     counts: Counter[InstanceId] = Counter()

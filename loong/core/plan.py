@@ -205,6 +205,14 @@ class Eviction:
     segment: KVSegment
 
 
+@dataclass(frozen=True, slots=True)
+class Borrowing:
+    """A request that begins with this plan reads these segments of other owners instead of computing them."""
+
+    request_id: RequestId
+    segments: tuple[KVSegment, ...]
+
+
 class FailureCause(Enum):
     """The cause of a failure. The values are error codes of the API."""
 
@@ -256,4 +264,13 @@ class IterationPlan:
     decisions: tuple[Decision, ...] = ()
     lease_extensions: tuple[LeaseExtension, ...] = ()
     evictions: tuple[Eviction, ...] = ()
+    borrowings: tuple[Borrowing, ...] = ()
     program_sizes: tuple[int, ...] = ()
+
+    @property
+    def effective_borrowings(self) -> tuple[Borrowing, ...]:
+        """Return those of requests that begin with it, and no others."""
+        if not self.borrowings:
+            return ()
+        begun_ids = {request_id for batch in self.batches for request_id in batch.request_ids}
+        return tuple([b for b in self.borrowings if b.request_id in begun_ids])

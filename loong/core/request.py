@@ -1,7 +1,7 @@
 """Requests: a client's parameters, and the view that a policy has."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
@@ -11,7 +11,15 @@ from typing import Self, TypeAlias
 
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar
-from loong.core.placement import BorrowedKV, InstanceId, KVSegment, OwnerId, Placement
+from loong.core.placement import (
+    BorrowedKV,
+    CachedKV,
+    InstanceId,
+    KVSegment,
+    OwnerId,
+    Placement,
+    tokens_by_instance,
+)
 from loong.core.positions import EMPTY, common
 from loong.core.value import value
 
@@ -197,7 +205,8 @@ class NewRequest:
     for its length. The caller checks its ids: there may be a million. `user` names the end user, as in
     the OpenAI API; "" is a user without a name. Each step of `priority` doubles the time that it may take to
     its first token; those below 0 halve it. `num_prompt_logprobs` None asks for no log probabilities of the
-    prompt's tokens, another number for as many of the likeliest at each position too.
+    prompt's tokens, another number for as many of the likeliest at each position too. Requests share KV with
+    those of the same `cache_salt`, and those that do not use the cache with none.
     """
 
     request_id: RequestId
@@ -208,6 +217,8 @@ class NewRequest:
     num_choices: int = 1
     priority: int = 0
     num_prompt_logprobs: int | None = None
+    cache_salt: str = ""
+    uses_cache: bool = True
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -267,6 +278,9 @@ class RequestView:
     while they computed it, or served its KV: each while some of the `suspected` positions were in
     computation. None of these has been computed since. `num_other_losses` counts the losses since its arrival
     that are not in this row.
+
+    A request that waits may borrow what is `cached`: a plan in which it begins says how much. Where a policy
+    assumes that it borrows, its `placement` has what is left in `cached`.
     """
 
     request_id: RequestId
@@ -288,11 +302,17 @@ class RequestView:
     num_losses: int = 0
     suspected: range = EMPTY
     num_other_losses: int = 0
+    cached: tuple[CachedKV, ...] = ()
 
     @property
     def has_begun(self) -> bool:
         """Return whether it runs: it has KV, or is in a batch; all others wait."""
-        return self.batch_id is not None or bool(self.placement.segments)
+        return self.batch_id is not None or (bool(self.placement.segments) and not self.cached)
+
+    def borrowing(self, segments: Iterable[KVSegment]) -> "RequestView":
+        """Return the same request with KV of other owners."""
+        own = [segment._replace(owner_id=self.request_id) for segment in segments]
+        return replace(self, placement=self.placement.adding(own))
 
     @property
     def num_known_tokens(self) -> int:
@@ -338,8 +358,16 @@ class RequestView:
 
     @property
     def num_tokens_to_come(self) -> int:
-        """Return how many of these have no KV yet; 0 if it has ended."""
-        return 0 if self.has_ended else self.num_final_tokens - self.placement.num_tokens
+        """Return how many of these have no slot of a request that runs yet; 0 if it has ended."""
+        if self.has_ended:
+            return 0
+        num_unread = sum(self.num_unread_tokens().values()) if self.cached else 0
+        return self.num_final_tokens - self.placement.num_tokens + num_unread
+
+    def num_unread_tokens(self) -> Counter[InstanceId]:
+        """Return the tokens that it would borrow and nobody reads: as many more slots are in use then."""
+        unread = (c.segment for c in self.cached if not c.is_read) if self.placement.segments else ()
+        return tokens_by_instance(unread)
 
     @property
     def num_own_tokens(self) -> int:

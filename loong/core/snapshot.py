@@ -1,12 +1,14 @@
 """The cluster as a policy sees it: values only."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from loong.core.instance import ElasticInstance, InstanceKind, Service
-from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, KVMigration, LeaseExtension
+from loong.core.placement import InstanceId, OwnerId, tokens_by_instance
+from loong.core.plan import BatchPlan, Borrowing, IterationPlan, KVMigration, LeaseExtension
+from loong.core.positions import common, subtract
 from loong.core.request import RequestId, RequestView
 from loong.core.value import value
 
@@ -82,7 +84,8 @@ class ClusterStats:
 
     Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and leaves are of
     instances; those at the start are no joins. Recomputed tokens, some of the computed ones, are those whose
-    KV had been evicted, or lost with an instance. Times are in seconds.
+    KV had been evicted, or lost with an instance. Cached tokens are borrowed from other owners instead. Times
+    are in seconds.
     """
 
     num_arrived: int = 0
@@ -106,6 +109,7 @@ class ClusterStats:
     busy_seconds: float = 0.0
     two_prompt_groups_seconds: float = 0.0
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
     num_losses: int = 0
     num_joins: int = 0
     num_leaves: int = 0
@@ -125,6 +129,8 @@ class Snapshot:
 
     `returning` are the slots of instances that were lost and are being started again. Instances that are
     draining have no part in `pools` and `free`.
+
+    Requests that are `following` have no view: each waits for KV that another one computes first.
     """
 
     now: float
@@ -138,6 +144,7 @@ class Snapshot:
     ending: tuple[RunningBatch, ...] = ()
     leaving: Mapping[InstanceId, int] = field(default_factory=dict)
     returning: Mapping[InstanceId, int] = field(default_factory=dict)
+    following: tuple[RequestId, ...] = ()
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:
@@ -178,6 +185,45 @@ class Snapshot:
     def batch(self) -> dict[int, RunningBatch]:
         """Return batches in flight by id."""
         return {batch.batch_id: batch for batch in self.batches}
+
+    def after(self, plan: IterationPlan) -> "Snapshot":
+        """Return it as it is once the requests of a plan's batches have borrowed what the plan says."""
+        if not (borrowings := plan.effective_borrowings):
+            return self
+        views = {b.request_id: replace(self.request[b.request_id], cached=()) for b in borrowings}
+        views = {b.request_id: views[b.request_id].borrowing(b.segments) for b in borrowings}
+        taken = self._unread_tokens(borrowings)
+        instances = tuple(
+            i.holding(i.kv_used + taken[i.instance_id], i.kv_cached - taken[i.instance_id])
+            for i in self.instances
+        )
+        return replace(
+            self, instances=instances, waiting=tuple([views.get(v.request_id, v) for v in self.waiting])
+        )
+
+    def read_tokens_to_borrow(self, plan: IterationPlan) -> Counter[InstanceId]:
+        """Return the tokens on each instance that a plan's requests borrow, and that others read already."""
+        borrowings = plan.effective_borrowings
+        tokens: Counter[InstanceId] = Counter()
+        for borrowing in borrowings:
+            tokens.update(tokens_by_instance(borrowing.segments))
+        tokens.subtract(self._unread_tokens(borrowings))
+        return tokens
+
+    def _unread_tokens(self, borrowings: Iterable[Borrowing]) -> Counter[InstanceId]:
+        """Return the tokens on each instance that are borrowed, and that no request reads before."""
+        unread: dict[tuple[OwnerId, InstanceId], tuple[range, ...]] = {}
+        for borrowing in borrowings:
+            cached = [c.segment for c in self.request[borrowing.request_id].cached if not c.is_read]
+            for owner_id, positions, instance_id in borrowing.segments:
+                place = owner_id, instance_id
+                mine = [s.positions for s in cached if (s.owner_id, s.instance_id) == place]
+                before = unread.get(place, ())
+                unread[place] = (*before, *subtract(common((positions,), *mine), *before))
+        taken: Counter[InstanceId] = Counter()
+        for (_, instance_id), ranges in unread.items():
+            taken[instance_id] += sum(map(len, ranges))
+        return taken
 
     def extended(self, extension: LeaseExtension) -> BatchPlan:
         """Return the extended plan of a running lease: its requests that have not ended go on."""

@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Sequence, Set
 from typing import NamedTuple, assert_never
 
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 
@@ -49,7 +49,7 @@ def is_void(instruction: Instruction, lost_ids: Set[InstanceId], void_ids: Conta
         case MoveKV():
             segment, destination_id = instruction.migration.segment, instruction.migration.destination_id
             return not lost_ids.isdisjoint((segment.instance_id, destination_id))
-        case ReleaseKV():
+        case ReleaseKV() | ShareKV():
             return False
         case _:
             assert_never(instruction)

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidPlanError
 from loong.core.events import Event
-from loong.core.instructions import Instruction, ReleaseKV
+from loong.core.instructions import Instruction
 from loong.core.observer import Observer
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
@@ -61,8 +61,7 @@ class Scheduling:
         self._executor.submit(instructions)
         for observer in self._observers:
             observer.on_plan(calls, snapshot, plan, instructions)
-        has_freed = any(isinstance(instruction, ReleaseKV) for instruction in instructions)
-        return not (has_freed or plan.failures)
+        return not (plan.preemptions or plan.evictions or plan.failures)
 
     def _committed(self, snapshot: Snapshot) -> tuple[IterationPlan, tuple[Instruction, ...]]:
         """Commit the policy's plan, or its replacement if the plan is refused."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidPlanError
-from loong.core.plan import BatchPlan, IterationPlan
+from loong.core.plan import BatchPlan, Borrowing, IterationPlan
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
 
@@ -24,7 +24,8 @@ def permitted_part(snapshot: Snapshot, plan: IterationPlan) -> PermittedPart:
     Parts that free KV come first, so that batches which need those slots are kept. A batch that breaks a rule
     is reduced to the requests that keep the rules. Decisions are left out: they explain the whole plan.
     """
-    permitted, kept_ids, refused_ids = IterationPlan(), set[RequestId](), set[RequestId]()
+    permitted = IterationPlan(borrowings=_permitted_borrowings(snapshot, plan))
+    kept_ids, refused_ids = set[RequestId](), set[RequestId]()
     for part, request_ids in _parts(plan):
         candidate = _together(permitted, part)
         if _keeps_rules(snapshot, candidate):
@@ -39,6 +40,15 @@ def permitted_part(snapshot: Snapshot, plan: IterationPlan) -> PermittedPart:
             kept_ids.update(kept.request_ids)
         refused_ids.update(batch.request_ids)
     return PermittedPart(permitted, frozenset(refused_ids - kept_ids))
+
+
+def _permitted_borrowings(snapshot: Snapshot, plan: IterationPlan) -> tuple[Borrowing, ...]:
+    """Return the borrowings that keep the rules; they have no effect without a batch of their requests."""
+    permitted: tuple[Borrowing, ...] = ()
+    for borrowing in plan.borrowings:
+        if _keeps_rules(snapshot, IterationPlan(borrowings=(*permitted, borrowing))):
+            permitted = (*permitted, borrowing)
+    return permitted
 
 
 def _permitted_batch(snapshot: Snapshot, permitted: IterationPlan, batch: BatchPlan) -> BatchPlan | None:
@@ -96,4 +106,5 @@ def _together(one: IterationPlan, other: IterationPlan) -> IterationPlan:
         failures=one.failures + other.failures,
         lease_extensions=one.lease_extensions + other.lease_extensions,
         evictions=one.evictions + other.evictions,
+        borrowings=one.borrowings + other.borrowings,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, assert_never
 
 from loong.core.instance import home_instance_id
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
 from loong.core.placement import InstanceId
 
 WorkerId: TypeAlias = tuple[InstanceId, int]  # instance and tp rank
@@ -53,7 +53,7 @@ class Endpoints:
             case MoveKV():
                 migration = instruction.migration
                 instance_ids = (migration.segment.instance_id, migration.destination_id)
-            case ReleaseKV():
+            case ReleaseKV() | ShareKV():
                 instance_ids = instruction.instance_ids
             case _:
                 assert_never(instruction)

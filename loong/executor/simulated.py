@@ -21,7 +21,7 @@ from loong.core.events import (
     RequestArrived,
     TokensProduced,
 )
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.request import FinishReason, Request, RequestId
@@ -215,7 +215,7 @@ class SimulatedExecutor:
                     running.last_step = min(running.last_step, step)
             case MoveKV():
                 self._start_migration(instruction)
-            case ReleaseKV():
+            case ReleaseKV() | ShareKV():
                 pass
             case _:
                 assert_never(instruction)

@@ -20,7 +20,7 @@ from loong.core.events import (
     TokensProduced,
     joined,
 )
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.executor.batch_queue import BatchQueue, Ready
@@ -265,7 +265,7 @@ class WorkersExecutor:
                     self._end_predictions.begin(batch, self.now)
             case MoveKV():
                 self._outstanding.begin_migration(instruction.migration_id, workers)
-            case ExtendLease() | StopLease() | ReleaseKV():
+            case ExtendLease() | StopLease() | ReleaseKV() | ShareKV():
                 pass
             case _:
                 assert_never(instruction)

@@ -18,7 +18,15 @@ from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.grammar import Grammar
 from loong.core.instance import Service
-from loong.core.instructions import ExtendLease, MoveKV, ReleaseKV, RunBatch, RunScoredBatch, StopLease
+from loong.core.instructions import (
+    ExtendLease,
+    MoveKV,
+    ReleaseKV,
+    RunBatch,
+    RunScoredBatch,
+    ShareKV,
+    StopLease,
+)
 from loong.core.placement import InstanceId
 from loong.core.prompt_logprobs import PromptLogprobs
 
@@ -74,6 +82,7 @@ Command: TypeAlias = (
     | StopLease
     | MoveKV
     | ReleaseKV
+    | ShareKV
     | PrepareGrammar
     | StartTrace
     | EndTrace
@@ -210,6 +219,7 @@ _COMMANDS: tuple[type[Command], ...] = (
     StopLease,
     MoveKV,
     ReleaseKV,
+    ShareKV,
     PrepareGrammar,
     StartTrace,
     EndTrace,

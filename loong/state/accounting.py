@@ -10,15 +10,15 @@ from loong.state.pool_ledger import PoolLedger
 class Accounting:
     """Instances and slots, live requests, what is in flight, and counts since the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_prefixes: bool = False) -> None:
         self.counts, self.pools = Counts(), PoolLedger()
-        self.requests = LiveRequests(self.pools, self.counts)
+        self.requests = LiveRequests(self.pools, self.counts, keeps_prefixes=keeps_prefixes)
         self.flights = Flights(self.pools, self.requests, self.counts)
 
     def snapshot(self, now: float, version: int) -> Snapshot:
         """Return the accounting as values."""
         pools, views, flights = self.pools, self.requests.views, self.flights
-        views.refresh()
+        self.requests.refresh()
         snapshot = Snapshot(
             now=now,
             instances=tuple(pools.instances.values()),
@@ -31,6 +31,7 @@ class Accounting:
             ending=tuple([batch.running for batch in flights.ending.values()]),
             leaving=flights.leaving(),
             returning=pools.returning.copy(),
+            following=tuple(self.requests.following()),
         )
         # The values of its cached properties, but copied whole instead of entry by entry.
         vars(snapshot).update(

@@ -38,7 +38,7 @@ def check_accounting(accounting: Accounting) -> None:
 
 def _check_views(accounting: Accounting, lives: Iterable[LiveRequest]) -> None:
     snapshot = accounting.snapshot(now=0.0, version=0)
-    fresh = [live.view() for live in lives if not (live.is_sibling or live.is_leaving)]
+    fresh = [live.view() for live in lives if not (live.is_sibling or live.is_leaving or live.is_following)]
     waiting = tuple(view for view in fresh if not view.has_begun)
     running = {view.request_id: view for view in fresh if view.has_begun}
     if snapshot.waiting != waiting or {view.request_id: view for view in snapshot.running} != running:
@@ -80,8 +80,8 @@ def _check_owners(requests: LiveRequests) -> None:
             f"requests borrow from owners {sorted(named)}, whose users are {sorted(kept)}"
         )
     for owner in owners:
-        if not owner.users:
-            raise InvalidEventError(f"owner {owner.owner_id} has no user")
+        if not (owner.placement.segments or owner.users or owner.children or owner.followers):
+            raise InvalidEventError(f"owner {owner.owner_id} has nothing")
         for user_id, positions in owner.users.items():
             read = owner.read_by(user_id)
             if read.num_tokens != sum(map(len, positions)):
@@ -92,7 +92,9 @@ def _check_owners(requests: LiveRequests) -> None:
                 if not requests.by_id[user_id].placement.holds(segment):
                     raise InvalidEventError(f"request {user_id} borrows {segment}, but does not read it")
         held = [segment.positions for segment in owner.placement.segments]
-        if unread := subtract(held, *(read for positions in owner.users.values() for read in positions)):
+        unread = subtract(held, *(read for positions in owner.users.values() for read in positions))
+        known = sum(owner.num_unread_tokens().values())
+        if sum(map(len, unread)) != known or (known and not requests.owners.keeps):
             raise InvalidEventError(f"owner {owner.owner_id} keeps {unread}, which nobody reads")
 
 
@@ -138,20 +140,25 @@ def _check_room(accounting: Accounting) -> None:
     """Check that each slot in use has one owner, or is reserved by one batch or migration."""
     lives, flights = accounting.requests.by_id.values(), accounting.flights
     used: Counter[InstanceId] = Counter()
-    for placed in (
-        *[live.own for live in lives],
-        *[o.placement for o in accounting.requests.owners.by_id.values()],
-    ):
-        used.update(placed.tokens_by_instance())
+    cached: Counter[InstanceId] = Counter()
+    for live in lives:
+        used.update(live.own.tokens_by_instance())
+    for owner in accounting.requests.owners.by_id.values():
+        used.update(owner.placement.tokens_by_instance())
+        used.subtract(owner.num_unread_tokens())
+        cached.update(owner.num_unread_tokens())
     for batch in flights.batches.values():
         used.update(batch.plan.num_reserved_tokens)
     for migration in (*flights.migrations.values(), *(copy for live in lives for copy in live.copied)):
         used[migration.destination_id] += len(migration.segment.positions)
     for instance_id, instance in accounting.pools.instances.items():
-        if instance.kv_used != used.pop(instance_id, 0) or instance.kv_used > instance.kv_capacity:
-            raise InvalidEventError(f"{instance} does not use what its requests have there")
-    if used:
-        raise InvalidEventError(f"KV is on instances {sorted(used)}, which do not exist")
+        counted = instance.kv_used, instance.kv_cached
+        if counted != (used.pop(instance_id, 0), cached.pop(instance_id, 0)):
+            raise InvalidEventError(f"{instance} does not use what its requests and owners have there")
+        if sum(counted) > instance.kv_capacity:
+            raise InvalidEventError(f"{instance} has more than it has room for")
+    if +used or +cached:
+        raise InvalidEventError(f"KV is on instances {sorted(used | cached)}, which do not exist")
 
 
 def _check_bounds(pools: PoolLedger) -> None:

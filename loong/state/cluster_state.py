@@ -39,9 +39,18 @@ class ClusterState:
     `apply` takes an event and `commit` a plan; both return the instructions for the executor.
     """
 
-    def __init__(self, instances: tuple[ElasticInstance, ...] = (), last_id: int = 0) -> None:
-        """Number batches and migrations from `last_id` + 1: workers take no number twice."""
-        self._accounting = accounting = Accounting()
+    def __init__(
+        self,
+        instances: tuple[ElasticInstance, ...] = (),
+        last_id: int = 0,
+        *,
+        keeps_prefixes: bool = False,
+    ) -> None:
+        """Number batches and migrations from `last_id` + 1: workers take no number twice.
+
+        With `keeps_prefixes`, KV stays when its request has ended, until its room is needed.
+        """
+        self._accounting = accounting = Accounting(keeps_prefixes=keeps_prefixes)
         self._pools, self._requests = accounting.pools, accounting.requests
         self._flights, self._counts = accounting.flights, accounting.counts
         self._version = 0
@@ -57,6 +66,8 @@ class ClusterState:
         """Apply an event. Raises `InvalidEventError` if it contradicts the state."""
         applied = self._take_in(event)
         self._version += 1
+        if of_owners := self._requests.owners.take_instructions():
+            return applied._replace(instructions=(*of_owners, *applied.instructions))
         return applied
 
     def commit(self, plan: IterationPlan, snapshot: Snapshot) -> tuple[Instruction, ...]:
@@ -70,6 +81,7 @@ class ClusterState:
                 f"the plan is for version {snapshot.version} of the state, but it is at {self._version}"
             )
         check_plan(snapshot, plan)
+        snapshot = snapshot.after(plan)
         self._version += 1
         self._counts.add(
             num_program_calls=len(plan.program_sizes),
@@ -79,8 +91,10 @@ class ClusterState:
         )
         requests, flights = self._requests, self._flights
         instructions: list[Instruction] = []
+        for borrowing in plan.effective_borrowings:
+            self._counts.add(num_cached_tokens=requests.borrow(borrowing))
         for preemption in plan.preemptions:
-            instructions += requests.drop_kv(preemption.request_id)
+            instructions += requests.preempt(preemption.request_id)
         for failure in plan.failures:
             instructions += requests.end(requests.changing(failure.request_id))
         instructions += [requests.evict(eviction.segment) for eviction in plan.evictions]
@@ -88,7 +102,8 @@ class ClusterState:
         instructions += [flights.open_batch(self._new_id(), batch, snapshot) for batch in plan.batches]
         instructions += [self._extend_lease(extension, snapshot) for extension in plan.lease_extensions]
         instructions += [flights.end_lease(end) for end in plan.lease_ends]
-        return tuple(instructions)
+        requests.owners.make_room()
+        return (*requests.owners.take_instructions(), *instructions)
 
     def check(self) -> None:
         """Raise `InvalidEventError` unless the accounting balances."""
@@ -121,6 +136,7 @@ class ClusterState:
                 return PLANNED
             case InstanceDraining():
                 self._pools.drain(event.instance_id)
+                self._requests.owners.empty(event.instance_id)
                 return PLANNED
             case InstanceLeft():
                 self._leave(event)
@@ -181,7 +197,7 @@ class ClusterState:
 
     def _num_recomputed_tokens(self, batch: InFlightBatch) -> int:
         lives = self._requests.of(batch.plan)
-        return sum([live.num_recomputed_tokens(batch.made(live)) for live in lives if live.lost_until])
+        return sum([live.regain(batch.made(live)) for live in lives if live.lost])
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
         migration, live = self._flights.close_migration(event.migration_id)

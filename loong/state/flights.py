@@ -103,6 +103,7 @@ class Flights:
         for live in tuple(lives):
             if live.siblings and live.request.request_id in batch.sampled:
                 lives += self._requests.start_siblings(live)
+            self._requests.share_new(live)
         return lives
 
     def void_batch(self, batch_id: int) -> InFlightBatch:

@@ -10,7 +10,7 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import RunBatch
 from loong.core.placement import KVSegment
 from loong.core.plan import BatchPlan
-from loong.core.request import RequestId
+from loong.core.request import FinishReason, RequestId
 from loong.core.snapshot import EXTENSION_STEPS, RunningBatch
 from loong.core.void_batches import BatchParts
 from loong.state.live_request import LiveRequest
@@ -94,7 +94,7 @@ class InFlightBatch:
             live.last_token_time = time
             live.output_token_ids.append(token_id)
             if finish_reason is not None:
-                live.has_ended = True
+                live.has_ended, live.is_sound = True, finish_reason is not FinishReason.ERROR
             elif len(live.output_token_ids) >= live.request.sampling_params.max_tokens:
                 raise live.error_of_going_on()
             took.append(live)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import RequestInput, Sibling
-from loong.core.placement import BorrowedKV, InstanceId, KVSegment, Placement
+from loong.core.placement import BorrowedKV, CachedKV, InstanceId, KVSegment, OwnerId, Placement
 from loong.core.plan import BatchPlan, KVMigration
-from loong.core.positions import EMPTY, intersection, num_below
+from loong.core.positions import EMPTY, common, intersection, subtract
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import Request, RequestView, TokenId
 from loong.state.owners import KVOwner
+from loong.state.prefix_tree import Path
 
 
 @dataclass(slots=True, eq=False)
@@ -24,9 +25,12 @@ class LiveRequest:
 
     While its batch is ending, the batch id moves from `batch_id` to `ending_id`, so that the next batch can
     be planned. `predicted_token_time` is the time of a token that is predicted but not there yet. A request
-    that is predicted to end then `is_leaving`: no policy sees it any more. Positions below `lost_until` that
-    have no KV had some, which was evicted or lost with an instance. `num_losses`, `suspected` and
-    `num_other_losses` are those of its view.
+    that is predicted to end then `is_leaving`: no policy sees it any more. Positions that are `lost` had KV,
+    which was evicted or lost with an instance. `num_losses`, `suspected` and `num_other_losses` are those of
+    its view.
+
+    The owners on its `path` have its tokens, and KV that it may borrow until it begins. One that
+    `is_following` waits for another to compute what both need next; no policy sees it meanwhile.
     """
 
     request: Request
@@ -49,8 +53,11 @@ class LiveRequest:
     num_losses: int = 0
     suspected: range = EMPTY
     num_other_losses: int = 0
-    lost_until: int = 0
+    lost: tuple[range, ...] = ()
     is_scored: bool = False  # the whole prompt, if asked for
+    path: Path = ()
+    is_following: bool = False
+    is_sound: bool = True  # its KV, as far as is known
 
     @classmethod
     def choices_of(cls, request: Request) -> "list[LiveRequest]":
@@ -81,6 +88,49 @@ class LiveRequest:
         return len(self.output_token_ids) + (self.predicted_token_time is not None)
 
     @property
+    def has_begun(self) -> bool:
+        """Return whether it has KV, or is in a batch."""
+        return self.batch_id is not None or bool(self.placement.segments)
+
+    @property
+    def known_token_ids(self) -> Sequence[TokenId]:
+        """Return the tokens of its prompt, and its output so far."""
+        return (*self.request.prompt_token_ids, *self.output_token_ids)
+
+    def cached(self) -> tuple[CachedKV, ...]:
+        """Return the KV on its path that it may borrow: all but the last known token has to be known."""
+        if not self.path or self.has_begun or self.request.num_prompt_logprobs is not None:
+            return ()
+        found: list[CachedKV] = []
+        last = self.path[-1].positions.stop - 1
+        for owner, positions in self.path:
+            usable = range(positions.start, min(positions.stop, last))
+            unread = [s.positions for s in owner.unread.segments]
+            for segment in owner.placement.segments:
+                for met in common((segment.positions,), usable):
+                    rest = subtract((met,), *unread)
+                    found += [CachedKV(segment._replace(positions=p), is_read=True) for p in rest]
+                    alone = common((met,), *unread) if unread else ()
+                    found += [CachedKV(segment._replace(positions=p), is_read=False) for p in alone]
+        return tuple(found)
+
+    def next_missing(self) -> tuple[OwnerId, int] | None:
+        """Return the first position that it needs and that no instance has, with the owner of that token.
+
+        None if nothing on its path but its last token is missing, as in every decode.
+        """
+        if self.has_begun:
+            first = self.placement.first_missing
+        else:
+            needed = range(self.path[-1].positions.stop - 1) if self.path else EMPTY
+            missing = subtract((needed,), *[c.segment.positions for c in self.cached()])
+            first = min([positions.start for positions in missing], default=-1)
+        for owner, positions in self.path:
+            if first in positions:
+                return owner.owner_id, first
+        return None
+
+    @property
     def own(self) -> Placement:
         """Return the KV that no other owner has."""
         own, request_id = self.placement, self.request.request_id
@@ -89,10 +139,10 @@ class LiveRequest:
                 own = own.removing(segment)
         return own
 
-    def borrow(self, owner: KVOwner, positions: tuple[range, ...]) -> None:
-        """Read these positions of an owner from now on."""
-        owner.lend(self.request.request_id, positions)
-        self.borrowed = (*self.borrowed, owner)
+    def borrow(self, owner: KVOwner) -> None:
+        """Note that it reads KV of an owner."""
+        if not any(known is owner for known in self.borrowed):
+            self.borrowed = (*self.borrowed, owner)
 
     def suspect(self, positions: range) -> None:
         """Count the loss of an instance by a batch that was to compute these positions of it.
@@ -121,17 +171,24 @@ class LiveRequest:
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is lost."""
         if instance_id in self.placement.instance_ids:
-            self.lost_until = max(self.lost_until, self.placement.stop)
+            self._lose(self.placement.on(instance_id))
             self.placement = self.placement.without(instance_id)
 
     def evict(self, segment: KVSegment) -> None:
         """Drop KV that it has."""
-        self.lost_until = max(self.lost_until, self.placement.stop)
+        self._lose((segment.positions,))
         self.placement = self.placement.removing(segment)
 
-    def num_recomputed_tokens(self, made: Iterable[KVSegment]) -> int:
-        """Return how many of these tokens, which were just computed, had KV before."""
-        return num_below((segment.positions for segment in made), self.lost_until)
+    def _lose(self, positions: tuple[range, ...]) -> None:
+        self.lost = (*self.lost, *subtract(positions, *self.lost))
+
+    def regain(self, segments: Iterable[KVSegment]) -> int:
+        """Return how many of these tokens, which now have KV, had some before that was lost."""
+        if not self.lost:
+            return 0
+        num_lost = sum(map(len, self.lost))
+        self.lost = subtract(self.lost, *[segment.positions for segment in segments])
+        return num_lost - sum(map(len, self.lost))
 
     def error_of_going_on(self) -> InvalidEventError:
         """Return the error of a request that continues past its last token."""
@@ -163,6 +220,7 @@ class LiveRequest:
             self.num_losses,
             self.suspected,
             self.num_other_losses,
+            self.cached(),
         )
 
     def _shared(self) -> tuple[BorrowedKV, ...]:

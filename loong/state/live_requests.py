@@ -1,17 +1,19 @@
 """All live requests, and the KV that they have."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import Instruction, ReleaseKV
-from loong.core.placement import KVSegment, Placement, tokens_by_instance
-from loong.core.plan import BatchPlan
-from loong.core.request import Request, RequestId
+from loong.core.placement import KVSegment, OwnerId, Placement, tokens_by_instance
+from loong.core.plan import BatchPlan, Borrowing
+from loong.core.positions import common
+from loong.core.request import Request, RequestId, TokenId
 from loong.state.counts import Counts
 from loong.state.live_request import LiveRequest
-from loong.state.owners import KVOwners
 from loong.state.pool_ledger import PoolLedger
+from loong.state.prefix_tree import Path, PrefixTree, parts_within
 from loong.state.request_view_cache import RequestViewCache
+from loong.state.shared_work import SharedWork
 
 
 class LiveRequests:
@@ -21,10 +23,11 @@ class LiveRequests:
     needs more than `most_tokens`.
     """
 
-    def __init__(self, pools: PoolLedger, counts: Counts) -> None:
+    def __init__(self, pools: PoolLedger, counts: Counts, *, keeps_prefixes: bool) -> None:
         self.by_id: dict[RequestId, LiveRequest] = {}
         self.views = RequestViewCache()
-        self.owners = KVOwners()
+        self.owners = PrefixTree(pools, keeps=keeps_prefixes)
+        self.shared_work = SharedWork()
         self.most_tokens = 0
         self._pools, self._counts = pools, counts
         self._num_arrived = 0
@@ -41,7 +44,27 @@ class LiveRequests:
             new.number = self._num_arrived
             self.by_id[new.request.request_id] = new
             self.views.mark_stale(new)
+        self._enter_tree(choices[0])
         self._counts.add(num_arrived=request.num_choices)
+
+    def refresh(self) -> None:
+        """Make the views of all requests that have changed, or that may borrow something else now."""
+        for owner_id in self.owners.changed:
+            if (owner := self.owners.by_id.get(owner_id)) is not None:
+                waiting = [r for r in owner.followers if not self.by_id[r].has_begun]
+                for request_id in (*owner.users, *waiting):
+                    self.views.mark_stale(self.by_id[request_id])
+        self.owners.changed.clear()
+        for live in self.shared_work.update(self.views.stale):
+            self.views.mark_stale(live)
+        self.views.refresh()
+
+    def following(self) -> Iterator[RequestId]:
+        """Yield the requests that follow another, each with its siblings."""
+        for request_id in self.shared_work.following:
+            yield request_id
+            for sibling in self.by_id[request_id].siblings:
+                yield sibling.request.request_id
 
     def changing(self, request_id: RequestId) -> LiveRequest:
         """Return a live request that is to be changed."""
@@ -55,13 +78,18 @@ class LiveRequests:
 
     def start_siblings(self, primary: LiveRequest) -> list[LiveRequest]:
         """Start the siblings of a request, which read all KV that it has. Returns them."""
-        own = primary.own
-        primary.borrow(self.owners.make(own), tuple([segment.positions for segment in own.segments]))
+        self._give(primary, primary.own.segments, primary.path)
+        if kept := primary.own.segments:  # that others have elsewhere, or are not to have
+            salt = f"choices-{primary.request.request_id}"
+            self._give(primary, kept, self.owners.path(salt, primary.request.prompt_token_ids))
         siblings = self.start_without_kv(primary)
         for sibling in siblings:
-            sibling.batch_id, sibling.placement = None, primary.placement.of(sibling.request.request_id)
+            request_id = sibling.request.request_id
+            sibling.batch_id, sibling.placement = None, primary.placement.of(request_id)
             for owner in primary.borrowed:
-                sibling.borrow(owner, owner.users[primary.request.request_id])
+                read = owner.read_by(primary.request.request_id).of(owner.owner_id)
+                self.owners.lend(owner, request_id, read.segments, is_shared=True)
+                sibling.borrow(owner)
         return siblings
 
     def start_without_kv(self, primary: LiveRequest) -> list[LiveRequest]:
@@ -86,6 +114,7 @@ class LiveRequests:
                 instructions += self.drop_kv(request_id)
                 self._leave_choices(live)
                 del self.by_id[request_id]
+                self._leave_tree(live)
                 self.views.drop(live)
                 self._counts.add(num_ended=1)
         return tuple(instructions)
@@ -113,14 +142,45 @@ class LiveRequests:
         self.views.drop(live)
 
     def drop_kv(self, request_id: RequestId) -> tuple[Instruction, ...]:
-        """Release all KV of a request not in flight."""
+        """Release all KV of a request not in flight; others may use it until its room is needed."""
         live = self.changing(request_id)
+        self._keep(live)
         placement, live.placement = live.placement, Placement()
         self.release_kv(live, placement.segments)
-        self.owners.leave(request_id, live.borrowed)
-        live.borrowed, live.lost_until = (), 0
+        for owner in live.borrowed:
+            self.owners.leave(owner, request_id)
+        live.borrowed, live.lost = (), ()
         holders = placement.instance_ids
         return (ReleaseKV(request_id, holders),) if holders else ()
+
+    def preempt(self, request_id: RequestId) -> tuple[Instruction, ...]:
+        """Let a request not in flight begin anew, with all KV that is left of it then."""
+        released = self.drop_kv(request_id)
+        self._enter_tree(self.by_id[request_id])
+        return released
+
+    def borrow(self, borrowing: Borrowing) -> int:
+        """Let a request that begins read KV of other owners; return the number of tokens."""
+        live = self.changing(borrowing.request_id)
+        of_owner: dict[OwnerId, list[KVSegment]] = {}
+        for segment in borrowing.segments:
+            of_owner.setdefault(segment.owner_id, []).append(segment)
+        for owner_id, segments in of_owner.items():
+            owner = self.owners.by_id[owner_id]
+            self.owners.lend(owner, borrowing.request_id, segments)
+            live.borrow(owner)
+        read = [segment._replace(owner_id=borrowing.request_id) for segment in borrowing.segments]
+        live.regain(read)
+        live.placement = live.placement.adding(read)
+        self.owners.touch(live.path)
+        return live.placement.num_tokens
+
+    def share_new(self, live: LiveRequest) -> None:
+        """Let others have what a request has computed of a prompt that begins like theirs."""
+        is_at_rest = live.ending_id is None and not live.migration_ids and not live.copied
+        if live.has_begun and is_at_rest and any(len(owner.followers) > 1 for owner, _ in live.path):
+            shared = tuple([part for part in live.path if len(part.owner.followers) > 1])
+            self._give(live, live.own.segments, shared)
 
     def evict(self, segment: KVSegment) -> ReleaseKV:
         """Drop KV of a request not in flight, which misses just these positions then."""
@@ -134,13 +194,55 @@ class LiveRequests:
         return ReleaseKV(segment.owner_id, (segment.instance_id,), segment.positions)
 
     def release_kv(self, live: LiveRequest, segments: Iterable[KVSegment]) -> None:
-        """Count the slots that a request releases as free, except those that others read too."""
+        """Count the slots that a request releases as free, except those of other owners."""
         num_tokens = tokens_by_instance(segments)
         for owner in live.borrowed:
-            for user_id in owner.users:
-                self.changing(user_id)
-            num_tokens.subtract(owner.give_back(live.request.request_id, segments))
+            num_tokens.subtract(self.owners.end_use(owner, live.request.request_id, segments))
         self._pools.release(num_tokens)
+
+    def _enter_tree(self, live: LiveRequest) -> None:
+        """Let a request that waits find KV of others, and them that of the request."""
+        if self._is_cacheable(live.request):
+            self._follow(live, live.known_token_ids)
+            for request_id in {r for owner, _ in live.path for r in owner.followers}:
+                self.share_new(self.by_id[request_id])
+
+    def _leave_tree(self, live: LiveRequest) -> None:
+        self.owners.unfollow(live.request.request_id, live.path)
+        for other in self.shared_work.drop(live):
+            self.views.mark_stale(other)
+
+    def _follow(self, live: LiveRequest, token_ids: Sequence[TokenId]) -> None:
+        request, before = live.request, live.path
+        live.path = self.owners.path(f"salt-{request.cache_salt}", token_ids)
+        self.owners.follow(request.request_id, live.path)
+        kept = {owner.owner_id for owner, _ in live.path}
+        left = tuple([part for part in before if part.owner.owner_id not in kept])
+        self.owners.unfollow(request.request_id, left)
+
+    def _is_cacheable(self, request: Request) -> bool:
+        """Return whether others may read its KV; a `range` stands for tokens that nobody else has."""
+        return self.owners.keeps and request.uses_cache and not isinstance(request.prompt_token_ids, range)
+
+    def _keep(self, live: LiveRequest) -> None:
+        """Let others have the KV of all known tokens but the last, on instances that take new KV."""
+        if not live.is_sound or not live.placement.segments or not self._is_cacheable(live.request):
+            return
+        known = live.known_token_ids[:-1]
+        self._follow(live, known)
+        kept = [
+            segment._replace(positions=positions)
+            for segment in live.own.segments
+            if segment.instance_id in self._pools.free
+            for positions in common((segment.positions,), range(len(known)))
+        ]
+        self._give(live, kept, live.path)
+        self.owners.touch(live.path)
+
+    def _give(self, live: LiveRequest, segments: Iterable[KVSegment], path: Path) -> None:
+        for owner, within in parts_within(path, segments):
+            if self.owners.give(owner, live.request.request_id, within):
+                live.borrow(owner)
 
     def _switch_copied(self, live: LiveRequest) -> list[Instruction]:
         instructions: list[Instruction] = []
@@ -164,5 +266,6 @@ class LiveRequests:
         choices.remove(live)
         for primary in choices[:1]:
             if was_primary:
+                self._enter_tree(primary)
                 primary.num_losses, primary.suspected = live.num_losses, live.suspected
             self.views.mark_stale(primary)

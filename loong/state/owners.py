@@ -1,29 +1,84 @@
-"""Owners of KV that are no live requests: what several requests read in the same slots."""
+"""Owners of KV that are no live requests: what several requests read in the same slots, or may read again."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement
 from loong.core.positions import common, subtract
-from loong.core.request import RequestId
+from loong.core.request import RequestId, TokenId
+
+_CHUNK = 4096  # token ids that are compared at once
 
 
 class KVOwner:
-    """Keys and values that belong to no live request, and the positions of them that each user reads.
+    """Keys and values of some positions of a sequence of tokens, and the positions that each user reads.
 
-    A slot is free once no user reads it.
+    It is a node of a tree: `token_ids` are those from position `start` on, `parent` has those before. A child
+    is known by its first position and its first token, with which no other continues there. `followers` are
+    the live requests that have its first token. What nobody reads is `unread`, and may be evicted.
     """
 
-    def __init__(self, owner_id: OwnerId, placement: Placement) -> None:
-        self.owner_id = owner_id
-        self.placement = placement.of(owner_id)
+    def __init__(self, owner_id: OwnerId, start: int, token_ids: NDArray[np.int32]) -> None:
+        self.owner_id, self.start, self.token_ids = owner_id, start, token_ids
+        self.parent: KVOwner | None = None
+        self.children: dict[tuple[int, TokenId], KVOwner] = {}
+        self.followers: set[RequestId] = set()
+        self.placement = Placement()
         self.users: dict[RequestId, tuple[range, ...]] = {}
+        self.unread = Placement()
+        self.uses: list[int] = []  # the stops up to which it was used, the latest use first
+        self._num_users: Counter[range] = Counter()  # of positions
         self._shared: dict[RequestId, Placement] = {}  # of users that have asked since the last change
 
-    def lend(self, user_id: RequestId, positions: tuple[range, ...]) -> None:
-        """Let a request read these positions, of which it has no other KV."""
-        self.users[user_id] = positions
-        self._shared.clear()
+    @property
+    def stop(self) -> int:
+        """Return the position after its last token."""
+        return self.start + len(self.token_ids)
+
+    def attach(self, child: "KVOwner") -> None:
+        """Add an owner of tokens that continue those below its first position."""
+        child.parent = self
+        self.children[child.start, int(child.token_ids[0])] = child
+
+    def detach(self) -> "KVOwner":
+        """Leave the parent, which it has, and return it."""
+        assert self.parent is not None, "roots are not detached"
+        parent, self.parent = self.parent, None
+        del parent.children[self.start, int(self.token_ids[0])]
+        return parent
+
+    def num_matching(self, token_ids: Sequence[TokenId] | NDArray[np.int32], first: int) -> int:
+        """Return the number of its tokens that are those of a sequence from position `first` on."""
+        own = self.token_ids[first - self.start :]
+        count = 0
+        while count < (most := min(len(own), len(token_ids) - first)):
+            stop = min(count + _CHUNK, most)
+            other = np.asarray(token_ids[first + count : first + stop], dtype=np.int32)
+            different = np.flatnonzero(own[count:stop] != other)
+            if len(different):
+                return count + int(different[0])
+            count = stop
+        return count
+
+    def add(self, segments: Iterable[KVSegment]) -> None:
+        """Take KV, of positions that it does not have."""
+        self.placement = self.placement.adding([s._replace(owner_id=self.owner_id) for s in segments])
+        self._update()
+
+    def remove(self, segment: KVSegment) -> None:
+        """Drop KV that nobody reads."""
+        self.placement = self.placement.removing(segment)
+        self._update()
+
+    def lend(self, user_id: RequestId, positions: Iterable[range]) -> None:
+        """Let a request read these positions, too, of which it has no other KV."""
+        new = tuple(positions)
+        self.users[user_id] = (*self.users.get(user_id, ()), *new)
+        self._num_users.update(new)
+        self._update()
 
     def read_by(self, user_id: RequestId) -> Placement:
         """Return the KV that a user reads here, as KV of the user."""
@@ -32,69 +87,58 @@ class KVOwner:
     def shared_with(self, user_id: RequestId) -> Placement:
         """Return the same without what no other user reads."""
         if (known := self._shared.get(user_id)) is None:
-            read = self.users[user_id]
-            alone = subtract(read, *self._read_by_any(self.users.keys() - {user_id}))
-            known = self._shared[user_id] = self._placed(user_id, subtract(read, *alone))
+            own = Counter(self.users[user_id])
+            others = [positions for positions, count in self._num_users.items() if count > own[positions]]
+            alone = subtract(own, *others)
+            known = self._shared[user_id] = self._placed(user_id, subtract(own, *alone))
         return known
 
     def give_back(self, user_id: RequestId, segments: Iterable[KVSegment]) -> Counter[InstanceId]:
-        """End a user's use of `segments`, as far as it reads them here; return the slots that stay in use."""
-        staying: Counter[InstanceId] = Counter()
+        """End a user's use of `segments`, as far as it reads them here; return the slots that it read."""
+        ended: Counter[InstanceId] = Counter()
         for segment in segments:
-            read = common(
-                self.users[user_id], *common((segment.positions,), *self.placement.on(segment.instance_id))
-            )
-            self.users[user_id] = subtract(self.users[user_id], *read)
-            unread = subtract(read, *self._read_by_any(self.users))
-            for positions in unread:
-                self.placement = self.placement.removing(
-                    KVSegment(self.owner_id, positions, segment.instance_id)
-                )
-            staying[segment.instance_id] += sum(map(len, read)) - sum(map(len, unread))
-        self._shared.clear()
-        return staying
+            here = common((segment.positions,), *self.placement.on(segment.instance_id))
+            read = common(self.users[user_id], *here)
+            self._read(user_id, subtract(self.users[user_id], *read))
+            ended[segment.instance_id] += sum(map(len, read))
+        self._update()
+        return ended
+
+    def leave(self, user_id: RequestId) -> None:
+        """Remove a user."""
+        self._read(user_id, ())
+        del self.users[user_id]
+        self._update()
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is missing for all users then."""
         lost, self.placement = self.placement.on(instance_id), self.placement.without(instance_id)
-        self.users = {user_id: subtract(read, *lost) for user_id, read in self.users.items()}
+        for user_id, read in tuple(self.users.items()):
+            self._read(user_id, subtract(read, *lost))
+        self._update()
+
+    def num_unread_tokens(self) -> Counter[InstanceId]:
+        """Return the number of tokens on each instance that nobody reads."""
+        return Counter(self.unread.tokens_by_instance())
+
+    def _read(self, user_id: RequestId, positions: tuple[range, ...]) -> None:
+        self._num_users.subtract(self.users[user_id])
+        self._num_users.update(positions)
+        self._num_users += Counter()  # without those that nobody reads
+        self.users[user_id] = positions
+
+    def _update(self) -> None:
         self._shared.clear()
+        held = [segment.positions for segment in self.placement.segments]
+        unread = subtract(held, *self._num_users) if self._num_users else held
+        self.unread = self._placed(self.owner_id, unread)
 
-    def _read_by_any(self, user_ids: Iterable[RequestId]) -> set[range]:
-        return {positions for user_id in user_ids for positions in self.users[user_id]}
-
-    def _placed(self, user_id: RequestId, positions: tuple[range, ...]) -> Placement:
+    def _placed(self, owner_id: OwnerId, positions: Iterable[range]) -> Placement:
+        ranges = tuple(positions)
         return Placement(
             tuple(
-                KVSegment(user_id, part, segment.instance_id)
+                KVSegment(owner_id, part, segment.instance_id)
                 for segment in self.placement.segments
-                for part in common((segment.positions,), *positions)
+                for part in common((segment.positions,), *ranges)
             )
         )
-
-
-class KVOwners:
-    """All of these owners, by id."""
-
-    def __init__(self) -> None:
-        self.by_id: dict[OwnerId, KVOwner] = {}
-        self._num_made = 0
-
-    def make(self, placement: Placement) -> KVOwner:
-        """Return a new owner of KV, without users."""
-        self._num_made += 1
-        owner = KVOwner(f"kv-{self._num_made}", placement)
-        self.by_id[owner.owner_id] = owner
-        return owner
-
-    def leave(self, user_id: RequestId, owners: Iterable[KVOwner]) -> None:
-        """Remove a user that reads nothing any more, and the owners that have no other user."""
-        for owner in owners:
-            del owner.users[user_id]
-            if not owner.users:
-                del self.by_id[owner.owner_id]
-
-    def lose(self, instance_id: InstanceId) -> None:
-        """Drop the KV on an instance."""
-        for owner in self.by_id.values():
-            owner.lose(instance_id)

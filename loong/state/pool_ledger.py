@@ -76,6 +76,22 @@ class PoolLedger:
         for instance_id, count in num_tokens.items():
             self._use(instance_id, -count)
 
+    def keep(self, num_tokens: Mapping[InstanceId, int]) -> None:
+        """Count slots in use as cached, since no request reads them any more; below 0, the other way."""
+        for instance_id, count in num_tokens.items():
+            instance = self.instances[instance_id]
+            self.instances[instance_id] = instance.holding(
+                instance.kv_used - count, instance.kv_cached + count
+            )
+            if instance_id in self.free:
+                self.free[instance_id] += count
+
+    def forget(self, num_tokens: Mapping[InstanceId, int]) -> None:
+        """Count cached slots as empty."""
+        for instance_id, count in num_tokens.items():
+            instance = self.instances[instance_id]
+            self.instances[instance_id] = instance.holding(instance.kv_used, instance.kv_cached - count)
+
     def _use(self, instance_id: InstanceId, num_tokens: int) -> None:
         instance = self.instances[instance_id]
         self.instances[instance_id] = instance.using(instance.kv_used + num_tokens)

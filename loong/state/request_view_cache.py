@@ -8,15 +8,15 @@ class RequestViewCache:
     """Views by request: `waiting` in order of arrival, `running` as they began; `views` has both.
 
     They are correct after `refresh`, if every request was passed to `mark_stale` when it came and when it
-    changed. Siblings have no view before they begin; until then their primary counts them. Requests that are
-    leaving have none either.
+    changed; until then it is in `stale`. Siblings have no view before they begin; until then their primary
+    counts them. Requests that are leaving, or are following another, have none either.
     """
 
     def __init__(self) -> None:
         self.waiting: dict[RequestId, RequestView] = {}
         self.running: dict[RequestId, RequestView] = {}
         self.views: dict[RequestId, RequestView] = {}
-        self._stale: list[LiveRequest] = []
+        self.stale: list[LiveRequest] = []
         self._numbers: dict[RequestId, int] = {}
         self._newest = 0  # of these
 
@@ -24,7 +24,7 @@ class RequestViewCache:
         """Record that a request is new, or changes."""
         if not (live.is_view_stale or live.is_leaving or live.is_sibling):
             live.is_view_stale = True
-            self._stale.append(live)
+            self.stale.append(live)
 
     def drop(self, live: LiveRequest) -> None:
         """Forget a request."""
@@ -35,11 +35,11 @@ class RequestViewCache:
     def refresh(self) -> None:
         """Make the views of all stale requests."""
         is_in_order = True
-        for live in self._stale:
+        for live in self.stale:
             if live.is_view_stale:
                 live.is_view_stale = False
                 is_in_order &= self._refresh_view(live)
-        self._stale.clear()
+        self.stale.clear()
         if not is_in_order:
             self.waiting = dict(sorted(self.waiting.items(), key=lambda item: self._numbers[item[0]]))
 
@@ -48,6 +48,9 @@ class RequestViewCache:
 
         A request that ran, or was a sibling, may be older than those that wait.
         """
+        if live.is_following:
+            self.drop(live)
+            return True
         view = live.view()
         request_id = view.request_id
         self.views[request_id] = view

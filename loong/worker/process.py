@@ -23,7 +23,7 @@ from torch import Tensor
 
 from loong.core.errors import ClusterError, LoongError
 from loong.core.instance import Service
-from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, StopLease
+from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
 from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerError
 from loong.fabric.messages.sockets import SocketFabric
@@ -199,6 +199,8 @@ class Worker:
                 self._migrations.put(command)
             case ReleaseKV():
                 self._release(command)
+            case ShareKV():
+                self._share(command)
             case PrepareGrammar():
                 self._prepare(command)
             case _:
@@ -238,6 +240,11 @@ class Worker:
                 pool.release(command.owner_id)
             elif pool is not None and command.positions is not None:
                 pool.release_positions([(command.owner_id, command.positions)])
+
+    def _share(self, command: ShareKV) -> None:
+        for owner_id, positions, instance_id in command.segments:
+            if (pool := self._pools.get(instance_id)) is not None:
+                pool.share(owner_id, command.user_id, positions)
 
     def _run_batches(self) -> None:
         reports = self._reports()

@@ -7,9 +7,10 @@ from random import Random
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup, InstanceKind, Service
-from loong.core.placement import InstanceId, KVSegment
+from loong.core.placement import CachedKV, InstanceId, KVSegment
 from loong.core.plan import (
     BatchPlan,
+    Borrowing,
     Eviction,
     IterationPlan,
     KVMigration,
@@ -75,8 +76,9 @@ class _Draw:
         migrations: list[KVMigration] = []
         preemptions: list[Preemption] = []
         evictions: list[Eviction] = []
+        waiting = tuple(map(self._borrowing, waiting))
         for view in self._shuffled([v for v in (*waiting, *running) if v.is_plannable]):
-            has_kv, choice = bool(view.placement.segments), self.random.random()
+            has_kv, choice = view.has_begun, self.random.random()
             if has_kv and choice < 0.04 and view.request_id not in self.snapshot.ending_ids:
                 preemptions.append(Preemption(view.request_id))
                 for instance_id, num_tokens in view.own_tokens_by_instance().items():
@@ -103,7 +105,23 @@ class _Draw:
             ends,
             lease_extensions=tuple(self._extensions(frozenset(end.batch_id for end in ends))),
             evictions=tuple(evictions),
+            borrowings=tuple(
+                [Borrowing(v.request_id, tuple([c.segment for c in v.cached])) for v in waiting]
+            ),
         )
+
+    def _borrowing(self, view: RequestView) -> RequestView:
+        """Let a request that waits read any of the KV that is there for it."""
+        chosen: list[CachedKV] = []
+        for segment, is_read in view.cached:
+            pieces = self._pieces(segment.positions, self.random.randint(1, 2))
+            num_pieces = self.random.choice((0, 1, len(pieces), len(pieces)))
+            for positions in self.random.sample(pieces, min(num_pieces, len(pieces))):
+                if self.free[segment.instance_id] >= len(positions):
+                    chosen.append(CachedKV(segment._replace(positions=positions), is_read))
+                    self.free[segment.instance_id] -= len(positions)  # it may be read no more
+        own = [c.segment._replace(owner_id=view.request_id) for c in chosen]
+        return replace(view, placement=view.placement.adding(own), cached=tuple(chosen))
 
     def _shuffled(self, items: Sequence[RequestView]) -> list[RequestView]:
         return self.random.sample(items, len(items))

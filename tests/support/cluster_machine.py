@@ -36,6 +36,7 @@ from loong.core.instructions import (
     ReleaseKV,
     RunBatch,
     RunScoredBatch,
+    ShareKV,
     StopLease,
 )
 from loong.core.placement import InstanceId, KVSegment
@@ -95,6 +96,7 @@ class ToyWorkers:
 
     held: dict[InstanceId, dict[RequestId, dict[int, int]]] = field(default_factory=dict)
     slots: Iterator[int] = field(default_factory=count)  # each number is one slot, for ever
+    made_for: dict[int, tuple[RequestId, int]] = field(default_factory=dict)  # request and position of a slot
     batches: dict[int, ToyBatch] = field(default_factory=dict)
     migrations: dict[int, KVMigration] = field(default_factory=dict)
     copies: set[int] = field(default_factory=set)  # of these, of KV that a batch reads meanwhile
@@ -148,6 +150,11 @@ class ToyWorkers:
                 case ReleaseKV():
                     for instance_id in instruction.instance_ids:
                         self.free(instance_id, instruction)
+                case ShareKV():
+                    for owner_id, positions, instance_id in instruction.segments:
+                        slots = self.held[instance_id][instruction.user_id]
+                        assert slots.keys().isdisjoint(positions), f"{instruction} has some already"
+                        slots.update({p: self.held[instance_id][owner_id][p] for p in positions})
 
     def extend(self, batch: ToyBatch, num_steps: int) -> None:
         """Have slots for the steps to come; but every third group hears of them too late."""
@@ -164,7 +171,9 @@ class ToyWorkers:
     def reserve(self, segment: KVSegment) -> None:
         slots = self.held[segment.instance_id][segment.owner_id]
         assert slots.keys().isdisjoint(segment.positions), f"{segment} has slots already"
-        slots.update(zip(segment.positions, self.slots, strict=False))
+        new = dict(zip(segment.positions, self.slots, strict=False))
+        slots.update(new)
+        self.made_for.update({slot: (segment.owner_id, position) for position, slot in new.items()})
 
     def sibling(self, run: RunBatch) -> None:
         for given in run.inputs:
@@ -245,11 +254,13 @@ class ClusterMachine(RuleBasedStateMachine):
         self,
         make_plan: Callable[[Random, Snapshot], IterationPlan],
         instances: Mapping[InstanceId, ElasticInstance] = INSTANCES,
+        *,
+        keeps_prefixes: bool = False,
     ) -> None:
         super().__init__()
         self.make_plan, self.instances = make_plan, instances
         self.time = 0.0
-        self.state = ClusterState()
+        self.state, self.keeps_prefixes = ClusterState(keeps_prefixes=keeps_prefixes), keeps_prefixes
         self.workers = ToyWorkers()
         self.requests: dict[RequestId, Request] = {}
         self.outputs: defaultdict[RequestId, list[int]] = defaultdict(list)
@@ -291,6 +302,8 @@ class ClusterMachine(RuleBasedStateMachine):
             self.apply(InstanceLost(self.now(), instance_id))
             for request_id, view in self.view().request.items():  # copies have taken the place of some
                 self.lost[request_id] |= had.get(request_id, set()).intersection(chain(*view.missing))
+            for request_id in self.view().following:  # which have none now
+                self.lost[request_id] |= had.get(request_id, set())
         else:
             self.join(self.instances[instance_id])
 
@@ -349,6 +362,8 @@ class ClusterMachine(RuleBasedStateMachine):
             arrival_time=self.now(),
             num_choices=num_choices,
             num_prompt_logprobs=num_top,
+            cache_salt="abc"[len(self.requests) % 7 // 3],
+            uses_cache=len(self.requests) % 11 != 5,
         )
         choices = {choice.request_id: choice for choice in request.choices()}
         self.requests.update(choices)
@@ -520,7 +535,8 @@ class ClusterMachine(RuleBasedStateMachine):
                 missing = [p for positions in view.missing for p in positions]
                 assert sorted(missing + [p for p, _ in placed]) == [*range(view.num_known_tokens)]
                 assert len(missing) == view.num_uncomputed_tokens
-        used = {i.instance_id: i.kv_used for i in snapshot.instances}
+        self.check_contents(snapshot)
+        used = {i.instance_id: i.kv_used + i.kv_cached for i in snapshot.instances}
         held = {
             i: {slot for slots in owners.values() for slot in slots.values()}
             for i, owners in self.workers.held.items()
@@ -528,6 +544,24 @@ class ClusterMachine(RuleBasedStateMachine):
         assert used == {i: len(slots) for i, slots in held.items()}
         assert all(instance.kv_free >= 0 for instance in snapshot.instances)
         assert snapshot.stats.num_recomputed_tokens == self.num_recomputed
+
+    def check_contents(self, snapshot: Snapshot) -> None:
+        """What a request reads was made for the same tokens, with the same salt."""
+        for request_id, view in snapshot.request.items():
+            for segment in view.placement.segments:
+                slots = self.workers.held[segment.instance_id][request_id]
+                for position in segment.positions:
+                    maker_id, made_position = self.workers.made_for[slots[position]]
+                    assert made_position == position
+                    if maker_id != request_id:
+                        assert (
+                            self.tokens(maker_id)[: position + 1] == self.tokens(request_id)[: position + 1]
+                        )
+                        assert self.requests[maker_id].cache_salt == self.requests[request_id].cache_salt
+
+    def tokens(self, request_id: RequestId) -> list[int]:
+        """Return all known tokens of a request."""
+        return [*self.requests[request_id].prompt_token_ids, *self.outputs[request_id]]
 
     def check_batches(self, snapshot: Snapshot) -> None:
         """An instance and a request are in at most one batch, and the state knows which."""
@@ -544,14 +578,14 @@ class ClusterMachine(RuleBasedStateMachine):
     def check_ends(self, snapshot: Snapshot) -> None:
         """A request ends once, and only for a reason; no token of it is lost or counted twice."""
         self.unborn -= snapshot.request.keys()
-        leaving = snapshot.ending_ids - snapshot.request.keys()
+        leaving = (snapshot.ending_ids - snapshot.request.keys()).union(snapshot.following)
         gone = self.requests.keys() - snapshot.request.keys() - self.unborn - leaving
         assert self.gone <= gone <= self.ended
         self.gone = gone
         num_siblings = sum(view.num_siblings for view in snapshot.request.values())
         num_live = len(snapshot.request) + len(leaving) + num_siblings
         assert snapshot.stats.num_ended == len(self.requests) - num_live
-        assert self.unborn - self.ended == set() or num_siblings
+        assert self.unborn - self.ended <= {*snapshot.following} or num_siblings
         for request_id, view in snapshot.request.items():
             assert view.has_ended == (request_id in self.ended)
             assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_predicted(
@@ -581,6 +615,9 @@ class ClusterMachine(RuleBasedStateMachine):
                 self.commit(IterationPlan((whole_prefill(self.view()),)))
         assert self.gone | self.unborn == self.ended == self.requests.keys()
         assert all(instance.kv_used == 0 for instance in self.view().instances)
+        if self.keeps_prefixes:
+            for instance_id in sorted(self.workers.held.keys() - self.view().draining_ids):
+                self.apply(InstanceDraining(self.now(), instance_id))
         assert not any(slots for owners in self.workers.held.values() for slots in owners.values())
 
 

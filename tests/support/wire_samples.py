@@ -10,6 +10,7 @@ from loong.core.instructions import (
     RequestInput,
     RunBatch,
     RunScoredBatch,
+    ShareKV,
     Sibling,
     StopLease,
 )
@@ -56,6 +57,7 @@ COMMANDS: tuple[Command, ...] = (
     StopLease(1, GROUP, 4),
     MoveKV(2, KVMigration(SEGMENT, 0)),
     ReleaseKV("r", (0, 2)),
+    ShareKV("r", (KVSegment("kv-1", range(0, 8, 2), 1), KVSegment("kv-1", range(1, 8, 2), 0))),
     ReleaseKV("r", (0,), range(3)),
     PrepareGrammar(3, Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')),
     StartTrace(4),

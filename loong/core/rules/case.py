@@ -1,11 +1,11 @@
 """A plan with the snapshot that it is for, as rules see it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from loong.core.errors import InvalidPlanError
-from loong.core.placement import KVSegment
+from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, IterationPlan, QueryBlock
 from loong.core.positions import first_of
 from loong.core.request import RequestId, RequestView
@@ -26,10 +26,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, and the snapshot that it is for."""
+    """A plan, and the snapshot that it is for, after requests have borrowed (see `Snapshot.after`)."""
 
     snapshot: Snapshot
     plan: IterationPlan
+    read_tokens_to_borrow: Mapping[InstanceId, int] = field(default_factory=dict)
 
     def view(self, request_id: RequestId) -> RequestView:
         """Return a request that the plan names. Raises `InvalidPlanError` unless it is live."""

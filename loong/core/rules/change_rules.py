@@ -65,6 +65,8 @@ def check_room(case: Case) -> None:
         freed.update(case.view(preemption.request_id).own_tokens_by_instance())
     for segment in (eviction.segment for eviction in case.plan.evictions):
         freed[segment.instance_id] += case.view(segment.owner_id).num_own_tokens_of(segment)
+    if freed:  # these may be the last readers of what others borrow
+        freed.subtract(case.read_tokens_to_borrow)
     for instance_id, num_tokens in arriving.items():
         instance = case.snapshot.instance[instance_id]
         if instance.is_draining and num_tokens > 0:

@@ -1,0 +1,231 @@
+"""The tree of all owners of KV that are no live requests: a request finds there what it need not compute."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from loong.core.instructions import Instruction, ReleaseKV, ShareKV
+from loong.core.placement import InstanceId, KVSegment, OwnerId
+from loong.core.positions import common, subtract
+from loong.core.request import RequestId, TokenId
+from loong.state.owners import KVOwner
+from loong.state.pool_ledger import PoolLedger
+
+
+class PathPart(NamedTuple):
+    """Some positions of a sequence of tokens, and the owner that has these tokens."""
+
+    owner: KVOwner
+    positions: range
+
+
+Path: TypeAlias = tuple[PathPart, ...]
+
+
+class PrefixTree:
+    """Owners by id, and by what they begin with: no two with the same salt begin alike at the same place.
+
+    `keeps` says whether KV stays that nobody reads. It does on instances that take new KV, until its room is
+    needed: then what was used least recently goes first, from its end. `changed` are the owners whose KV has
+    changed, or who reads it, since the set was last emptied.
+    """
+
+    def __init__(self, pools: PoolLedger, *, keeps: bool) -> None:
+        self.by_id: dict[OwnerId, KVOwner] = {}
+        self.changed: set[OwnerId] = set()
+        self.keeps = keeps
+        self._pools = pools
+        self._roots: dict[str, KVOwner] = {}
+        self._uses: dict[tuple[OwnerId, int], KVOwner] = {}  # up to a position, the latest last
+        self._instructions: list[Instruction] = []
+        self._num_made = 0
+
+    def take_instructions(self) -> tuple[Instruction, ...]:
+        """Return the instructions that follow from changes since they were last taken."""
+        taken, self._instructions = tuple(self._instructions), []
+        return taken
+
+    def path(self, salt: str, token_ids: Sequence[TokenId]) -> Path:
+        """Return the owners of all tokens of a sequence, one after the other; those that lack are made."""
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = KVOwner(salt, 0, np.empty(0, dtype=np.int32))
+        parts: list[PathPart] = []
+        owner, first = root, 0
+        while first < len(token_ids):
+            child = owner.children.get((first, token_ids[first]))
+            if child is None:
+                parts.append(self._extended(owner, first, token_ids))
+                break
+            stop = first + child.num_matching(token_ids, first)
+            parts.append(PathPart(child, range(first, stop)))
+            owner, first = child, stop
+        return _joined(parts)
+
+    def follow(self, request_id: RequestId, path: Path) -> None:
+        """Note that a live request has these tokens, so that their owners stay."""
+        for owner, _ in path:
+            owner.followers.add(request_id)
+
+    def unfollow(self, request_id: RequestId, path: Path) -> None:
+        """End that. Owners without KV, children and live requests go."""
+        for owner, _ in reversed(path):
+            owner.followers.discard(request_id)
+            self._drop_if_empty(owner)
+
+    def give(self, owner: KVOwner, giver_id: RequestId, segments: Iterable[KVSegment]) -> bool:
+        """Let an owner have KV of a request, which reads it there from now on; return whether it takes any.
+
+        What the owner has already stays with the request alone.
+        """
+        held = [segment.positions for segment in owner.placement.segments]
+        given = [
+            segment._replace(positions=positions)
+            for segment in segments
+            for positions in subtract((segment.positions,), *held)
+        ]
+        if not given:
+            return False
+        owner.add(given)
+        owner.lend(giver_id, [segment.positions for segment in given])
+        self.changed.add(owner.owner_id)
+        self._instructions.append(ShareKV(owner.owner_id, tuple(given)))
+        return True
+
+    def lend(
+        self, owner: KVOwner, user_id: RequestId, segments: Sequence[KVSegment], *, is_shared: bool = False
+    ) -> None:
+        """Let a request read KV of an owner. Workers have to share it, unless they did."""
+        before = owner.num_unread_tokens()
+        owner.lend(user_id, [segment.positions for segment in segments])
+        if not is_shared:
+            self._instructions.append(ShareKV(user_id, tuple(segments)))
+        self._settle(owner, before)
+
+    def end_use(
+        self, owner: KVOwner, user_id: RequestId, segments: Iterable[KVSegment]
+    ) -> Mapping[InstanceId, int]:
+        """End the use of some KV of an owner; return the slots that the user read."""
+        before = owner.num_unread_tokens()
+        ended = owner.give_back(user_id, segments)
+        self._settle(owner, before)
+        return ended
+
+    def leave(self, owner: KVOwner, user_id: RequestId) -> None:
+        """Remove a user that reads nothing any more."""
+        owner.leave(user_id)
+        self._drop_if_empty(owner)
+
+    def touch(self, path: Path) -> None:
+        """Note that a sequence is used now; what it begins with counts as used after what follows."""
+        for owner, positions in reversed(path):
+            while owner.uses and owner.uses[0] <= positions.stop:
+                del self._uses[owner.owner_id, owner.uses.pop(0)]
+            owner.uses.insert(0, positions.stop)
+            self._uses[owner.owner_id, positions.stop] = owner
+
+    def lose(self, instance_id: InstanceId) -> None:
+        """Drop the KV on an instance that is gone."""
+        for owner in tuple(self.by_id.values()):
+            if instance_id in owner.placement.instance_ids:
+                owner.lose(instance_id)
+                self.changed.add(owner.owner_id)
+                self._drop_if_empty(owner)
+
+    def empty(self, instance_id: InstanceId) -> None:
+        """Evict all KV on an instance that nobody reads."""
+        self._evict(instance_id, self._pools.instances[instance_id].kv_cached)
+
+    def make_room(self) -> None:
+        """Evict as much as is needed for what is in use and reserved."""
+        for instance in tuple(self._pools.instances.values()):
+            if (num_missing := instance.kv_used + instance.kv_cached - instance.kv_capacity) > 0:
+                self._evict(instance.instance_id, num_missing)
+
+    def _evict(self, instance_id: InstanceId, num_tokens: int) -> None:
+        evicted: list[tuple[KVOwner, KVSegment]] = []
+        for (_, stop), owner in self._uses.items():
+            if not num_tokens:
+                break
+            index = bisect_left(owner.uses, stop)
+            start = owner.uses[index - 1] if index else owner.start
+            unread = [
+                segment._replace(positions=met)
+                for segment in owner.unread.segments
+                if segment.instance_id == instance_id
+                for met in common((segment.positions,), range(start, stop))
+            ]
+            for segment in sorted(unread, key=lambda s: -s.positions[-1]):
+                num_kept = max(0, len(segment.positions) - num_tokens)
+                num_tokens -= len(segment.positions) - num_kept
+                evicted.append((owner, segment._replace(positions=segment.positions[num_kept:])))
+        for owner, segment in evicted:
+            if segment.positions:
+                self._remove(owner, segment)
+                self._drop_if_empty(owner)
+
+    def _remove(self, owner: KVOwner, segment: KVSegment) -> None:
+        owner.remove(segment)
+        self.changed.add(owner.owner_id)
+        self._pools.forget({segment.instance_id: len(segment.positions)})
+        self._instructions.append(ReleaseKV(owner.owner_id, (segment.instance_id,), segment.positions))
+
+    def _settle(self, owner: KVOwner, before: Mapping[InstanceId, int]) -> None:
+        """Count what nobody reads any more, or again; before that it was `before`. Evict what cannot stay."""
+        after = owner.num_unread_tokens()
+        self._pools.keep({i: after[i] - before.get(i, 0) for i in {*before, *after}})
+        self.changed.add(owner.owner_id)
+        for segment in owner.unread.segments:
+            if not (self.keeps and segment.instance_id in self._pools.free):
+                self._remove(owner, segment)
+        if owner.unread.stop > max(owner.uses, default=0):
+            self.touch((PathPart(owner, range(owner.start, owner.stop)),))
+
+    def _extended(self, owner: KVOwner, first: int, token_ids: Sequence[TokenId]) -> PathPart:
+        """Return the rest of a sequence, from position `first` on, which does not go on in `owner`."""
+        rest = np.frombuffer(array("i", token_ids[first:]), dtype=np.int32)
+        if owner.parent is not None and first == owner.stop:
+            owner.token_ids = np.concatenate([owner.token_ids, rest])
+            return PathPart(owner, range(first, len(token_ids)))
+        self._num_made += 1
+        child = self.by_id[f"kv-{self._num_made}"] = KVOwner(f"kv-{self._num_made}", first, rest)
+        owner.attach(child)
+        return PathPart(child, range(first, len(token_ids)))
+
+    def _drop_if_empty(self, owner: KVOwner) -> None:
+        """Remove an owner that has nothing and that nothing names, and then those before it."""
+        while not (owner.placement.segments or owner.users or owner.children or owner.followers):
+            if owner.parent is None:
+                self._roots.pop(owner.owner_id, None)
+                return
+            for stop in owner.uses:
+                del self._uses[owner.owner_id, stop]
+            owner.uses.clear()
+            self.by_id.pop(owner.owner_id, None)
+            owner = owner.detach()
+
+
+def parts_within(path: Path, segments: Iterable[KVSegment]) -> Iterator[tuple[KVOwner, list[KVSegment]]]:
+    """Yield each owner of a path with the parts of `segments` at its positions."""
+    all_segments = tuple(segments)
+    for owner, positions in path:
+        within = [
+            segment._replace(positions=met)
+            for segment in all_segments
+            for met in common((segment.positions,), positions)
+        ]
+        if within:
+            yield owner, within
+
+
+def _joined(parts: Iterable[PathPart]) -> Path:
+    """Return a path in which no owner comes twice in a row."""
+    found: list[PathPart] = []
+    for part in parts:
+        if found and found[-1].owner is part.owner:
+            part = PathPart(part.owner, range(found.pop().positions.start, part.positions.stop))
+        found.append(part)
+    return tuple(found)
