@@ -20,7 +20,7 @@ from loong.core.placement import (
     Placement,
     tokens_by_instance,
 )
-from loong.core.positions import EMPTY, common
+from loong.core.positions import EMPTY, coalesce, common
 from loong.core.value import value
 
 RequestId: TypeAlias = OwnerId
@@ -310,9 +310,12 @@ class RequestView:
         return self.batch_id is not None or (bool(self.placement.segments) and not self.cached)
 
     def borrowing(self, segments: Iterable[KVSegment]) -> "RequestView":
-        """Return the same request with KV of other owners."""
-        own = [segment._replace(owner_id=self.request_id) for segment in segments]
-        return replace(self, placement=self.placement.adding(own))
+        """Return the same request, which has nothing, with KV of other owners."""
+        by_place: dict[InstanceId, list[range]] = {}
+        for segment in segments:
+            by_place.setdefault(segment.instance_id, []).append(segment.positions)
+        own = [KVSegment(self.request_id, p, i) for i, ranges in by_place.items() for p in coalesce(ranges)]
+        return replace(self, placement=Placement(tuple(own)))
 
     @property
     def num_known_tokens(self) -> int:

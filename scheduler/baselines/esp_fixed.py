@@ -7,6 +7,7 @@ elasticity. A request stays in its group, and all instances of a group run each 
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
+from loong.scheduler.common.cached_prefixes import reading
 from loong.scheduler.common.cluster_parts import groups_of
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import Variant
@@ -23,4 +24,4 @@ def plan_esp_fixed(
     if not is_any_usable(snapshot, snapshot.pools):
         return plan_while_busy(snapshot)
     parts = groups_of(tuple(sorted(snapshot.pools)), size)
-    return plan_parts(snapshot, parts, cost_model, config, FIXED)
+    return plan_parts(reading(snapshot, parts), parts, cost_model, config, FIXED)

@@ -67,6 +67,8 @@ class FixedGroup:
     def join(self, view: RequestView) -> None:
         """Add a request that begins here."""
         self.joining.append(view)
+        for instance_id, num_tokens in view.num_unread_tokens().items() if view.cached else ():
+            self.free[instance_id] -= num_tokens
         self.num_joining_tokens += view.num_uncomputed_tokens
         self.num_promised += view.num_final_tokens
         self.num_reserved += view.num_final_tokens
@@ -140,7 +142,8 @@ def take(
     open_groups = list(groups)
     for view in views:
         num_tokens = view.num_final_tokens
-        able = [group for group in open_groups if group.capacity >= num_tokens]
+        holders = frozenset(view.placement.instance_ids)
+        able = [g for g in open_groups if g.capacity >= num_tokens and holders.issubset(g.instance_ids)]
         if able:
             group = min(able, key=lambda g: (load(g), g.instance_ids))
             has_room = group.has_room_for(view)

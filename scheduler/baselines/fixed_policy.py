@@ -15,6 +15,7 @@ from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption, Tran
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.fixed_groups import FixedGroup, Load, Partition, groups_of, promised, take
+from loong.scheduler.common.cached_prefixes import reading, with_borrowings
 from loong.scheduler.common.leases import (
     latest_in_the_way,
     lease_ends,
@@ -47,8 +48,10 @@ def plan_fixed_groups(
 
     A request that waits goes to the group with least `load`.
     """
+    parts = partition(tuple(sorted(snapshot.pools)))
+    snapshot = reading(snapshot, tuple(parts))
     found, max_tokens = make_planning_view(snapshot), filling.max_tokens(config)
-    groups = groups_of(found, partition(tuple(found.free)))
+    groups = groups_of(found, parts)
     take(found.waiting, groups, max_tokens, load)
     batches: list[BatchPlan | None] = []
     ends: list[LeaseEnd] = []
@@ -63,11 +66,12 @@ def plan_fixed_groups(
             batches.append(filling.step(group, cost_model, max_tokens))
         elif group.decodes:
             batches.append(plan_lease(group.free, group.decodes, cost_model, config.lease_steps))
-    return IterationPlan(
+    plan = IterationPlan(
         batches=tuple(batch for batch in batches if batch is not None),
         preemptions=tuple(Preemption(view.request_id) for view in victims),
         lease_ends=tuple(ends),
     )
+    return with_borrowings(plan, snapshot)
 
 
 def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:

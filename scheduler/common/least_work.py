@@ -8,7 +8,7 @@ from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import Parts, place_of
 from loong.scheduler.common.prompt_queue import PromptQueue
-from loong.scheduler.esp.prompt_order import Ordering, considered, ordered, starved_first
+from loong.scheduler.esp.prompt_order import Ordering, considered, ordered, prefill_work, starved_first
 
 
 @dataclass(slots=True)
@@ -34,6 +34,18 @@ class Load:
         """Count a prompt of `work` seconds of one instance, and its final KV."""
         self.work += work / self.size
         self.room -= num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The places of the parts of requests, and the prompts without one for now (`others`).
+
+    Those of `computing_ids` are to compute all of their prompts: another part has KV that they could read.
+    """
+
+    places: dict[RequestId, int]
+    others: Sequence[RequestView]
+    computing_ids: frozenset[RequestId] = frozenset()
 
 
 class LeastWorkQueue:
@@ -97,31 +109,44 @@ def assigned_places(
     parts: Parts,
     homes: Mapping[RequestId, int],
     ordering: Ordering,
-) -> tuple[dict[RequestId, int], Sequence[RequestView]]:
-    """Return the place of the part of each request, and the prompts without a part for now.
+) -> Assigned:
+    """Assign each request to a part.
 
     `waiting` are the prompts that fit into the cluster, and `homes` the places of running requests. Prompts
     choose in the order of their deadlines, deferred ones last and starved ones first: the group that one
     waits for then drains, and stays the one with most room. If many wait, only those that admission considers
-    get a place. Where no group has room, a prompt waits for the group with most room.
+    get a place. Where no group has room, a prompt waits for the group with most room. One of which a group
+    has cached KV goes there, unless another begins and computes all of it before that.
     """
     live = [view for view in snapshot.running if not view.has_ended]
     if len(parts) == 1:
-        return {**{view.request_id: 0 for view in (*waiting, *live)}, **homes}, ()
+        return Assigned({**{view.request_id: 0 for view in (*waiting, *live)}, **homes}, ())
     loads = _loads(snapshot, parts, homes)
     computing = [v for v in live if not v.is_decoding and (v.is_plannable or v.request_id in homes)]
     capacity = sum(snapshot.pools.values())
     queue = PromptQueue(snapshot.now, len(snapshot.pools), capacity, waiting, computing, snapshot.running)
     chosen, others = considered(queue, ordering.config)
     prefills = ordered((*chosen, *computing), queue, ordering)
-    groups, places = LeastWorkQueue(loads), {**homes}
+    groups, places, place_at = LeastWorkQueue(loads), {**homes}, place_of(parts)
+    computing_ids = set[RequestId]()
     for prefill in starved_first(prefills, snapshot.now):
         request_id = prefill.view.request_id
         if request_id in homes:
             loads[homes[request_id]].take(prefill.work, 0)
-        elif (load := groups.assign(prefill.work, prefill.view.num_final_tokens)) is not None:
+            continue
+        work, num_tokens = prefill.work, prefill.view.num_final_tokens
+        if prefill.view.cached:
+            cached_at = loads[place_at[prefill.view.cached[0].segment.instance_id]]
+            work = prefill_work(prefill.num_tokens + prefill.num_cached, 0, ordering.alone)
+            soonest = min(load.work for load in loads) + work / cached_at.size
+            if cached_at.room >= num_tokens and cached_at.work + prefill.work / cached_at.size <= soonest:
+                cached_at.take(prefill.work, num_tokens)
+                places[request_id] = cached_at.place
+                continue
+            computing_ids.add(request_id)
+        if (load := groups.assign(work, num_tokens)) is not None:
             places[request_id] = load.place
-    return places, others
+    return Assigned(places, others, frozenset(computing_ids))
 
 
 def _loads(snapshot: Snapshot, parts: Parts, homes: Mapping[RequestId, int]) -> list[Load]:

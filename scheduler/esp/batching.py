@@ -188,6 +188,15 @@ class BatchBuilder:
         A prompt that `is_alone` is computed whichever way is faster. Returns the number of its tokens.
         """
         view = prefill.view
+        if not view.cached:
+            return self._add_there(step, prefill, budget, is_alone, min_tokens)
+        with step.borrowing(view) as has_room:
+            return self._add_there(step, prefill, budget, is_alone, min_tokens) if has_room else 0
+
+    def _add_there(
+        self, step: StepBuilder, prefill: PrefillCandidate, budget: float, is_alone: bool, min_tokens: int
+    ) -> int:
+        view = prefill.view
         if step.dop == 1:
             return step.add(view, step.sizer.whole(view, step.instance_ids[0], budget, min_tokens))
         share = None

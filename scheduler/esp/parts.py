@@ -1,10 +1,13 @@
 """A cluster in parts, each planned by itself; what they have in common is computed once."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
+from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
+from loong.scheduler.common.cached_prefixes import computing, with_borrowings
 from loong.scheduler.common.cluster_parts import Parts, homes_of, split
 from loong.scheduler.common.least_work import assigned_places
 from loong.scheduler.common.planning_view import make_planning_view
@@ -23,7 +26,9 @@ def plan_parts(
     """Assign each prompt to the part with least work, and plan each usable part by itself."""
     ordering = Ordering.of(variant.order, len(snapshot.pools), cost_model, config)
     waiting, homes = make_planning_view(snapshot).waiting, homes_of(snapshot, parts)
-    places, others = assigned_places(snapshot, waiting, parts, homes, ordering)
+    assigned = assigned_places(snapshot, waiting, parts, homes, ordering)
+    places, others = assigned.places, assigned.others
+    snapshot = _computing(snapshot, assigned.computing_ids)
     queues = queues_of(snapshot, parts, places)
     usable = [place for place in sorted(queues) if is_any_usable(snapshot, parts[place])]
     admissions = {place: admit(queues[place], ordering) for place in usable}
@@ -41,7 +46,15 @@ def plan_parts(
     busy = [place for place in queues if place not in admissions]
     reasons = [r for p in busy for r in reasons_while_busy(snapshot, queues[p].waiting, parts[p])]
     reasons += reason_to_wait((view.request_id for view in others), NOT_CONSIDERED)
-    return replace(plan, decisions=(*plan.decisions, *reasons))
+    return with_borrowings(replace(plan, decisions=(*plan.decisions, *reasons)), snapshot)
+
+
+def _computing(snapshot: Snapshot, request_ids: Collection[RequestId]) -> Snapshot:
+    """Return the snapshot in which these requests compute all of their prompts."""
+    if not request_ids:
+        return snapshot
+    views = [computing(v) if v.request_id in request_ids else v for v in snapshot.waiting]
+    return replace(snapshot, waiting=tuple(views))
 
 
 def _needs_stages(queue: PromptQueue, admission: Admission) -> bool:

@@ -24,7 +24,8 @@ from loong.core.placement import InstanceId, striped
 from loong.core.plan import IterationPlan
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
-from loong.scheduler.common.cluster_parts import Parts, groups_of, place_of
+from loong.scheduler.common.cached_prefixes import reading, with_borrowings
+from loong.scheduler.common.cluster_parts import Parts, groups_of, hosts_of, place_of
 from loong.scheduler.common.joined_hosts import joined_hosts
 from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.config import PolicyConfig
@@ -52,13 +53,15 @@ def plan_esp(
     if not is_any_usable(snapshot, snapshot.pools):
         return plan_while_busy(snapshot)
     plan, each = None, groups_of(tuple(sorted(snapshot.pools)), 1)
-    if variant.has_lone_instances and suits_lone_instances(snapshot, each, cost_model, config):
-        plan = plan_parts(snapshot, each, cost_model, config, variant)
+    alone, snapshot = reading(snapshot, each), reading(snapshot, hosts_of(snapshot))
+    if variant.has_lone_instances and suits_lone_instances(alone, each, cost_model, config):
+        plan = plan_parts(alone, each, cost_model, config, variant)
     elif snapshot.num_hosts > 1 and len(parts := joined_hosts(snapshot)) > 1:
         plan = plan_parts(snapshot, parts, cost_model, config, variant)
     if plan is not None and (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
         return plan  # otherwise one part has too little room for what it has, and all together may have it
-    return plan_part(snapshot, cost_model, config, len(snapshot.pools), variant)
+    plan = plan_part(snapshot, cost_model, config, len(snapshot.pools), variant)
+    return with_borrowings(plan, snapshot)
 
 
 def live_requests(snapshot: Snapshot) -> list[RequestView]:
@@ -95,10 +98,16 @@ def suits_lone_instances(
     alone = cost_model.prefill_terms(1)
     most_tokens = alone.max_tokens(config.step_time, 0)
     is_loose = alone.least <= budget / 2
-    if is_loose and all(view.num_prompt_tokens <= most_tokens or view.is_decoding for view in live):
+    if is_loose and all(_num_to_compute(view) <= most_tokens or view.is_decoding for view in live):
         return True
     own, remote = (_decode_seconds(holder_id, cost_model) for holder_id in (0, 1))
     return own <= budget < remote
+
+
+def _num_to_compute(view: RequestView) -> int:
+    """Return the tokens of a prompt that one instance is to compute: all but those that it has."""
+    is_on_one = len(view.placement.instance_ids) == 1
+    return view.num_uncomputed_tokens if is_on_one else view.num_prompt_tokens
 
 
 def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:

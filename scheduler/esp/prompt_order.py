@@ -50,7 +50,7 @@ class PrefillCandidate:
     @property
     def is_begun(self) -> bool:
         """Return whether some of its KV exists, so that it is bound to instances."""
-        return self.num_cached > 0
+        return self.view.has_begun
 
     @property
     def dop(self) -> int:

@@ -1,6 +1,7 @@
 """Builds one step: requests are added to a group until its time, tokens or room are used up."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from loong.core.cost.cost_model import CostModel
@@ -130,6 +131,20 @@ class StepBuilder:
             self.free[segment.instance_id] -= len(segment.positions)
         self.count.add(share.queries, share.writes, view.placement)
         return share.num_tokens
+
+    @contextmanager
+    def borrowing(self, view: RequestView) -> Iterator[bool]:
+        """Yield whether there is room for what a request that waits is to read and nobody reads.
+
+        That counts as in use from then on, if a chunk of the request was added.
+        """
+        before, num_shares = self.free.copy(), len(self.shares)
+        for instance_id, num_tokens in view.num_unread_tokens().items():
+            if instance_id in self.free:
+                self.free[instance_id] -= num_tokens
+        yield min(self.free.values()) >= 0
+        if len(self.shares) == num_shares:
+            self.free = before
 
     def is_full(self, budget: float) -> bool:
         """Return whether no instance has time left for a chunk that is worth it."""

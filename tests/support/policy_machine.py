@@ -25,7 +25,9 @@ WEIGHTS = {"arrive": 3, "abort": 1, "end soon": 3, "advance": 6, "migrate": 2, "
 class PolicyMachine(ClusterMachine):
     """A cluster that a policy plans for, whenever something has happened."""
 
-    def __init__(self, name: str, serves: Service = Service.ALL, num_hosts: int = 1) -> None:
+    def __init__(
+        self, name: str, serves: Service = Service.ALL, num_hosts: int = 1, *, keeps_prefixes: bool = False
+    ) -> None:
         """On several hosts, some requests fit none of them."""
         policy, cost_model = make_policy(name, CONFIG), WorkCostModel()
         num_instances = num_instances_of(name, 4)
@@ -37,7 +39,7 @@ class PolicyMachine(ClusterMachine):
         def make_plan(_random: Random, snapshot: Snapshot) -> IterationPlan:
             return policy(snapshot, cost_model)
 
-        super().__init__(make_plan, instances)
+        super().__init__(make_plan, instances, keeps_prefixes=keeps_prefixes)
         kind = policy_kind(name)
         numbers = range(kind.num_decode + 1, len(instances) + 1)
         self.scales = [number for number in numbers if number % kind.group_size == 0]

@@ -1,0 +1,94 @@
+"""KV of other owners that waiting requests read instead of computing it, where a policy can use it.
+
+A policy plans from a snapshot in which requests that wait have such KV already (`reading`). Its plan says what
+those read that begin (`with_borrowings`).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from loong.core.instance import InstanceKind
+from loong.core.placement import CachedKV, InstanceId, Placement
+from loong.core.plan import BatchPlan, Borrowing, IterationPlan
+from loong.core.positions import num_below
+from loong.core.request import RequestId, RequestView
+from loong.core.snapshot import Snapshot
+from loong.scheduler.common.cluster_parts import Parts, place_of
+from loong.scheduler.tuning import MAX_PIECES
+
+
+def reading(snapshot: Snapshot, parts: Parts) -> Snapshot:
+    """Return the snapshot with cached KV as KV of requests that wait: of the part that has most of it."""
+    if not any(view.cached for view in snapshot.waiting):
+        return snapshot
+    place = {i: p for i, p in place_of(parts).items() if snapshot.instance[i].kind is InstanceKind.FULL}
+    return replace(snapshot, waiting=tuple([_reading(view, place) for view in snapshot.waiting]))
+
+
+def computing(view: RequestView) -> RequestView:
+    """Return a request as it is if it computes what it could read."""
+    return replace(view, placement=Placement(), cached=()) if view.cached else view
+
+
+def with_borrowings(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
+    """Return the plan, made for a snapshot of `reading`, with what the requests read that begin.
+
+    One begins later if batches on other instances leave no room for what it would read there.
+    """
+    begun_ids = {request_id for batch in plan.batches for request_id in batch.request_ids}
+    beginning = [view for view in snapshot.waiting if view.cached and view.request_id in begun_ids]
+    if not beginning:
+        return plan
+    room = snapshot.free.copy()
+    for batch in plan.batches:
+        for instance_id, num_tokens in batch.num_reserved_tokens.items():
+            room[instance_id] -= num_tokens
+    borrowings, later_ids = list[Borrowing](), set[RequestId]()
+    for view in beginning:
+        unread = view.num_unread_tokens()
+        if all(room[i] >= num_tokens for i, num_tokens in unread.items()):
+            borrowings.append(Borrowing(view.request_id, tuple([part.segment for part in view.cached])))
+            for i, num_tokens in unread.items():
+                room[i] -= num_tokens
+        else:
+            later_ids.add(view.request_id)
+    batches = plan.batches if not later_ids else tuple(_without(later_ids, plan.batches))
+    return replace(plan, batches=batches, borrowings=tuple(borrowings))
+
+
+def _without(request_ids: Collection[RequestId], batches: Iterable[BatchPlan]) -> Iterator[BatchPlan]:
+    for batch in batches:
+        kept = [request_id for request_id in batch.request_ids if request_id not in request_ids]
+        if len(kept) == len(batch.request_ids):
+            yield batch
+        elif kept:
+            yield batch.only_for(kept)
+
+
+def _reading(view: RequestView, place: dict[InstanceId, int]) -> RequestView:
+    if not view.cached:
+        return view
+    tokens: Counter[int] = Counter()
+    for part in view.cached:
+        if part.segment.instance_id in place:
+            tokens[place[part.segment.instance_id]] += len(part.segment.positions)
+    if not tokens:
+        return replace(view, cached=())
+    best = max(tokens, key=lambda p: (tokens[p], -p))
+    return _with(view, [part for part in view.cached if place.get(part.segment.instance_id) == best])
+
+
+def _with(view: RequestView, parts: Sequence[CachedKV]) -> RequestView:
+    """Return a request that reads these parts; in too many pieces, only those before the first gap."""
+    found = replace(view, cached=tuple(parts)).borrowing([part.segment for part in parts])
+    placement = found.placement
+    if not (placement.has_holes and len(placement.segments) + len(placement.holes) > MAX_PIECES):
+        return found
+    first = placement.first_missing
+    before = [
+        CachedKV(segment._replace(positions=positions), is_read)
+        for segment, is_read in parts
+        if (positions := segment.positions[: num_below((segment.positions,), first)])
+    ]
+    return replace(view, cached=tuple(before)).borrowing([part.segment for part in before])
