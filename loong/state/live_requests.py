@@ -180,7 +180,7 @@ class LiveRequests:
         is_at_rest = live.ending_id is None and not live.migration_ids and not live.copied
         if live.has_begun and is_at_rest and any(len(owner.followers) > 1 for owner, _ in live.path):
             shared = tuple([part for part in live.path if len(part.owner.followers) > 1])
-            self._give(live, live.own.segments, shared)
+            self._give(live, self._staying(live), shared)
 
     def evict(self, segment: KVSegment) -> ReleaseKV:
         """Drop KV of a request not in flight, which misses just these positions then."""
@@ -232,12 +232,15 @@ class LiveRequests:
         self._follow(live, known)
         kept = [
             segment._replace(positions=positions)
-            for segment in live.own.segments
-            if segment.instance_id in self._pools.free
+            for segment in self._staying(live)
             for positions in common((segment.positions,), range(len(known)))
         ]
         self._give(live, kept, live.path)
         self.owners.touch(live.path)
+
+    def _staying(self, live: LiveRequest) -> list[KVSegment]:
+        """Return its own KV on instances that take new KV."""
+        return [segment for segment in live.own.segments if segment.instance_id in self._pools.free]
 
     def _give(self, live: LiveRequest, segments: Iterable[KVSegment], path: Path) -> None:
         for owner, within in parts_within(path, segments):

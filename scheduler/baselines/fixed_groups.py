@@ -7,6 +7,7 @@ from typing import TypeAlias
 from loong.core.placement import InstanceId
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
+from loong.scheduler.common.borrowed_kv import SharedOnce
 from loong.scheduler.common.future_kv import FutureKV
 from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.request_lengths import Lengths
@@ -31,7 +32,8 @@ class FixedGroup:
     `decodes` and `prefills` are not in flight, `joining` requests (with `num_joining_tokens` to compute)
     start now, and `batches` are in flight. `decoding` are all that decode together, in flight or not.
     `num_promised` is the slots of all requests at their declared ends. `num_reserved` is the part of it for
-    requests that are not in `decoding`. KV of requests that are leaving counts in both.
+    requests that are not in `decoding`. KV of requests that are leaving counts in both, and
+    in `num_leaving`; what several read counts once in `together`.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -45,6 +47,8 @@ class FixedGroup:
     num_joining_tokens: int = 0
     num_reserved: int = 0
     num_promised: int = 0
+    num_leaving: int = 0
+    together: SharedOnce = field(default_factory=SharedOnce)
 
     @property
     def num_free(self) -> int:
@@ -59,6 +63,7 @@ class FixedGroup:
     def hold(self, view: RequestView, is_in_step: bool) -> None:
         """Count the final KV of a request here or on its way; `is_in_step` if it decodes with others."""
         self.num_promised += view.num_final_tokens
+        self.together.add(view)
         if is_in_step:
             self.decoding.append(view)
         else:
@@ -72,6 +77,7 @@ class FixedGroup:
         self.num_joining_tokens += view.num_uncomputed_tokens
         self.num_promised += view.num_final_tokens
         self.num_reserved += view.num_final_tokens
+        self.together.add(view)
 
     def has_room_for(self, view: RequestView) -> bool:
         """Return whether the request fits without any later eviction.
@@ -80,6 +86,8 @@ class FixedGroup:
         their future KV. The start of the others is open, so they count with all their final KV.
         """
         num_more = view.num_final_tokens
+        if self.num_leaving + self.together.num_tokens + self.together.num_more(view) <= self.capacity:
+            return True
         return self.num_promised + num_more <= self.capacity or num_more <= self.num_unpromised
 
     @property
@@ -110,7 +118,9 @@ def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> l
         capacity = sum(found.snapshot.instance[i].kv_capacity for i in part)
         num_leaving = sum(found.snapshot.leaving.get(i, 0) for i in part)
         free = {i: found.free[i] for i in part}
-        group = FixedGroup(part, capacity, free, num_reserved=num_leaving, num_promised=num_leaving)
+        group = FixedGroup(
+            part, capacity, free, num_reserved=num_leaving, num_promised=num_leaving, num_leaving=num_leaving
+        )
         groups.append(group)
         group_of.update(dict.fromkeys(part, group))
     for instance_set in found.instance_sets:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from loong.core.placement import BorrowedKV, OwnerId
 from loong.core.request import RequestId, RequestView
@@ -20,3 +21,29 @@ def borrowed_by_last(
     for view, part in last.values():
         tokens[view.request_id] += part.placement.num_tokens
     return tokens
+
+
+@dataclass(slots=True)
+class SharedOnce:
+    """Sums the KV of requests until their declared ends; what several borrow of an owner counts once.
+
+    It is an upper bound at any time: KV of an owner stays until the last request that reads it has ended.
+    """
+
+    num_tokens: int = 0
+    of_owner: dict[OwnerId, int] = field(default_factory=dict)
+
+    def num_more(self, view: RequestView) -> int:
+        """Return the slots that one more request adds."""
+        own = view.num_final_tokens - view.num_borrowed_tokens
+        return own + sum([more for _, more in self._of_owners(view)])
+
+    def add(self, view: RequestView) -> None:
+        """Add a request."""
+        self.num_tokens += self.num_more(view)
+        for owner_id, more in self._of_owners(view):
+            self.of_owner[owner_id] = self.of_owner.get(owner_id, 0) + more
+
+    def _of_owners(self, view: RequestView) -> list[tuple[OwnerId, int]]:
+        parts = [(part.owner_id, part.placement.num_tokens) for part in view.borrowed]
+        return [(o, n - self.of_owner.get(o, 0)) for o, n in parts if n > self.of_owner.get(o, 0)]

@@ -1,7 +1,7 @@
 """KV of other owners that waiting requests read instead of computing it, where a policy can use it.
 
-A policy plans from a snapshot in which requests that wait have such KV already (`reading`). Its plan says what
-those read that begin (`with_borrowings`).
+A policy plans from a snapshot in which requests that wait have such KV already (`reading`). Its plan says
+what those read that begin (`with_borrowings`).
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from loong.core.instance import InstanceKind
-from loong.core.placement import CachedKV, InstanceId, Placement
+from loong.core.placement import BorrowedKV, CachedKV, InstanceId, KVSegment, OwnerId, Placement
 from loong.core.plan import BatchPlan, Borrowing, IterationPlan
 from loong.core.positions import num_below
 from loong.core.request import RequestId, RequestView
@@ -28,7 +28,7 @@ def reading(snapshot: Snapshot, parts: Parts) -> Snapshot:
 
 def computing(view: RequestView) -> RequestView:
     """Return a request as it is if it computes what it could read."""
-    return replace(view, placement=Placement(), cached=()) if view.cached else view
+    return replace(view, placement=Placement(), cached=(), borrowed=()) if view.cached else view
 
 
 def with_borrowings(plan: IterationPlan, snapshot: Snapshot) -> IterationPlan:
@@ -81,7 +81,7 @@ def _reading(view: RequestView, place: dict[InstanceId, int]) -> RequestView:
 
 def _with(view: RequestView, parts: Sequence[CachedKV]) -> RequestView:
     """Return a request that reads these parts; in too many pieces, only those before the first gap."""
-    found = replace(view, cached=tuple(parts)).borrowing([part.segment for part in parts])
+    found = _borrowing(view, parts)
     placement = found.placement
     if not (placement.has_holes and len(placement.segments) + len(placement.holes) > MAX_PIECES):
         return found
@@ -91,4 +91,13 @@ def _with(view: RequestView, parts: Sequence[CachedKV]) -> RequestView:
         for segment, is_read in parts
         if (positions := segment.positions[: num_below((segment.positions,), first)])
     ]
-    return replace(view, cached=tuple(before)).borrowing([part.segment for part in before])
+    return _borrowing(view, before)
+
+
+def _borrowing(view: RequestView, parts: Sequence[CachedKV]) -> RequestView:
+    of_owner: dict[OwnerId, list[KVSegment]] = {}
+    for segment, _ in parts:
+        of_owner.setdefault(segment.owner_id, []).append(segment)
+    borrowed = [BorrowedKV(owner_id, Placement(tuple(segments))) for owner_id, segments in of_owner.items()]
+    found = replace(view, cached=tuple(parts), borrowed=tuple(borrowed))
+    return found.borrowing([part.segment for part in parts])

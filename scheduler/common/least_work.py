@@ -1,11 +1,12 @@
 """Assignment of waiting prompts to fixed groups: to the group with least work, and among equals most room."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
+from loong.scheduler.common.borrowed_kv import SharedOnce
 from loong.scheduler.common.cluster_parts import Parts, place_of
 from loong.scheduler.common.prompt_queue import PromptQueue
 from loong.scheduler.esp.prompt_order import Ordering, considered, ordered, prefill_work, starved_first
@@ -24,6 +25,7 @@ class Load:
     capacity: int
     room: int
     work: float = 0.0
+    shared: SharedOnce = field(default_factory=SharedOnce)
 
     @property
     def key(self) -> tuple[float, int, int]:
@@ -139,8 +141,10 @@ def assigned_places(
             cached_at = loads[place_at[prefill.view.cached[0].segment.instance_id]]
             work = prefill_work(prefill.num_tokens + prefill.num_cached, 0, ordering.alone)
             soonest = min(load.work for load in loads) + work / cached_at.size
-            if cached_at.room >= num_tokens and cached_at.work + prefill.work / cached_at.size <= soonest:
-                cached_at.take(prefill.work, num_tokens)
+            num_more = cached_at.shared.num_more(prefill.view)
+            if cached_at.room >= num_more and cached_at.work + prefill.work / cached_at.size <= soonest:
+                cached_at.take(prefill.work, num_more)
+                cached_at.shared.add(prefill.view)
                 places[request_id] = cached_at.place
                 continue
             computing_ids.add(request_id)
@@ -160,5 +164,7 @@ def _loads(snapshot: Snapshot, parts: Parts, homes: Mapping[RequestId, int]) -> 
         loads[place].room -= snapshot.leaving.get(instance_id, 0)
     for view in snapshot.running:
         if view.request_id in homes and not view.has_ended:
-            loads[homes[view.request_id]].room -= view.num_final_tokens
+            load = loads[homes[view.request_id]]
+            load.room -= load.shared.num_more(view)
+            load.shared.add(view)
     return loads

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from loong.core.decision import Decision
 from loong.core.request import RequestId, RequestView
+from loong.scheduler.common.borrowed_kv import SharedOnce
 from loong.scheduler.common.future_kv import FutureKV
 from loong.scheduler.common.prompt_queue import PromptQueue
 from loong.scheduler.common.request_lengths import Lengths
@@ -77,6 +78,7 @@ class KVForecast:
     capacity: int
     running: Sequence[RequestView]
     taken: list[RequestView] = field(default_factory=list)  # not yet in the future
+    admitted: list[RequestView] = field(default_factory=list)
 
     @cached_property
     def views(self) -> list[RequestView]:
@@ -87,6 +89,14 @@ class KVForecast:
     def bound(self) -> int:
         """Return an upper bound on the slots that will ever be in use at once."""
         return sum([view.num_final_tokens for view in self.views])
+
+    @cached_property
+    def together(self) -> SharedOnce:
+        """Return the same where KV that several read counts once."""
+        together = SharedOnce()
+        for view in (*self.views, *self.admitted):
+            together.add(view)
+        return together
 
     @cached_property
     def busiest(self) -> tuple[int, int]:
@@ -113,7 +123,7 @@ class KVForecast:
         Return whether it has.
         """
         peak = self.bound + view.num_final_tokens
-        if peak > self.capacity:
+        if peak > self.capacity and not self._fits_by_sharing(view):
             step, least = self.busiest
             if view.num_remaining_tokens >= step and least + step + view.num_known_tokens - 1 > self.capacity:
                 return False  # it is there when most slots are in use
@@ -121,8 +131,16 @@ class KVForecast:
             if peak > self.capacity:
                 return False
         self.taken.append(view)
+        self.admitted.append(view)
         self.bound = peak
+        if "together" in vars(self):
+            self.together.add(view)
         return True
+
+    def _fits_by_sharing(self, view: RequestView) -> bool:
+        if not view.borrowed:
+            return False
+        return self.together.num_tokens + self.together.num_more(view) <= self.capacity
 
     def _peak_with(self, view: RequestView) -> int:
         """Return the most slots that they and this one need at once."""

@@ -92,10 +92,13 @@ class Cluster:
         instances: tuple[ElasticInstance, ...],
         max_instances: int,
         hosts: SimulatedHosts | None = None,
+        *,
+        keeps_prefixes: bool = False,
     ) -> None:
         self.full_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.FULL)
         self.host_ids = tuple(i.instance_id for i in instances if i.kind is InstanceKind.HOST)
-        self._executor, self._state, self._hosts = executor, ClusterState(instances), hosts
+        self._executor, self._hosts = executor, hosts
+        self._state = ClusterState(instances, keeps_prefixes=keeps_prefixes)
         self._recorder = Recorder(executor)
         self._policy: Policy = plan_nothing
         self._num_expected = 0
@@ -293,16 +296,19 @@ def running_cluster(
     *,
     backoff: Backoff | None = None,
     fork_server: ForkServer | None = None,
+    keeps_prefixes: bool = False,
 ) -> Iterator[Cluster]:
     """A cluster in a thread of its own, so that one serves many tests; ends are predicted by `lookahead`.
 
     The engine takes its instances for `believed`, if that is given: it may be wrong about their room. With
     `backoff`, lost instances are started again. `fork_server` starts the workers (None: one for all tests).
-    Several hosts are simulated.
+    Several hosts are simulated. With `keeps_prefixes`, KV stays when its request has ended.
     """
     started: Future[Cluster] = Future()
     instances = config.instances if believed is None else believed
-    work = partial(_run, config, instances, lookahead, backoff, fork_server or _fork_server(), started)
+    work = partial(
+        _run, config, instances, lookahead, backoff, fork_server or _fork_server(), started, keeps_prefixes
+    )
     thread = threading.Thread(target=lambda: asyncio.run(work()))
     thread.start()
     with ExitStack() as ending:
@@ -326,15 +332,17 @@ async def _run(
     backoff: Backoff | None,
     fork_server: ForkServer,
     started: Future[Cluster],
+    keeps_prefixes: bool,
 ) -> None:
+    new_cluster = partial(Cluster, keeps_prefixes=keeps_prefixes)
     try:
         if config.num_hosts > 1:
             with simulated_hosts(config) as hosts:
                 async with workers_of(config, hosts, lookahead, backoff=backoff) as executor:
-                    await _serve(Cluster(executor, instances, config.world_size, hosts), started)
+                    await _serve(new_cluster(executor, instances, config.world_size, hosts), started)
         else:
             async with local_workers(config, lookahead, fork_server, backoff=backoff) as executor:
-                await _serve(Cluster(executor, instances, config.world_size), started)
+                await _serve(new_cluster(executor, instances, config.world_size), started)
     except BaseException as error:
         if started.done():
             raise

@@ -29,9 +29,12 @@ def shared_cluster(
     *,
     backoff: Backoff | None = None,
     fork_server: ForkServer | None = None,
+    keeps_prefixes: bool = False,
 ) -> Iterator[Cluster]:
     """Yield a `running_cluster` for many tests; when they are done, no slot of any pool may have leaked."""
-    with running_cluster(config, believed, lookahead, backoff=backoff, fork_server=fork_server) as cluster:
+    with running_cluster(
+        config, believed, lookahead, backoff=backoff, fork_server=fork_server, keeps_prefixes=keeps_prefixes
+    ) as cluster:
         yield cluster
         full = [i for i in config.instances if i.kind is InstanceKind.FULL]
         tiers = [i for i in config.instances if i.kind is InstanceKind.HOST]

@@ -52,6 +52,7 @@ def expected(folder: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[li
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     output = model.generate(  # type: ignore[misc]  # transformers' own
         torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),  # it would leave out padding tokens
         max_new_tokens=num_tokens,
         do_sample=False,
         eos_token_id=None,
