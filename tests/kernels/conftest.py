@@ -1,3 +1,4 @@
+import interpreted_kernels  # noqa: F401
 import pytest
 import torch
 

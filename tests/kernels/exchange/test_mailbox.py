@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import interpreted_kernels  # noqa: F401
 import pytest
 import torch
 from kernel_cases import poisoned, random_values
