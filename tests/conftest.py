@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import sys
@@ -32,3 +33,12 @@ for client in (httpx, httpx2):
     pytest.MonkeyPatch().setattr(
         f"{client.__name__}._transports.default.create_ssl_context", cache(client.create_ssl_context)
     )
+
+# Tests are no garbage. Looking for some takes a third of the time of collection, and time in each test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again, among what tests make."""
+    gc.enable()
+    gc.freeze()
