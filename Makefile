@@ -4,13 +4,15 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# pip would compile what it installs on one processor. Some packages have files that are of other Pythons.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 # Tests that measure how fast servers are. These run one after another, and all others beside each other.
 SERIAL := tests/launcher/bench tests/runs/test_background_load.py tests/runs/test_spawned_server.py \
 	tests/end_to_end/test_bench.py
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test coverage check speed format setup clean
+.PHONY: help chat demo test parallel-tests coverage check lint types speed format setup clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1: \2/p' $(firstword $(MAKEFILE_LIST))
@@ -24,12 +26,17 @@ demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes
 		--output-dir demo-report
 	@echo "This measured a tiny random model. \`make chat\` talks to a small real one."
 
-# Tests start many processes, which are to find their code compiled. Files are taken by name, not by their number of
-# tests: those that start servers have few, and would come last, one after another.
+# Types are checked while the first tests run: mypy takes one processor for over a minute. Tests start many processes,
+# which are to find their code compiled.
 test: export PYTHONDONTWRITEBYTECODE =
-test: check speed  ## check the code and its speed, and run all tests that need no GPU
-	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder; parallel=$$?; \
+test: lint speed  ## check the code and its speed, and run all tests that need no GPU
+	$(MAKE) --no-print-directory --jobs 2 --keep-going types parallel-tests; parallel=$$?; \
 		$(BIN)/pytest $(SERIAL) && exit $$parallel
+
+# Files are taken by name, not by their number of tests: those that start servers have few, and would come last, one
+# after another.
+parallel-tests: $(READY)
+	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
 coverage: $(READY)  ## fail unless tests reach every branch of the core and the scheduler
@@ -37,11 +44,15 @@ coverage: $(READY)  ## fail unless tests reach every branch of the core and the 
 		--cov=loong.core --cov=loong.state --cov=loong.scheduler \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
 
-check: $(READY)  ## check format, style, types and imports
+check: lint types  ## check format, style, types and imports
+
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(READY)
+	$(BIN)/mypy
 
 speed: $(READY)  ## fail if planning takes too long for this machine
 	$(BIN)/python benchmarks/scheduling/planning_check.py
@@ -56,8 +67,9 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "loong needs Python 3.11 or 3.12; set PYTHON=/path/to/python"; exit 1; }
 	@echo "Setting up $(VENV), which takes some minutes and 2.5 GB of disk; nothing is said meanwhile"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench,dev,gguf,structured]'
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[bench,dev,gguf,structured]'
+	$(BIN)/python -m compileall -qq --workers 0 $(VENV)/lib || true
 	@touch $@
 
 clean:  ## delete the virtual environment and all that was built or measured
