@@ -7,12 +7,12 @@ READY := $(VENV)/.ready
 # pip would compile what it installs on one processor. Some packages have files that are of other Pythons.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-# Tests that measure how fast servers are. These run one after another, and all others beside each other.
+# Tests that measure how fast servers are. These run one after another, then all others beside each other.
 SERIAL := tests/launcher/bench tests/runs/test_background_load.py tests/runs/test_spawned_server.py \
 	tests/end_to_end/test_bench.py
 
 .DEFAULT_GOAL := help
-.PHONY: help chat demo test parallel-tests coverage check lint types speed format setup clean
+.PHONY: help chat demo test serial-tests coverage check lint types speed format setup clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1: \2/p' $(firstword $(MAKEFILE_LIST))
@@ -26,17 +26,17 @@ demo: $(READY)  ## compare two policies on a mixed workload, two minutes; writes
 		--output-dir demo-report
 	@echo "This measured a tiny random model. \`make chat\` talks to a small real one."
 
-# Types are checked while the first tests run: mypy takes one processor for over a minute. Tests start many processes,
-# which are to find their code compiled.
+# Types are checked beside the tests that leave processors idle. Tests start many processes, which are to find their
+# code compiled. Files are taken by name, not by their number of tests: those that start servers have few, and would
+# come last, one after another.
 test: export PYTHONDONTWRITEBYTECODE =
 test: lint speed  ## check the code and its speed, and run all tests that need no GPU
-	$(MAKE) --no-print-directory --jobs 2 --keep-going types parallel-tests; parallel=$$?; \
-		$(BIN)/pytest $(SERIAL) && exit $$parallel
+	$(MAKE) --no-print-directory --jobs 2 --keep-going types serial-tests; first=$$?; \
+		$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+		&& exit $$first
 
-# Files are taken by name, not by their number of tests: those that start servers have few, and would come last, one
-# after another.
-parallel-tests: $(READY)
-	$(BIN)/pytest $(SERIAL:%=--ignore=%) --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+serial-tests: $(READY)
+	$(BIN)/pytest $(SERIAL)
 
 # Pure functions, so that nothing excuses a line or a branch that no test reaches.
 coverage: $(READY)  ## fail unless tests reach every branch of the core and the scheduler
