@@ -73,7 +73,7 @@ def test_transformers_reads_the_folder_and_generates_the_same_tokens(folder: Pat
     assert text == "<|bos|><|user|>Hi<|end|><|assistant|>"
     prompt = tokenizer(text, add_special_tokens=False).input_ids
     assert prompt == [256, 261, 72, 105, 259, 262]
-    output = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)  # type: ignore[misc]  # theirs
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False)
     assert generate(folder, prompt, 40) == output[0, len(prompt) :].tolist()
 
 

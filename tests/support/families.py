@@ -64,8 +64,8 @@ def write_tiny_model(family: str, folder: Path, **overrides: object) -> Path:
     """
     config_class, fields = _FAMILIES[family]
     config = config_class(**{**_SIZES, **fields, **overrides})
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(len(family))
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):

@@ -50,7 +50,7 @@ def random_prompt(length: int, seed: int, vocab_size: int = 97) -> tuple[int, ..
 def expected(folder: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], list[float]]:
     """Return the greedy tokens of transformers' `generate`, and the log-probability of each."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    output = model.generate(  # type: ignore[misc]  # transformers' own
+    output = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt)),  # it would leave out padding tokens
         max_new_tokens=num_tokens,

@@ -34,9 +34,7 @@ class Written:
         self.template = ChatTemplate(source, SPECIAL_TOKENS)
         self._tokenizer = Tokenizer(backend, chat_template=self.template)
         self.prompts = ChatPrompts(self._tokenizer)
-        self._reference = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_object=backend, **SPECIAL_TOKENS
-        )
+        self._reference = PreTrainedTokenizerFast(tokenizer_object=backend, **SPECIAL_TOKENS)
         self._reference.chat_template = source
 
     async def ours(self, messages: Sequence[Turn], **fields: Any) -> str:
