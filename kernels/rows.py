@@ -23,15 +23,16 @@ def copy_rows(
     """Copy the KV of T tokens, `target[target_rows[t]] = source[source_rows[t]]`; see `reference.copy_rows`.
 
     Contract:
-        source [N, 2, K, D] and target [S, 2, K, D]: of one dtype, contiguous, without shared memory.
+        source [N, ...] and target [S, ...]: rows of one shape and dtype, contiguous, without shared memory.
         source_rows, target_rows [T] int64: target rows are distinct, or below 0 for tokens that are left out;
             all others exist (not checked). None stands for 0 to T - 1, and then that tensor has T rows.
         num_rows [1] int64: the number of tokens to copy, the first ones, up to T; None: all.
         Allocates nothing.
     """
     dims = Dims()
-    _bind_rows(dims, "source", source, source_rows, "N", source.dtype)
-    _bind_rows(dims, "target", target, target_rows, "S", source.dtype)
+    row = " ".join(map(str, source.shape[1:]))
+    _bind_rows(dims, "source", source, source_rows, f"N {row}", source.dtype)
+    _bind_rows(dims, "target", target, target_rows, f"S {row}", source.dtype)
     row_size = source[0].numel() if dims["T"] else 0
     if row_size == 0:
         return
@@ -56,11 +57,11 @@ def copy_rows(
 
 
 def _bind_rows(
-    dims: Dims, name: str, tensor: Tensor, rows: Tensor | None, letter: str, dtype: torch.dtype
+    dims: Dims, name: str, tensor: Tensor, rows: Tensor | None, letters: str, dtype: torch.dtype
 ) -> None:
     if rows is not None:
         dims.bind(f"{name}_rows", rows, "T", torch.int64)
-    dims.bind(name, tensor, f"{'T' if rows is None else letter} 2 K D", dtype)
+    dims.bind(name, tensor, f"T{letters[1:]}" if rows is None else letters, dtype)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

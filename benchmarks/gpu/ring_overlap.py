@@ -32,6 +32,7 @@ from torch import Tensor
 from loong.attention.attention_step import AttentionStep
 from loong.attention.ring import ring_attention, ring_layout
 from loong.core.instance import ESPGroup
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
@@ -106,9 +107,8 @@ class RingPass:
         n = setup.num_instances
         chunk = range(block_tokens * n)
         blocks = tuple(QueryBlock("prompt", stripe(chunk, i, n), i, Transfer.KV) for i in range(n))
-        pool = KVPool(  # unused: all KV is new, and none is kept
-            1, setup.num_kv_heads, HEAD_DIM, 1, dtype=torch.float32, device=torch.device("cpu")
-        )
+        kv_layout = KVLayout(1, row_of_heads(setup.num_kv_heads, HEAD_DIM), "float32")
+        pool = KVPool(kv_layout, 1, torch.device("cpu"))  # unused: all KV is new, and none is kept
         batch = BatchPlan(ESPGroup(tuple(range(n))), blocks, ())
         layout = ring_layout(AttentionStep(instance_id, batch, {"prompt": Placement()}, pool), DEVICE)
         assert layout is not None

@@ -28,6 +28,7 @@ from torch import Tensor
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import InstanceId, Placement, striped
 from loong.core.plan import QueryBlock, Transfer
 from loong.core.request import SamplingParams
@@ -165,7 +166,7 @@ def _share(new: Placement) -> RequestPart:
 def measure(story: Story) -> list[float]:
     """Return the seconds of each step."""
     shard = Shard(SHAPES["llama-3.1-8b"], 0, 1)
-    pool = KVPool(1, 1, 1, 1 << 20, dtype=torch.float32, device=torch.device("cpu"))
+    pool = KVPool(KVLayout(1, row_of_heads(1, 1), "float32"), 1 << 20, torch.device("cpu"))
     with TemporaryDirectory() as folder:
         fabric = NobodyThere(Path(folder), World(story.group.dop, 1), 0, deadline=1.0)
         model = cast("Decoder", NoModel(shard))

@@ -32,8 +32,7 @@ class LaneModel:
     def __init__(self, model: str, num_slots: int, device: Device) -> None:
         self.config = config = find_config(model, "dummy")
         self._decoder = load_model(model, "dummy", None, 0, SingleDevice(), device)
-        sizes = (config.num_layers, config.num_kv_heads, config.head_dim, num_slots)
-        self.pool = KVPool(*sizes, config.torch_dtype, device.torch_device)
+        self.pool = KVPool(config.kv_layout(), num_slots, device.torch_device)
         for layer in range(config.num_layers):
             self.pool.layer(layer).normal_()
 

@@ -45,7 +45,7 @@ class Load:
 
     def num_bytes(self, config: ModelConfig) -> int:
         """Return the bytes of KV that a layer reads."""
-        return self.num_tokens * config.kv_bytes_per_token // config.num_layers
+        return self.num_tokens * config.kv_layout().row_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,14 +114,7 @@ class GpuInstance:
         self.backend.warm_up_lengths = ()  # prompts are not timed
         self.backend.device.use()
         decoder = load_model(model, "dummy", None, 0, SingleDevice(), self.backend.device)
-        self.pool = KVPool(
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            num_slots,
-            config.torch_dtype,
-            self.backend.device.torch_device,
-        )
+        self.pool = KVPool(config.kv_layout(), num_slots, self.backend.device.torch_device)
         sockets = SocketFabric(directory, world, rank, deadline=_DEADLINE, network=network)
         self.fabric = self.backend.connect(sockets, Shard(config))
         self.fabric.wait_for_peers()
@@ -213,7 +206,7 @@ class GpuGroup:
 
     def __init__(self, model: str, num_instances: int, num_slots: int, links: str = LINKS[0]) -> None:
         self._directory = TemporaryDirectory(prefix="loong-")
-        self.kv_bytes_per_token = find_config(model, "dummy").kv_bytes_per_token
+        self.kv_bytes_per_token = find_config(model, "dummy").kv_layout().bytes_per_token
         self._last_id = 0
         spawning = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []

@@ -62,7 +62,7 @@ class Floors:
         return cls(
             layer_parameters=config.num_layers * hidden * (heads + mlp),
             output_parameters=hidden * config.vocab_size,
-            kv_bytes=config.kv_bytes_per_token,
+            kv_bytes=config.kv_layout().bytes_per_token,
             pair_flops=4 * config.num_layers * config.num_heads * config.head_dim,
         )
 
@@ -89,14 +89,7 @@ class OneGpu:
         backend = CudaBackend(0, config.torch_dtype, graph_limits=DEVICES["h200"].graph_limits)
         backend.device.use()
         decoder = load_model(model, "dummy", None, 0, SingleDevice(), backend.device)
-        self._pool = KVPool(
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            num_slots,
-            config.torch_dtype,
-            backend.device.torch_device,
-        )
+        self._pool = KVPool(config.kv_layout(), num_slots, backend.device.torch_device)
         with TemporaryDirectory() as folder:
             sockets = SocketFabric(Path(folder), World(1, 1), 0, deadline=1.0)
             fabric = backend.connect(sockets, decoder.shard)

@@ -104,26 +104,24 @@ class Mailbox:
 
         return replace(self, queries=first(queries), parts=Partial(first(out), first(lse)))
 
-    def halves(self, num_rows: int, num_kv_heads: int) -> "tuple[Mailbox, Mailbox]":
-        """Return the spaces for queries and for partials, each as one for the KV of `num_rows` tokens an
-        instance.
+    def halves(self, rows: Tensor) -> "tuple[Mailbox, Mailbox]":
+        """Return the spaces for queries and for partials, each as one for KV like rows [T, ...], by instance.
 
-        `queries` are then keys and values [N, num_rows, 2 K, D]. Raises `ValueError` beyond `max_kv_rows`.
+        `queries` are then KV [N, T, 1, R] of rows with R elements. Raises `ValueError` beyond `max_kv_rows`.
         """
-        num_instances, _, _, head_dim = self.queries.shape
-        if num_rows > self.max_kv_rows(num_kv_heads):
-            raise ValueError(f"a mailbox has room for {self.max_kv_rows(num_kv_heads)} rows, not {num_rows}")
-        shape = (num_instances, num_rows, 2 * num_kv_heads, head_dim)
+        row_bytes = rows[0].nbytes
+        if len(rows) > self.max_kv_rows(row_bytes):
+            raise ValueError(f"a mailbox has room for {self.max_kv_rows(row_bytes)} rows, not {len(rows)}")
+        shape = (len(self.queries), len(rows), 1, rows[0].numel())
         first, second = (
-            replace(self, queries=room.view(-1)[: prod(shape)].view(shape))
+            replace(self, queries=room.view(-1).view(rows.dtype)[: prod(shape)].view(shape))
             for room in (self.queries, self.parts.out)
         )
         return first, second
 
-    def max_kv_rows(self, num_kv_heads: int) -> int:
-        """Return the number of tokens an instance whose keys and values fit each half."""
-        _, num_tokens, num_heads, _ = self.queries.shape
-        return num_tokens * num_heads // (2 * num_kv_heads)
+    def max_kv_rows(self, row_bytes: int) -> int:
+        """Return the number of tokens an instance whose KV, in rows of `row_bytes`, fits each half."""
+        return self.queries[0].nbytes // row_bytes
 
     def offset(self, tensor: Tensor) -> int:
         """Return the offset of a tensor of this mailbox, in bytes."""

@@ -33,7 +33,7 @@ class KVStore(Protocol):
         ...
 
     def layer(self, layer: int) -> Tensor:
-        """Return keys and values of all slots of a layer, [S, 2, K, D] on the device."""
+        """Return the rows [S, ...] of KV of all slots of a layer, on the device."""
         ...
 
 

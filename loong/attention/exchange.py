@@ -86,19 +86,18 @@ def unpacked(message: Tensor, num_heads: int, head_dim: int) -> Partial:
     return Partial(out.view(1, len(out), num_heads, head_dim), lse.view(torch.float32)[None])
 
 
-def load_kernels(device: Device, num_heads: int, kv: Tensor) -> None:
+def load_kernels(device: Device, q: Tensor, kv: Tensor) -> None:
     """Load the kernels that exchange queries and partials, and those that copy KV to and from slots.
 
-    `kv` [1, 2, K, D] is any token's KV. It is only read. Later, the driver may wait for the device before it
-    loads a kernel, and the device for an exchange.
+    `q` [1, H, D] and the row kv [1, ...] are any token's. They are only read. Later, the driver may wait for
+    the device before it loads a kernel, and the device for an exchange.
     """
     place = device.upload(torch.zeros(1, dtype=torch.int64))
     for sources, targets in ((None, place), (place, None)):
         device.copy_rows(kv, kv.clone(), source_rows=sources, target_rows=targets)
-    head_dim = kv.shape[-1]
+    _, num_heads, head_dim = q.shape
     for num_rows in (1, 2):  # strides of one row are others, and kernels differ by their strides
-        q = torch.zeros(num_rows, num_heads, head_dim, dtype=kv.dtype, device=kv.device)
-        total = Partial.unseen(q, is_merged=True)
-        message = packed(total._replace(lse=torch.zeros_like(total.lse)), kv.dtype)
+        total = Partial.unseen(q.new_zeros(num_rows, num_heads, head_dim), is_merged=True)
+        message = packed(total._replace(lse=torch.zeros_like(total.lse)), q.dtype)
         rows = device.upload(torch.arange(num_rows))
         device.merge_into(total, unpacked(message, num_heads, head_dim), rows)

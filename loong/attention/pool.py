@@ -31,7 +31,7 @@ class Keys(Protocol):
     """The place of the keys of some tables in a layer of the pool."""
 
     def found(self, kv: Tensor, device: Device) -> tuple[Tensor, Tensor | None]:
-        """Return KV and slots for `attend_blocks`, given kv [S, 2, K, D] of the pool.
+        """Return KV and slots for `attend_blocks`, given rows kv [S, ...] of the pool.
 
         Key row i of a table is row `slots[i]` of the KV returned, or row i without slots.
         """
@@ -89,7 +89,7 @@ class PoolAttention:
         )
 
     def merge_into(self, total: Partial, q: Tensor, kv: Tensor, device: Device) -> None:
-        """Merge attention of q [T, H, D] over a layer of the pool, kv [S, 2, K, D], into `total`."""
+        """Merge attention of q [T, H, D] over a layer of the pool, kv [S, ...], into `total`."""
         scale = q.shape[-1] ** -0.5
         if self.singles is not None:
             rows = self.singles.rows

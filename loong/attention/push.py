@@ -28,7 +28,7 @@ class OutgoingPushes:
         self._fabric = fabric
 
     def send(self, kv: Tensor, places: Tensor) -> Pending | None:
-        """Send the new KV of a layer, from rows `places` [T] of kv [n, 2, K, D]; return None if none is
+        """Send the new KV of a layer, from rows `places` [T] of kv [n, ...]; return None if none is
         sent.
         """
         if not self._rows:
@@ -57,7 +57,7 @@ class IncomingPushes:
         return not self._slots
 
     def store(self, pool: Tensor) -> None:
-        """Wait for the new KV of a layer, and write it into a layer of the pool [S, 2, K, D]."""
+        """Wait for the new KV of a layer, and write it into a layer of the pool [S, ...]."""
         incoming = {i: pool.new_empty(len(slots), *pool.shape[1:]) for i, slots in self._slots.items()}
         self._members.exchange({}, incoming, Channel.RING).wait()
         for source_id, kv in incoming.items():

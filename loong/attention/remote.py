@@ -59,7 +59,7 @@ def query_attention(
 ) -> None:
     """Merge attention of the rows of q [T, H, D] whose queries travel into `total`.
 
-    While the queries travel, this instance attends over a layer of its own pool [S, 2, K, D].
+    While the queries travel, this instance attends over a layer of its own pool [S, ...].
     """
     if not layout.routing.is_empty:
         exchange.send_queries(q)

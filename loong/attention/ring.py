@@ -105,7 +105,7 @@ def own_rows(step: AttentionStep) -> OwnRows:
 
 
 def own_block(layout: RingLayout, pool: Tensor, device: Device) -> Tensor:
-    """Return this instance's block [n, 2, K, D] and the space behind it, with the history copied from the
+    """Return this instance's block [n, ...] and the space behind it, with the history copied from the
     pool.
     """
     num_rows = layout.blocks[0].num_tokens + len(layout.rows_to_store)
@@ -127,7 +127,7 @@ def ring_attention(
     """Merge attention of q [T, H, D] over all circulating KV into `total`, and store the rows that stay here.
 
     `block` is this instance's own. The next block travels while this instance attends over the present one.
-    Storing rows of a passing block in a layer of the pool [S, 2, K, D] costs no message.
+    Storing rows of a passing block in a layer of the pool [S, ...] costs no message.
     """
     scale = q.shape[-1] ** -0.5
     block = block[: layout.blocks[0].num_tokens]

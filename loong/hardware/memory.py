@@ -28,14 +28,15 @@ def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) 
     """
     weights, available = weight_bytes(config), _available_bytes()
     room = int(available * (MEMORY_SHARE if asked is None else 1))
-    fitting = (room // num_instances - weights) // config.kv_bytes_per_token
+    token_bytes = config.kv_layout().bytes_per_token
+    fitting = (room // num_instances - weights) // token_bytes
     tokens = min(fitting, MAX_AUTO_TOKENS) if asked is None else asked
     if not 1 <= tokens <= fitting:
         needs, has = f"{_gib(weights)} of weights", f"{_gib(room)} are available"
         if asked is None:
             has += f", half of the {_gib(available)} that are; the rest is for activations"
         else:
-            needs += f" and {_gib(asked * config.kv_bytes_per_token)} of KV for {asked:,} tokens"
+            needs += f" and {_gib(asked * token_bytes)} of KV for {asked:,} tokens"
         raise ConfigError(
             f"--num-instances {num_instances} does not fit this machine's memory: each needs {needs}, "
             f"and {has}. {_what_fits(config, weights, room, fitting)}"
@@ -47,7 +48,7 @@ def _what_fits(config: ModelConfig, weights: int, room: int, num_tokens: int) ->
     """Return how to fit the memory: with less KV, fewer instances, or another model."""
     if num_tokens >= 1:
         return f"--kv-cache-tokens {num_tokens} would fit, or a smaller --num-instances"
-    num_fitting = room // (weights + LEAST_KV_TOKENS * config.kv_bytes_per_token)
+    num_fitting = room // (weights + LEAST_KV_TOKENS * config.kv_layout().bytes_per_token)
     if num_fitting >= 1:
         return f"--num-instances {num_fitting} would fit"
     return "Not one instance fits: serve a smaller model, or this one on GPUs"
@@ -96,16 +97,15 @@ def fit_gpu_kv_capacity(
             f"but this host has {len(gpus)} GPUs"
         )
     weights = weight_bytes(config) // tp_size
-    kv_bytes_per_token = config.kv_bytes_per_token // tp_size
+    layout = config.kv_layout(tp_size)
     reserved = GRAPH_BYTES + arena_bytes(config, size)
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[: size.most_of_a_host]))
 
     def needed(tokens: int) -> int:
         copied = graph_limits.num_copied(num_instances * tokens)  # of a layer, in captured steps
-        kv = tokens * kv_bytes_per_token + copied * kv_bytes_per_token // config.num_layers
-        return weights + reserved + kv
+        return weights + reserved + tokens * layout.bytes_per_token + copied * layout.row_bytes
 
-    fitting = bisect_right(range(1, room // kv_bytes_per_token), room, key=needed)
+    fitting = bisect_right(range(1, room // layout.bytes_per_token), room, key=needed)
     tokens = fitting if asked is None else asked
     if tokens < 1 or needed(tokens) > room:
         needs = f"{_gib(weights)} of weights, {_gib(reserved)} for captured steps and what others send"
@@ -119,8 +119,7 @@ def fit_gpu_kv_capacity(
 
 def arena_bytes(config: ModelConfig, size: ClusterSize) -> int:
     """Return the bytes of a GPU for what all others send: its channels and mailboxes, at most."""
-    num_heads = -(-config.num_heads // size.tp_size)
-    row_bytes = num_heads * (2 * config.head_dim * DTYPE_BYTES[config.dtype] + 4) + 64
+    row_bytes = config.mailbox_row_bytes(size.tp_size)
     return CHANNEL_BYTES_A_PEER * size.num_gpus + MAILBOX_ROWS * row_bytes * size.num_instances
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
 from loong.core.errors import ConfigError
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.model.hugging_face import read_config_file, read_eos_token_ids
 from loong.model.rope_config import DynamicRope, LinearRope, RopeConfig, YarnRope
 
@@ -77,10 +78,19 @@ class ModelConfig:
 
         return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[self.dtype]
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """The bytes of KV of one token, over all layers and all tensor-parallel ranks."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+    def kv_layout(self, tp_size: int = 1) -> KVLayout:
+        """Return the layout of KV on each of `tp_size` ranks. Raises ConfigError if they cannot share it."""
+        if self.num_kv_heads % tp_size:
+            raise ConfigError(
+                f"tensor parallel size must divide num_kv_heads={self.num_kv_heads}, got {tp_size}"
+            )
+        row_shape = row_of_heads(self.num_kv_heads // tp_size, self.head_dim)
+        return KVLayout(self.num_layers, row_shape, self.dtype)
+
+    def mailbox_row_bytes(self, tp_size: int) -> int:
+        """Return the bytes of a token of a rank in a mailbox: queries, attention, their lse and flags."""
+        num_heads = -(-self.num_heads // tp_size)
+        return num_heads * (2 * self.head_dim * DTYPE_BYTES[self.dtype] + 4) + 64
 
     @property
     def max_length(self) -> int:

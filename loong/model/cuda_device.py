@@ -216,33 +216,34 @@ class CudaDevice:
                 _attend_rows(q, its_kv, tile, scale, total)
                 self._launched(_TILE_LAUNCHES)
 
-    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    def plan_attention(self, q: Tensor, kv: Tensor) -> None:
         """See Device. It loads the kernels for all kinds of tables, and cuDNN plans every shape of a tile.
 
         The kernels that merge pieces are loaded as well.
         """
         nothing = self.upload(torch.zeros(1, len(AttendTask._fields), dtype=torch.int64))
-        self._piece_workspace(head_dim)  # one for all threads
+        self._piece_workspace(q.shape[2])  # one for all threads
 
         def load(size: int, kind: tuple[bool, bool]) -> None:
             is_merged, is_cut = kind
-            q = torch.zeros(size, num_heads, head_dim, dtype=dtype, device=self.torch_device)
-            kv = torch.zeros(size, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
-            total, table = Partial.unseen(q, is_merged=is_merged), AttendTable((nothing,), is_cut=is_cut)
+            queries, keys = _zeros_like(q, size), _zeros_like(kv, size)
+            total, table = (
+                Partial.unseen(queries, is_merged=is_merged),
+                AttendTable((nothing,), is_cut=is_cut),
+            )
             for slots in (None, nothing[0]) if is_cut else (None,):
-                self.attend_blocks(q, kv, table, scale=1.0, total=total, slots=slots)
+                self.attend_blocks(queries, keys, table, scale=1.0, total=total, slots=slots)
 
         kinds = list(product((False, True), repeat=2))
         with ThreadPoolExecutor(initializer=self.use) as threads:  # Triton compiles mostly outside of Python
             for size in (1, _LEAST_CUT):  # in turn: some kernels serve both
                 list(threads.map(partial(load, size), kinds))
         for shape in self._sizes.shapes() if self._sizes else ():
-            q = torch.zeros(shape.num_queries, num_heads, head_dim, dtype=dtype, device=self.torch_device)
-            kv = torch.zeros(shape.num_keys, 2, num_kv_heads, head_dim, dtype=dtype, device=self.torch_device)
+            queries, keys = _zeros_like(q, shape.num_queries), _zeros_like(kv, shape.num_keys)
             if shape.is_causal:
-                attend_tile(q, kv, 1.0, is_causal=True)
+                attend_tile(queries, keys, 1.0, is_causal=True)
             else:
-                _attend_rows(q, kv, shape, 1.0, Partial.unseen(q, is_merged=True))
+                _attend_rows(queries, keys, shape, 1.0, Partial.unseen(queries, is_merged=True))
 
     def _linear_in_parts(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return a linear layer of x [T, I], by kernels of few rows and columns each."""
@@ -279,6 +280,11 @@ class CudaDevice:
                 self._num_processors, head_dim, self.torch_device
             )
         return self._piece_workspaces[head_dim]
+
+
+def _zeros_like(rows: Tensor, num_rows: int) -> Tensor:
+    """Return another number of such rows, all zeros."""
+    return rows.new_zeros(num_rows, *rows.shape[1:])
 
 
 def _numbers_of_rows(most: int) -> Iterator[int]:

@@ -109,7 +109,7 @@ class Device(Protocol):
         target_rows: Tensor | None,
         num_rows: Tensor | None = None,
     ) -> None:
-        """Copy `target[target_rows[t]] = source[source_rows[t]]`, rows [2, K, D]. None: all rows, in order.
+        """Copy `target[target_rows[t]] = source[source_rows[t]]`, rows of any shape. None: all, in order.
 
         Copies only the first `num_rows` [1] int64, if given.
         """
@@ -127,10 +127,10 @@ class Device(Protocol):
         `out.out` may have q's dtype if nothing is merged with it.
         """
 
-    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        """Do the slow preparations of libraries for attention in a model of these sizes.
+    def plan_attention(self, q: Tensor, kv: Tensor) -> None:
+        """Do the slow preparations of libraries for attention of queries like q [1, H, D] over rows like kv.
 
-        Called once, at start.
+        Called once, at start. Values are not read.
         """
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
@@ -245,7 +245,7 @@ class CpuDevice:
         out.out.copy_(attended.out)
         out.lse.copy_(attended.lse)
 
-    def plan_attention(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    def plan_attention(self, q: Tensor, kv: Tensor) -> None:
         """See Device."""
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from loong.core.errors import ConfigError
+from loong.core.kv_layout import KVLayout
 from loong.model.config import ModelConfig
 
 
@@ -54,15 +56,22 @@ class Shard:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"tensor-parallel rank must be in [0, {self.size}), got {self.rank}")
-        if self.config.num_kv_heads % self.size != 0:
-            raise ConfigError(
-                f"tensor parallel size must divide num_kv_heads={self.config.num_kv_heads}, got {self.size}"
-            )
+        self.config.kv_layout(self.size)
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """The layout of this rank's KV."""
+        return self.config.kv_layout(self.size)
 
     @property
     def num_heads(self) -> int:
         """The query heads of this rank."""
         return self.config.num_heads // self.size
+
+    def zero_queries(self, num_tokens: int, device: torch.device) -> Tensor:
+        """Return queries [T, H, D] of this rank, all zeros."""
+        shape = (num_tokens, self.num_heads, self.config.head_dim)
+        return torch.zeros(shape, dtype=self.config.torch_dtype, device=device)
 
     @property
     def num_kv_heads(self) -> int:

@@ -28,8 +28,8 @@ class TileMeasurer:
 
     def __init__(self, config: ModelConfig, tp_size: int, device: torch.device) -> None:
         shard = Shard(config, 0, tp_size)
-        self._num_heads, self._num_kv_heads = shard.num_heads, shard.num_kv_heads
-        self._head_dim, self._dtype, self._device = config.head_dim, config.torch_dtype, device
+        self._query_shape, self._row_shape = (shard.num_heads, config.head_dim), shard.kv_layout.row_shape
+        self._dtype, self._device = config.torch_dtype, device
 
     def sizes(self) -> TileSizes:
         """Return the usual sizes, with the measured least ones from which on cuDNN is faster."""
@@ -41,7 +41,7 @@ class TileMeasurer:
 
     def square(self, size: int) -> tuple[float, float]:
         """Return the seconds of a causal square, by Triton on several at once and by cuDNN."""
-        q, kv = self._random(_NUM_PROMPTS * size, self._num_heads), self._random_kv(_NUM_PROMPTS * size)
+        q, kv = self._random_queries(_NUM_PROMPTS * size), self._random_rows(_NUM_PROMPTS * size)
         starts = range(0, _NUM_PROMPTS * size, size)
         tasks = self._table([AttendTask.causal(start, range(size), start, range(size)) for start in starts])
         total = Partial(torch.empty_like(q), self._unseen(len(q)))
@@ -53,7 +53,7 @@ class TileMeasurer:
 
     def rectangle(self, num_queries: int, num_keys: int) -> tuple[float, float]:
         """Return the seconds of a chunk's attention to its history, by Triton and by cuDNN."""
-        q, kv = self._random(num_queries, self._num_heads), self._random_kv(num_keys)
+        q, kv = self._random_queries(num_queries), self._random_rows(num_keys)
         tasks = self._table([AttendTask.full(0, num_queries, 0, num_keys)])
         total = Partial(torch.zeros_like(q, dtype=torch.float32), self._unseen(num_queries))
         by_cudnn = partial(attend_tile, q, kv, 1.0, is_causal=False, num_pieces=num_pieces_on(q, num_keys))
@@ -73,14 +73,14 @@ class TileMeasurer:
             least = size
         return least
 
-    def _random(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, self._head_dim, dtype=self._dtype, device=self._device)
+    def _random_queries(self, num_tokens: int) -> Tensor:
+        return torch.randn(num_tokens, *self._query_shape, dtype=self._dtype, device=self._device)
 
-    def _random_kv(self, num_tokens: int) -> Tensor:
-        return self._random(num_tokens, 2, self._num_kv_heads)
+    def _random_rows(self, num_tokens: int) -> Tensor:
+        return torch.randn(num_tokens, *self._row_shape, dtype=self._dtype, device=self._device)
 
     def _unseen(self, num_queries: int) -> Tensor:
-        return torch.full((num_queries, self._num_heads), -torch.inf, device=self._device)
+        return torch.full((num_queries, self._query_shape[0]), -torch.inf, device=self._device)
 
     def _table(self, tasks: Sequence[AttendTask]) -> Tensor:
         return torch.tensor(tasks, dtype=torch.int64, device=self._device)

@@ -19,7 +19,7 @@ class Attention(Protocol):
     """The attention of a step, which the decoder calls in each layer. It knows the place of all KV."""
 
     def new_kv(self, layer_index: int, /) -> tuple[Tensor, Tensor]:
-        """Return the tensor for new keys and values, kv [S, 2, K, D], and the rows [T] int64 of the
+        """Return the tensor for new keys and values, kv [S, ...], and the rows [T] int64 of the
         step's tokens.
         """
 

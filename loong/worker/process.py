@@ -116,10 +116,12 @@ class Worker:
         )
         shard = self._model.shard
         self._pools: dict[InstanceId, KVPool] = {
-            config.instance_id: _make_pool(shard, config.kv_capacity, self._device.torch_device)
+            config.instance_id: KVPool(shard.kv_layout, config.kv_capacity, self._device.torch_device)
         }
         if config.host_kv_capacity:
-            self._pools[config.host_id] = _make_pool(shard, config.host_kv_capacity, torch.device("cpu"))
+            self._pools[config.host_id] = KVPool(
+                shard.kv_layout, config.host_kv_capacity, torch.device("cpu")
+            )
         self._mover = SegmentMover(config, self._pools, self._fabric)
         self._service: AttentionService | None = None
         if self._backend.serves is not Service.NONE:
@@ -314,18 +316,6 @@ def _make_backend(config: WorkerConfig) -> Backend:
     index = config.world.index_on_host(config.rank) % torch.cuda.device_count()
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
     return CudaBackend(index, dtype, config.fabric, tiles, config.graph_limits)
-
-
-def _make_pool(shard: Shard, num_slots: int, device: torch.device) -> KVPool:
-    config = shard.config
-    return KVPool(
-        config.num_layers,
-        shard.num_kv_heads,
-        config.head_dim,
-        num_slots,
-        dtype=config.torch_dtype,
-        device=device,
-    )
 
 
 def main() -> None:

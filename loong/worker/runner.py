@@ -72,13 +72,10 @@ class BatchRunner:
         self._backend.end_warm_up()
 
     def _warm_up(self) -> None:
-        shard = self._model.shard
-        config = shard.config
-        self._backend.device.plan_attention(
-            shard.num_heads, shard.num_kv_heads, config.head_dim, config.torch_dtype
-        )
         device = self._backend.device
-        load_kernels(device, shard.num_heads, self._pool.layer(0)[:1])
+        q, kv = self._model.shard.zero_queries(1, device.torch_device), self._pool.layer(0)[:1]
+        device.plan_attention(q, kv)
+        load_kernels(device, q, kv)
         if lengths := self._backend.warm_up_lengths:
             self._model.load_products(max(lengths), max(BATCH_SIZES))
             for length in lengths:

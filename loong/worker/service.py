@@ -48,12 +48,10 @@ class AttentionService:
     ) -> None:
         self._instance_id, self._pool, self._fabric = instance_id, pool, fabric
         self._own_device, self._device = backend.device, backend.service().device
-        rows = (0, shard.num_heads, shard.config.head_dim)
         self._threads: dict[OwnerId, Thread] = {}  # the last that serves each of these
         self._last: dict[bool, Thread] = {}  # of those that are captured, and of the others
         self.leases: DecodeLeases | None = None  # of this instance, once their steps are captured
-        dtype, torch_device = shard.config.torch_dtype, self._device.torch_device
-        self._no_queries = torch.empty(rows, dtype=dtype, device=torch_device)
+        self._no_queries = shard.zero_queries(0, self._device.torch_device)
 
     def warm_up(self) -> None:
         """Take memory for large steps, as threads that serve use it."""

@@ -1,10 +1,12 @@
 """Coefficients from a model's shape and a device's rates, where nothing was measured."""
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, RING_ROOM, CudaGraphLimits
 from loong.core.errors import ConfigError
+from loong.core.kv_layout import row_of_heads
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.network import LinkRates, Links, Network
 
@@ -23,9 +25,19 @@ class ModelShape:
     element_bytes: int = 2
 
     @property
+    def kv_row_bytes(self) -> int:
+        """Return the bytes of one token's keys and values in a layer."""
+        return prod(row_of_heads(self.num_kv_heads, self.head_dim)) * self.element_bytes
+
+    @property
     def kv_bytes(self) -> int:
         """Return the bytes of one token's keys and values."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
+        return self.num_layers * self.kv_row_bytes
+
+    @property
+    def query_bytes(self) -> int:
+        """Return the bytes of one token's queries in a layer."""
+        return self.num_heads * self.head_dim * self.element_bytes
 
     def check_cut(self, tp_size: int) -> None:
         """Raise `ConfigError` unless each of `tp_size` devices gets the same number of whole KV heads."""
@@ -87,7 +99,7 @@ def roofline(
     """
     shape.check_cut(tp_size)
     kv_bytes = shape.kv_bytes / tp_size  # a device
-    query_bytes = shape.num_layers * shape.num_heads * shape.head_dim * shape.element_bytes / tp_size
+    query_bytes = shape.num_layers * shape.query_bytes / tp_size
     num_parameters = shape.num_layer_parameters + shape.num_output_parameters
     pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim
     num_sums = 2 * shape.num_layers if tp_size > 1 else 0
@@ -141,7 +153,7 @@ def cuda_graph_limits(shape: ModelShape, limits: CudaGraphLimits) -> CudaGraphLi
     The KV that an instance brings fits the memory of RING_ROOM times the queries of a step.
     """
     graph_limits = limits.of_heads(shape.num_heads, shape.num_kv_heads)
-    room = RING_ROOM * graph_limits.most_rows * shape.num_heads // (2 * shape.num_kv_heads)
+    room = RING_ROOM * graph_limits.most_rows * shape.query_bytes // shape.kv_row_bytes
     most_room = min(graph_limits.most_kv_room, room)
     most_rows = min(graph_limits.most_kv_rows, most_room)
     return replace(graph_limits, most_kv_rows=most_rows, most_kv_room=most_room)

@@ -94,14 +94,15 @@ class Instance:
     ) -> None:
         self._fabric, self._instance_id, self._device = fabric, instance_id, device
         self._config = replace(CONFIG, num_layers=1, head_dim=sizes.head_dim, dtype=dtype)
-        row = 1, 2, NUM_KV_HEADS, sizes.head_dim
-        kv = torch.zeros(row, dtype=self._config.torch_dtype, device=device.torch_device)
-        load_kernels(device, NUM_HEADS, kv)
+        row = 1, *self._config.kv_layout().row_shape
+        self._row = torch.zeros(row, dtype=self._config.torch_dtype, device=device.torch_device)
+        self._query = self._row.new_zeros(1, NUM_HEADS, sizes.head_dim)
+        load_kernels(device, self._query, self._row)
 
     def warm_up(self, batch_ids: Iterator[int], sizes: Sizes) -> None:
         """Load what computes, by steps of this instance alone: a GPU stands still for that, others wait."""
-        config, alone = self._config, (self._instance_id,)
-        self._device.plan_attention(NUM_HEADS, NUM_KV_HEADS, config.head_dim, config.torch_dtype)
+        alone = (self._instance_id,)
+        self._device.plan_attention(self._query, self._row)
         for chunks in steps(sizes):
             own = {
                 name: replace(chunk, holders=alone if chunk.holders else (), masters=alone)
@@ -148,14 +149,7 @@ class Instance:
     ) -> AttentionStep:
         """Return the step, with histories in a pool that is NaN where nothing is known yet."""
         num_slots = sum(chunk.num_tokens for chunk in chunks.values())
-        pool = KVPool(
-            1,
-            NUM_KV_HEADS,
-            self._config.head_dim,
-            num_slots,
-            self._config.torch_dtype,
-            self._device.torch_device,
-        )
+        pool = KVPool(self._config.kv_layout(), num_slots, self._device.torch_device)
         pool.layer(0).fill_(torch.nan)
         placements = {name: chunk.history(name) for name, chunk in chunks.items()}
         for name, placement in placements.items():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loong.core.errors import ClusterError, InvalidPlanError
 from loong.core.instance import ESPGroup
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.fabric.errors import AbandonedError, DeadlineError, PeerLostError
@@ -20,7 +21,8 @@ Outputs = Mapping[InstanceId, Future[dict[tuple[str, int], Tensor]]]
 
 HISTORY, CHUNK = range(9), range(9, 15)
 
-EMPTY = KVPool(1, 2, 4, 40, torch.float32, torch.device("cpu"))
+LAYOUT = KVLayout(1, row_of_heads(2, 4), "float32")
+EMPTY = KVPool(LAYOUT, 40, torch.device("cpu"))
 
 
 def step_of(transfer: Transfer, group: tuple[int, ...], held_by: tuple[int, ...], kept_by: int) -> GivenStep:
@@ -77,7 +79,7 @@ def test_an_instance_without_its_kv_ends_the_step_of_all_others(name: str, faili
     lacking = GivenStep(step.batch, {"r0": elsewhere})
     with attention_world(3) as world:
         running, _ = world.begin(
-            step, Tokens.of(step, Heads(), seed=1), pools={failing: lacking.pool_of(failing, 2, 4)}
+            step, Tokens.of(step, Heads(), seed=1), pools={failing: lacking.pool_of(failing, LAYOUT)}
         )
         found = errors_of(running)
     assert found.pop(failing) is InvalidPlanError

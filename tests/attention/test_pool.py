@@ -9,6 +9,7 @@ from loong.attention import pool
 from loong.attention.attention_step import AttentionStep
 from loong.attention.pool import KeysCopied, KeysInPool, KeysInRow, PoolAttention, pool_attention
 from loong.core.instance import ESPGroup
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.kernels import Partial
@@ -20,7 +21,7 @@ HELD, CHUNK, OTHER = range(30), range(30, 37), range(5)
 
 def attention_of(*prompts: str) -> tuple[PoolAttention, KVPool]:
     """Return the attention of chunks on one instance: of "a" after a history, of "b" a whole prompt."""
-    kv = KVPool(1, 2, 4, 64, torch.float32, torch.device("cpu"))
+    kv = KVPool(KVLayout(1, row_of_heads(2, 4), "float32"), 64, torch.device("cpu"))
     kv.layer(0).copy_(torch.randn(kv.layer(0).shape))
     for owner_id, positions in (("a", HELD), ("b", OTHER), ("a", CHUNK)):
         kv.allocate(owner_id, positions, num_expected=1 << 20)
@@ -80,7 +81,7 @@ def test_keys_are_copied_for_many_queries_if_there_is_room(monkeypatch: pytest.M
 
 def test_what_all_queries_of_several_masters_see_is_listed_and_attended_once() -> None:
     """Instance 0 holds the history; both instances compute a half of the chunk."""
-    kv = KVPool(1, 2, 4, 64, torch.float32, torch.device("cpu"))
+    kv = KVPool(KVLayout(1, row_of_heads(2, 4), "float32"), 64, torch.device("cpu"))
     kv.allocate("a", HELD, num_expected=1 << 20)
     halves = (range(30, 34), range(34, 37))
     blocks = tuple(QueryBlock("a", half, i, Transfer.QUERY) for i, half in enumerate(halves, 1))

@@ -18,8 +18,8 @@ from loong.model.tiny import CONFIG
 from loong.worker.steps.mailbox_exchange import num_mailbox_bytes
 
 WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
-ROOM = 1000 * CONFIG.kv_bytes_per_token
-GRAPHS = GRAPH_BYTES + H200_GRAPH_LIMITS.num_copied(2000) * CONFIG.kv_bytes_per_token // CONFIG.num_layers
+ROOM = 1000 * CONFIG.kv_layout().bytes_per_token
+GRAPHS = GRAPH_BYTES + H200_GRAPH_LIMITS.num_copied(2000) * CONFIG.kv_layout().row_bytes
 
 
 def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:

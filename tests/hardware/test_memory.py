@@ -9,7 +9,7 @@ from loong.hardware import memory
 from loong.hardware.memory import GIB, LEAST_KV_TOKENS, MAX_AUTO_TOKENS, fit_kv_capacity
 from loong.model.tiny import CONFIG
 
-KV = CONFIG.kv_bytes_per_token
+KV = CONFIG.kv_layout().bytes_per_token
 WEIGHTS = memory.weight_bytes(CONFIG)
 
 

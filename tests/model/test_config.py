@@ -202,8 +202,9 @@ def test_scaled_rope_lengthens_what_a_model_was_made_for(tmp_path: Path) -> None
 
 
 def test_kv_bytes_per_token_are_those_of_all_layers_and_heads() -> None:
-    assert SHAPES["llama-3.1-8b"].kv_bytes_per_token == 128 * 1024
-    assert SHAPES["llama-2-7b"].kv_bytes_per_token == SHAPES["lwm-1m"].kv_bytes_per_token == 512 * 1024
+    assert SHAPES["llama-3.1-8b"].kv_layout().bytes_per_token == 128 * 1024
+    for name in ("llama-2-7b", "lwm-1m"):
+        assert SHAPES[name].kv_layout().bytes_per_token == 512 * 1024
 
 
 def test_a_model_is_found_by_folder_or_as_dummy_by_name(tmp_path: Path) -> None:

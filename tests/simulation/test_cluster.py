@@ -21,7 +21,7 @@ LLAMA = shape_of(SHAPES["llama-3.1-8b"])
 def test_a_shape_counts_the_parameters_of_the_model() -> None:
     num_parameters = LLAMA.num_layer_parameters + 2 * LLAMA.num_output_parameters
     assert num_parameters == pytest.approx(8.03e9, rel=1e-3)
-    assert LLAMA.kv_bytes == SHAPES["llama-3.1-8b"].kv_bytes_per_token
+    assert LLAMA.kv_bytes == SHAPES["llama-3.1-8b"].kv_layout().bytes_per_token
 
 
 def test_a_policy_of_one_instance_gets_all_devices_in_one() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from loong.attention.attention_step import AttentionStep
 from loong.core.instance import ESPGroup
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import dealt, first_of
@@ -16,6 +17,7 @@ from loong.worker.kv.pool import KVPool
 
 NUM_INSTANCES = 4
 EVERYONE = range(NUM_INSTANCES)
+SMALLEST = KVLayout(1, row_of_heads(1, 1), "float32")
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,11 @@ class GivenStep:
         """Return the step of one request alone."""
         return GivenStep(self.batch.only_for([request_id]), {request_id: self.placements[request_id]})
 
-    def pool_of(self, instance_id: InstanceId, num_kv_heads: int = 1, head_dim: int = 1) -> KVPool:
-        """Return an instance's pool with slots for all that it has, and as many others."""
+    def pool_of(self, instance_id: InstanceId, layout: KVLayout = SMALLEST) -> KVPool:
+        """Return an instance's pool with slots for all that it has, and as many others; floats are NaN."""
         num_slots = 2 * sum(map(len, self.known.values()))
-        pool = KVPool(1, num_kv_heads, head_dim, num_slots, torch.float32, torch.device("cpu"))
-        pool.layer(0).fill_(torch.nan)
+        pool = KVPool(layout, num_slots, torch.device("cpu"))
+        pool.layer(0).view(torch.uint8).fill_(0xFF)
         for request_id, placement in self.placements.items():
             for positions in placement.on(instance_id):
                 pool.allocate(request_id, positions)

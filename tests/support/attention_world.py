@@ -15,6 +15,7 @@ from torch import Tensor
 from loong.attention.attention_step import AttentionStep
 from loong.attention.elastic import ElasticAttention
 from loong.attention.push import await_stored
+from loong.core.kv_layout import KVLayout
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
 from loong.fabric.messages.sockets import SocketFabric
@@ -87,6 +88,7 @@ class AttentionWorld:
     """Instances 0 to N - 1, each a thread."""
 
     def __init__(self, directory: Path, num_instances: int, deadline: float) -> None:
+        self.device = CpuDevice()
         world = World(num_instances, 1)
         self._fabrics = {
             i: SocketFabric(directory, world, i, deadline=deadline) for i in range(num_instances)
@@ -106,9 +108,11 @@ class AttentionWorld:
         """Let an instance leave, as one whose process is gone."""
         self._fabrics.pop(instance_id).close()
 
-    def run(self, step: GivenStep, tokens: Tokens) -> Outcome:
+    def run(
+        self, step: GivenStep, tokens: Tokens, pools: Mapping[InstanceId, KVPool] | None = None
+    ) -> Outcome:
         """Run a step on all instances that have a part in it. Raises the error of one, if any has one."""
-        running, pools = self.begin(step, tokens)
+        running, pools = self.begin(step, tokens, pools=pools)
         out: dict[tuple[RequestId, int], Tensor] = {}
         for future in running.values():
             out |= future.result()
@@ -138,12 +142,12 @@ class AttentionWorld:
     def _take_part(
         self, batch_id: int, instance_id: InstanceId, step: GivenStep, tokens: Tokens, pool: KVPool
     ) -> dict[tuple[RequestId, int], Tensor]:
-        fabric, device = self._fabrics[instance_id], CpuDevice()
+        fabric, device = self._fabrics[instance_id], self.device
         own = AttentionStep(instance_id, step.batch, step.placements, pool)
         with fabric.batch(batch_id, step.batch.group.instance_ids, step.holder_ids):
             attention = ElasticAttention(own, fabric, device)
             target, rows = attention.new_kv(0)
-            target[rows] = _rows(own, tokens.kv)
+            target[rows] = stored(_rows(own, tokens.kv), target)
             out = attention(0, _rows(own, tokens.q))
             if step.batch.pushes:
                 await_stored(fabric, step.batch, instance_id)
@@ -154,11 +158,13 @@ class AttentionWorld:
         self, batch_id: int, instance_id: InstanceId, step: GivenStep, tokens: Tokens, pool: KVPool
     ) -> dict[tuple[RequestId, int], Tensor]:
         _, num_heads, head_dim = next(iter(tokens.q.values())).shape
+        _, _, num_kv_heads, _ = next(iter(tokens.kv.values())).shape
         config = replace(
-            CONFIG, num_layers=1, num_heads=num_heads, num_kv_heads=pool.layer(0).shape[2], head_dim=head_dim
+            CONFIG, num_layers=1, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim
         )
-        fabric = self._fabrics[instance_id]
-        service = AttentionService(instance_id, Shard(config), pool, fabric, CpuBackend())
+        fabric, backend = self._fabrics[instance_id], CpuBackend()
+        backend.device = self.device
+        service = AttentionService(instance_id, Shard(config), pool, fabric, backend)
         with fabric.serve(batch_id, step.batch.group.instance_ids) as members:
             service.answer(step.batch, step.placements, members)
         return {}
@@ -177,13 +183,25 @@ def attention_world(num_instances: int, deadline: float = 60.0) -> Iterator[Atte
 
 def _pool(step: GivenStep, instance_id: InstanceId, tokens: Tokens) -> KVPool:
     """Return an instance's pool with its part of the history, and NaN everywhere else."""
-    _, _, num_kv_heads, head_dim = next(iter(tokens.kv.values())).shape
-    pool = step.pool_of(instance_id, num_kv_heads, head_dim)
+    row_shape = tuple(next(iter(tokens.kv.values())).shape[1:])
+    return pool_with_history(step, instance_id, tokens, KVLayout(1, row_shape, "float32"))
+
+
+def pool_with_history(step: GivenStep, instance_id: InstanceId, tokens: Tokens, layout: KVLayout) -> KVPool:
+    """Return an instance's pool with its part of the history, slots for its new KV, and NaN elsewhere."""
+    pool = step.pool_of(instance_id, layout)
+    layer = pool.layer(0)
     for request_id, placement in step.placements.items():
         for positions in placement.on(instance_id):
-            pool.layer(0)[pool.slots(request_id, positions)] = tokens.kv[request_id][list(positions)]
+            history = stored(tokens.kv[request_id][list(positions)], layer)
+            layer[pool.slots(request_id, positions)] = history
     step.allocate_new(instance_id, pool)
     return pool
+
+
+def stored(kv: Tensor, target: Tensor) -> Tensor:
+    """Return KV [T, 2, K, D] as rows like those of the target, which has as many bytes a row."""
+    return kv.flatten(1).view(target.dtype).view(len(kv), *target.shape[1:])
 
 
 def _rows(own: AttentionStep, values: Mapping[RequestId, Tensor]) -> Tensor:

@@ -72,10 +72,8 @@ class BareInstance:
         ranks = SingleDevice() if fabric.world.tp_size == 1 else fabric.tensor_parallel
         model = load_model(str(folder), "safetensors", None, 0, ranks, backend.device)
         shard, device = model.shard, backend.device.torch_device
-        config, num_kv_heads = shard.config, shard.num_kv_heads
-        sizes = (config.num_layers, num_kv_heads, config.head_dim, num_slots)
-        self._pool = KVPool(*sizes, torch.float32, device)
-        constraints = constraints_of(tokenizer, config.vocab_size)
+        self._pool = KVPool(shard.kv_layout, num_slots, device)
+        constraints = constraints_of(tokenizer, shard.config.vocab_size)
         self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend, constraints)
         self._runner.warm_up()
         self._service = AttentionService(instance_id, shard, self._pool, fabric, backend)

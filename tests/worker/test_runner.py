@@ -104,9 +104,7 @@ def test_warming_up_leaves_no_slot_taken(folder: Path, tmp_path: Path) -> None:
     model = load_model(str(folder), "safetensors", None, 0, SingleDevice())
     config, backend = model.shard.config, CpuBackend()
     backend.warm_up_lengths = (5, 300, 301)  # of which the last is longer than the pool
-    pool = KVPool(
-        config.num_layers, config.num_kv_heads, config.head_dim, 300, torch.float32, torch.device("cpu")
-    )
+    pool = KVPool(model.shard.kv_layout, 300, torch.device("cpu"))
     fabric = SocketFabric(tmp_path, World(1, 1), 0, deadline=1.0)
     for layer in range(config.num_layers):
         pool.layer(layer).fill_(torch.nan)

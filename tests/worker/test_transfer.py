@@ -5,6 +5,7 @@ import torch
 from socket_worlds import run_in_world
 
 from loong.core.instructions import MoveKV
+from loong.core.kv_layout import KVLayout
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import KVMigration
 from loong.fabric.messages.sockets import SocketFabric
@@ -16,6 +17,7 @@ from loong.worker.transfer import SegmentMover
 OWNER, NUM_LAYERS, NUM_TOKENS = "request", 3, 9000  # more than two messages
 POSITIONS = (range(5), range(1, 100, 7), range(8999, 9000), range(NUM_TOKENS))
 NUM_SLOTS = 2 * NUM_TOKENS
+LAYOUT = KVLayout(NUM_LAYERS, (64,), "uint8")  # rows that only kernels could read
 NEVER = 600.0  # a deadline no test lives to see
 
 
@@ -41,17 +43,15 @@ def make_mover(
         num_threads=1,
     )
     pools = {
-        pool_id: KVPool(NUM_LAYERS, 2, 4, num_slots, torch.float32, torch.device("cpu"))
-        for pool_id in (instance_id, config.host_id)
+        pool_id: KVPool(LAYOUT, num_slots, torch.device("cpu")) for pool_id in (instance_id, config.host_id)
     }
     return SegmentMover(config, pools, fabric), pools
 
 
 def rows_of(layer: int, positions: range) -> torch.Tensor:
-    """Return KV [n, 2, K, D] that no other layer, position or head has."""
-    at = torch.tensor(positions, dtype=torch.float32)[:, None, None] * 100
-    k = at + torch.arange(8.0).view(2, 4) + 10 * layer
-    return torch.stack((k, -k), dim=1)
+    """Return rows [n, 64] that no other layer or position has."""
+    firsts = torch.tensor(positions, dtype=torch.float32)[:, None] * 100 + 20 * layer
+    return (firsts + torch.arange(16.0)).view(torch.uint8)
 
 
 def fill(pool: KVPool, positions: range) -> None:

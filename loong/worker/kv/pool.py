@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from loong.core.errors import InvalidPlanError
+from loong.core.kv_layout import KVLayout
 from loong.core.placement import OwnerId
 from loong.worker.kv.free_slots import FreeSlots, Slots
 
@@ -18,26 +19,18 @@ _NO_SLOTS: Slots = np.empty(0, dtype=np.int64)
 
 
 class KVPool:
-    """Keys and values of `num_slots` tokens, in one tensor [num_layers, num_slots, 2, K, D].
+    """Keys and values of `num_slots` tokens, in one tensor [num_layers, num_slots, ...] of rows of a layout.
 
-    A slot is one token's memory in every layer, K followed by V. Each owner maps positions to slots; owners
+    A slot is one token's memory in every layer. Each owner maps positions to slots; owners
     that share a prefix map its positions to the same slots, and a slot is free when no owner maps to it. Any
     thread may take and release slots. A released slot may be handed out next, so release nothing that a
     running step may still use. Slots are int64, on the host, and in the order of the requested positions; KV
     is on `device`.
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        shape = (num_layers, num_slots, 2, num_kv_heads, head_dim)
-        self._kv = torch.empty(shape, dtype=dtype, device=device)
+    def __init__(self, layout: KVLayout, num_slots: int, device: torch.device) -> None:
+        shape = (layout.num_layers, num_slots, *layout.row_shape)
+        self._kv = torch.empty(shape, dtype=getattr(torch, layout.dtype), device=device)
         self._layers = self._kv.unbind()
         self.device = device
         self._free = FreeSlots(num_slots)
@@ -144,21 +137,21 @@ class KVPool:
             self._unmap(np.concatenate(slots))
 
     def layer(self, layer: int) -> Tensor:
-        """Return the memory of a layer, [num_slots, 2, K, D]."""
+        """Return the memory of a layer, rows [num_slots, ...]."""
         return self._layers[layer]
 
     def scatter(self, slots: Tensor, kv: Tensor) -> None:
-        """Write kv [num_layers, n, 2, K, D], which may be on any device, into distinct slots [n]."""
+        """Write kv [num_layers, n, ...], which may be on any device, into distinct slots [n]."""
         _words(self._kv).index_copy_(0, self._rows(slots), _words(kv.to(self.device)))
 
     def gather(self, slots: Tensor) -> Tensor:
-        """Return a copy of the KV [num_layers, n, 2, K, D] of slots [n]."""
+        """Return a copy of the KV [num_layers, n, ...] of slots [n]."""
         kv = self.empty_rows(len(slots))
         torch.index_select(_words(self._kv), 0, self._rows(slots), out=_words(kv))
         return kv
 
     def empty_rows(self, num_tokens: int) -> Tensor:
-        """Return memory outside the pool for the KV of tokens in all layers, [num_layers, n, 2, K, D]."""
+        """Return memory outside the pool for the KV of tokens in all layers, [num_layers, n, ...]."""
         return self._kv.new_empty(self.num_layers, num_tokens, *self._kv.shape[2:])
 
     def _rows(self, slots: Tensor) -> Tensor:
@@ -204,7 +197,7 @@ class KVPool:
 
 
 def _words(kv: Tensor) -> Tensor:
-    """Return KV [num_layers, n, 2, K, D] as [num_layers * n, words]: wide elements are faster to copy."""
+    """Return KV [num_layers, n, ...] as [num_layers * n, words]: wide elements are faster to copy."""
     return kv.flatten(2).flatten(0, 1).view(_WORD)
 
 

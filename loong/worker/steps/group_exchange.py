@@ -39,7 +39,7 @@ class KVExchange(GroupExchange, Protocol):
     """
 
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:
-        """Return the KV [N * T, 2, K, D] of all members, from `block` [T, 2, K, D] on each.
+        """Return the KV [N * T, ...] of all members, from rows `block` [T, ...] on each.
 
         Rows are as in `gather`. They are valid until the second next layer's is gathered.
         """

@@ -38,7 +38,7 @@ class MailboxExchange:
         largest = self._mailbox(QUERY_ROOM, shard, _MORE_CHUNKS)
         for size in GROUP_STEP_SIZES:
             self._mailboxes.setdefault(size, largest.for_fewer(size))
-        self.max_kv_room = min(MAX_KV_ROOM, largest.max_kv_rows(shard.num_kv_heads))
+        self.max_kv_room = min(MAX_KV_ROOM, largest.max_kv_rows(shard.kv_layout.row_bytes))
         self._largest = largest
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
         self._set_part(Clock.DECODE, Lane.BATCH)
@@ -105,8 +105,8 @@ class MailboxExchange:
 
     def gather_kv(self, layer: int, block: Tensor) -> Tensor:
         """See KVExchange."""
-        mailbox = self._largest.halves(len(block), block.shape[2])[layer % 2]
-        return self._gathered(layer, block.flatten(1, 2), mailbox).view(-1, *block.shape[1:])
+        mailbox = self._largest.halves(block)[layer % 2]
+        return self._gathered(layer, block.view(len(block), 1, -1), mailbox).view(-1, *block.shape[1:])
 
     def _gathered(self, layer: int, rows: Tensor, mailbox: Mailbox) -> Tensor:
         if layer == 0:
@@ -117,5 +117,5 @@ class MailboxExchange:
 
 def num_mailbox_bytes(num_instances: int, shard: Shard) -> int:
     """Return the bytes that the mailboxes of `num_instances` instances take in an arena, at most."""
-    row = shard.num_heads * (2 * shard.config.head_dim * shard.config.torch_dtype.itemsize + 4) + 64
-    return num_instances * (sum(GROUP_SIZES) + QUERY_ROOM) * row + (1 << 20)
+    row_bytes = shard.config.mailbox_row_bytes(shard.size)
+    return num_instances * (sum(GROUP_SIZES) + QUERY_ROOM) * row_bytes + (1 << 20)

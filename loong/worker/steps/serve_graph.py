@@ -34,10 +34,9 @@ class ServeGraph:
         self._exchange = exchange
         num_queries = exchange.num_instances * GROUP_SIZES[-1]
         self._tables = LeaseTables(pool, num_queries, max_num_slots, backend.device)
-        rows = (GROUP_SIZES[-1], shard.num_heads, shard.config.head_dim)
         device = backend.device.torch_device
-        self._no_queries = torch.zeros(rows, dtype=shard.config.torch_dtype, device=device)
-        self._no_slots = torch.full(rows[:1], -1, dtype=torch.int64, device=device)
+        self._no_queries = shard.zero_queries(GROUP_SIZES[-1], device)
+        self._no_slots = torch.full(GROUP_SIZES[-1:], -1, dtype=torch.int64, device=device)
         self._steps: dict[int, Callable[[], None]] = {}
         self._next_step: Callable[[], None]
 

@@ -123,6 +123,43 @@ def test_any_group_gets_the_attention_of_all_its_members(
         assert result[1].tolist() == [0, 0]
 
 
+def rows_of(layer: int, instance: int) -> Tensor:
+    """Return KV in rows of bytes, of 4 tokens an instance, one more than the mailbox has queries."""
+    return torch.arange(4 * 64, dtype=torch.uint8).view(4, 64) + 10 * layer + 100 * instance
+
+
+def take_rows(rank: int, folder: Path) -> list[Tensor]:
+    """Return the rows of all instances in three layers, as they arrive at one of two."""
+    arenas = [arena(folder, instance) for instance in range(2)]
+    box, epoch = mailbox(arenas[rank], 2, 3), torch.tensor([EPOCHS])
+    deadline = Deadline(torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), ENDLESS)
+    addresses = torch.tensor([memory.data_ptr() for memory in arenas])
+    peers = Peers(addresses, torch.tensor([4, 4]), torch.arange(2), epoch)
+    arrived = []
+    for layer in range(3):
+        rows = rows_of(layer, rank)
+        half = box.halves(rows)[layer % 2]
+        exchange_queries(rows.view(4, 1, -1), half, peers, deadline, instance=rank, layer=layer)
+        arrived.append(half.queries.flatten(2).clone())
+    return arrived
+
+
+def test_rows_of_kv_of_any_shape_and_dtype_reach_all_members(tmp_path: Path) -> None:
+    expected = [torch.stack([rows_of(layer, instance) for instance in range(2)]) for layer in range(3)]
+    for arrived in run_on_ranks(take_rows, 2, tmp_path):
+        assert isinstance(arrived, list)
+        assert all(map(torch.equal, arrived, expected))
+
+
+def test_more_rows_of_kv_than_have_room_are_refused() -> None:
+    box = mailbox(torch.zeros(ARENA_BYTES, dtype=torch.uint8), 2, 3)
+    most = box.max_kv_rows(64)
+    assert most == 3 * NUM_HEADS * HEAD_DIM * 4 // 64
+    box.halves(torch.empty(most, 64, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=f"room for {most} rows, not {most + 1}"):
+        box.halves(torch.empty(most + 1, 64, dtype=torch.uint8))
+
+
 def test_who_waits_in_vain_gives_up_says_for_whom_and_reports_nobody_what_it_made(tmp_path: Path) -> None:
     other = mailbox(arena(tmp_path, 1), 2, 2)
     (result,) = run_on_ranks(take_steps, 1, tmp_path, [(1, 2)], [2], SHORT)

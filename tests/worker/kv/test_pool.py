@@ -9,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
 from loong.core.errors import InvalidPlanError
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.worker.kv.pool import KVPool
 
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM = 2, 3, 4
@@ -23,9 +24,10 @@ some_positions = st.builds(
 )
 
 
-def make_pool(num_slots: int = NUM_SLOTS, dtype: torch.dtype = torch.float32) -> KVPool:
+def make_pool(num_slots: int = NUM_SLOTS, dtype: str = "float32") -> KVPool:
     """Return a pool whose memory is all NaN, so that reading what was never written shows."""
-    pool = KVPool(NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, num_slots, dtype, torch.device("cpu"))
+    layout = KVLayout(NUM_LAYERS, row_of_heads(NUM_KV_HEADS, HEAD_DIM), dtype)
+    pool = KVPool(layout, num_slots, torch.device("cpu"))
     for layer in range(NUM_LAYERS):
         pool.layer(layer).fill_(torch.nan)
     return pool
@@ -196,7 +198,7 @@ def test_a_row_is_the_keys_and_values_of_one_token_in_one_layer() -> None:
 
 
 def test_rows_in_transit_have_the_shape_and_dtype_of_all_layers() -> None:
-    rows = make_pool(dtype=torch.bfloat16).empty_rows(5)
+    rows = make_pool(dtype="bfloat16").empty_rows(5)
     assert rows.shape == (NUM_LAYERS, 5, 2, NUM_KV_HEADS, HEAD_DIM)
     assert rows.dtype == torch.bfloat16
 

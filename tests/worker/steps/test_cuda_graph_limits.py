@@ -14,6 +14,7 @@ from loong.attention.attention_step import AttentionStep
 from loong.core.cost.work import step_work
 from loong.core.errors import ConfigError
 from loong.core.instance import ESPGroup
+from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import striped
 from loong.core.plan import BatchPlan, Transfer
 from loong.state.live_request import LiveRequest
@@ -30,7 +31,7 @@ LIMITS = replace(
     row_pairs=60,
     keys_a_row=2,
 )
-NO_POOL = KVPool(1, 1, 1, 0, torch.float32, torch.device("cpu"))
+NO_POOL = KVPool(KVLayout(1, row_of_heads(1, 1), "float32"), 0, torch.device("cpu"))
 MEMORY = torch.empty(MixedInputs.num_words(10_000, LIMITS), dtype=torch.int64)
 
 
