@@ -9,16 +9,10 @@ from torch import Tensor
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
+from loong.model.mlp import MLP, GatedMLP
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import EMBEDDING, LM_HEAD, NORM, expected_shapes
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """An affine map; see `Device.linear`."""
-
-    weight: Tensor  # [out, in]
-    bias: Tensor | None  # [out]
+from loong.model.weight import Dense, Embedding, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +20,22 @@ class LayerParameters:
     """One layer's tensors, of one rank."""
 
     attention_norm: Tensor  # [E]
-    qkv: Linear  # out: this rank's queries, then keys, then values
+    qkv: Weight  # out: this rank's queries, then keys, then values
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
-    o: Linear  # in: this rank's heads; the bias is on rank 0 alone, so that the sum over ranks has it once
+    o: Weight  # in: this rank's heads; the bias is on rank 0 alone, so that the sum over ranks has it once
     mlp_norm: Tensor  # [E]
-    gate_up: Linear  # out: this rank's gates, then ups
-    down: Linear  # like o
+    mlp: MLP  # its last bias is like that of o
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """All tensors of one rank's decoder."""
 
-    embedding: Tensor  # [vocab, E], whole on every rank
+    embedding: Embedding  # whole on every rank
     layers: tuple[LayerParameters, ...]
     norm: Tensor  # [E]
-    lm_head: Tensor  # [this rank's part of the vocab, E]; tied: a view of the embedding
+    lm_head: Weight  # out: this rank's part of the vocab; tied: a view of the embedding
 
 
 class TensorSource(Protocol):
@@ -91,12 +84,13 @@ class _Assembler:
 
     def parameters(self) -> Parameters:
         rows = self.shard.vocab_rows
-        embedding = self._whole(EMBEDDING)
+        table = self._whole(EMBEDDING)
+        lm_head = self._stack([(LM_HEAD, rows)]) if LM_HEAD in self.source.shapes else table[rows]
         return Parameters(
-            embedding=embedding,
+            embedding=Embedding(table),
             layers=tuple(self._layer(index) for index in range(self.shard.config.num_layers)),
             norm=self._whole(NORM),
-            lm_head=self._stack([(LM_HEAD, rows)]) if LM_HEAD in self.source.shapes else embedding[rows],
+            lm_head=Dense(lm_head, None),
         )
 
     def _layer(self, index: int) -> LayerParameters:
@@ -112,23 +106,25 @@ class _Assembler:
             k_norm=self._whole(f"{attention}.k_norm.weight") if has_qk_norm else None,
             o=self._by_columns(f"{attention}.o_proj", shard.q_rows),
             mlp_norm=self._whole(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self._by_rows([(f"{mlp}.gate_proj", shard.mlp_rows), (f"{mlp}.up_proj", shard.mlp_rows)]),
-            down=self._by_columns(f"{mlp}.down_proj", shard.mlp_rows),
+            mlp=GatedMLP(
+                gate_up=self._by_rows([(f"{mlp}.{name}_proj", shard.mlp_rows) for name in ("gate", "up")]),
+                down=self._by_columns(f"{mlp}.down_proj", shard.mlp_rows),
+            ),
         )
 
-    def _by_rows(self, parts: list[tuple[str, slice]]) -> Linear:
+    def _by_rows(self, parts: list[tuple[str, slice]]) -> Weight:
         """Return projections of one input joined into one, with this rank's rows of each."""
         has_bias = f"{parts[0][0]}.bias" in self.source.shapes
-        return Linear(
+        return Dense(
             weight=self._stack([(f"{name}.weight", rows) for name, rows in parts]),
             bias=self._stack([(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None,
         )
 
-    def _by_columns(self, name: str, columns: slice) -> Linear:
+    def _by_columns(self, name: str, columns: slice) -> Weight:
         """Return a projection of this rank's columns. The results are summed over the ranks."""
         weight = self._place(self.source.read(f"{name}.weight", slice(None), columns))
         has_bias = f"{name}.bias" in self.source.shapes and self.shard.rank == 0
-        return Linear(weight, self._whole(f"{name}.bias") if has_bias else None)
+        return Dense(weight, self._whole(f"{name}.bias") if has_bias else None)
 
     def _stack(self, parts: list[tuple[str, slice]]) -> Tensor:
         num_rows = sum(rows.stop - rows.start for _, rows in parts)

@@ -7,12 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from loong.model.device import CpuDevice, Device
-from loong.model.parameters import LayerParameters, Linear, Parameters
+from loong.model.parameters import LayerParameters, Parameters
 from loong.model.rope import make_rotary
 from loong.model.tensor_parallel import Shard, TensorParallel
 
 _CPU = CpuDevice()
-_MLP_ROWS = 16_384  # at a time: gate and up are several times as wide as hidden states
 
 
 class Attention(Protocol):
@@ -56,16 +55,16 @@ class Decoder:
         `attention` is called even then.
         """
         device, eps = self._device, self.shard.config.rms_norm_eps
-        hidden = F.embedding(input_ids, self.parameters.embedding)
+        hidden = self.parameters.embedding.rows(input_ids)
         angles = self._rotary(positions, sequence_lengths)
         normed, added = torch.empty_like(hidden), None
         for index, layer in enumerate(self.parameters.layers):
             device.add_rms_norm(hidden, layer.attention_norm, eps, out=normed, added=added)
             q = self._project(layer, normed, angles, *attention.new_kv(index))
-            added = self._linear(layer.o, attention(index, q).flatten(1))
+            added = layer.o.apply(attention(index, q).flatten(1), device)
             added = self._tensor_parallel.all_reduce(added)
             device.add_rms_norm(hidden, layer.mlp_norm, eps, out=normed, added=added)
-            added = self._mlp(layer, normed)
+            added = layer.mlp.apply(normed, device)
             added = self._tensor_parallel.all_reduce(added)
         device.add_rms_norm(hidden, self.parameters.norm, eps, out=normed, added=added)
         return normed
@@ -75,7 +74,7 @@ class Decoder:
         """Return logits [N, vocab] float32 of hidden states [N, E], equal on every rank; or write them to
         `out`.
         """
-        part = self._device.linear(hidden, self.parameters.lm_head, None)
+        part = self.parameters.lm_head.apply(hidden, self._device)
         if part.shape[-1] < self.shard.padded_vocab_size:
             part = F.pad(part, (0, self.shard.padded_vocab_size - part.shape[-1]))
         logits = self._tensor_parallel.all_gather(part)[:, : self.shard.config.vocab_size]
@@ -85,9 +84,9 @@ class Decoder:
     def load_products(self, most_rows: int, most_logits: int) -> None:
         """Load the kernels of `forward` for at most `most_rows` tokens, and those of `logits`."""
         layer = self.parameters.layers[0]
-        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            self._device.load_products(linear.weight, linear.bias, most_rows)
-        self._device.load_products(self.parameters.lm_head, None, most_logits)
+        for part in (layer.qkv, layer.o, layer.mlp):
+            part.load_products(self._device, most_rows)
+        self.parameters.lm_head.load_products(self._device, most_logits)
 
     def _project(
         self, layer: LayerParameters, normed: Tensor, angles: tuple[Tensor, Tensor], kv: Tensor, rows: Tensor
@@ -95,7 +94,7 @@ class Decoder:
         """Return this rank's q [T, H, D], rotated, and write its keys and values to `rows` of kv."""
         config, num_heads = self.shard.config, self.shard.num_heads
         num_all = num_heads + 2 * self.shard.num_kv_heads
-        qkv = self._linear(layer.qkv, normed).view(len(normed), num_all, config.head_dim)
+        qkv = layer.qkv.apply(normed, self._device).view(len(normed), num_all, config.head_dim)
         q = qkv.new_empty(len(qkv), num_heads, config.head_dim)
         self._device.rotate_and_store(
             qkv,
@@ -108,20 +107,3 @@ class Decoder:
             eps=config.rms_norm_eps,
         )
         return q
-
-    def _mlp(self, layer: LayerParameters, normed: Tensor) -> Tensor:
-        """Return this rank's part of the MLP of [T, E]."""
-        if len(normed) <= _MLP_ROWS:
-            return self._linear(layer.down, self._gate(self._linear(layer.gate_up, normed)))
-        out = torch.empty_like(normed)
-        for rows, target in zip(torch.split(normed, _MLP_ROWS), torch.split(out, _MLP_ROWS), strict=True):
-            target.copy_(self._mlp(layer, rows))
-        return out
-
-    def _linear(self, linear: Linear, x: Tensor) -> Tensor:
-        return self._device.linear(x, linear.weight, linear.bias)
-
-    def _gate(self, gate_up: Tensor) -> Tensor:
-        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        self._device.silu_and_mul(gate_up, out=out)
-        return out

@@ -11,11 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from loong.core.errors import ConfigError
-from loong.model.config import load_config
+from loong.model.hugging_face import load_config
 from loong.model.load import load_model
+from loong.model.mlp import MLP, GatedMLP
 from loong.model.parameters import Parameters
 from loong.model.tensor_parallel import Shard, SingleDevice
 from loong.model.tiny import CONFIG
+from loong.model.weight import Dense, Weight
 from loong.model.weights import dummy_weights, load_weights
 
 CPU = torch.device("cpu")
@@ -38,6 +40,17 @@ def tensors_of(value: object) -> list[Tensor]:
             return [tensor for field in fields(value) for tensor in tensors_of(getattr(value, field.name))]
         case _:
             return []
+
+
+def matrix(weight: Weight) -> Tensor:
+    assert isinstance(weight, Dense)
+    return weight.weight
+
+
+def mlp_matrices(mlp: MLP) -> tuple[Tensor, Tensor]:
+    """Return those of gate and up, and of down."""
+    assert isinstance(mlp, GatedMLP)
+    return matrix(mlp.gate_up), matrix(mlp.down)
 
 
 def assert_equal(a: Parameters, b: Parameters) -> None:
@@ -81,7 +94,7 @@ def test_a_checkpoint_that_does_not_fit_its_config_is_refused_by_tensor(
 def test_a_tied_checkpoint_may_repeat_its_embedding_and_an_old_one_its_frequencies(tmp_path: Path) -> None:
     path = write_tiny_model("llama-tied", tmp_path) / "model.safetensors"
     tied = load(tmp_path)
-    assert tied.lm_head.data_ptr() == tied.embedding.data_ptr()
+    assert matrix(tied.lm_head).data_ptr() == tied.embedding.table.data_ptr()
     tensors = load_file(path)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
@@ -133,20 +146,21 @@ def test_weights_take_the_dtype_of_the_config(tmp_path: Path) -> None:
 def test_dummy_weights_of_any_number_of_ranks_are_parts_of_one_model() -> None:
     whole = dummy_weights(Shard(CONFIG), CPU, seed=3)
     parts = [dummy_weights(Shard(CONFIG, rank, 2), CPU, seed=3) for rank in range(2)]
-    assert torch.equal(torch.cat([part.lm_head for part in parts]), whole.lm_head)
+    assert torch.equal(torch.cat([matrix(part.lm_head) for part in parts]), matrix(whole.lm_head))
     for index, layer in enumerate(whole.layers):
         ranks = [part.layers[index] for part in parts]
-        assert torch.equal(torch.cat([rank.down.weight for rank in ranks], dim=1), layer.down.weight)
-        assert torch.equal(torch.cat([rank.o.weight for rank in ranks], dim=1), layer.o.weight)
-        gates = [rank.gate_up.weight.chunk(2)[0] for rank in ranks]
-        assert torch.equal(torch.cat(gates), layer.gate_up.weight.chunk(2)[0])
+        assert torch.equal(torch.cat([matrix(rank.o) for rank in ranks], dim=1), matrix(layer.o))
+        gate_ups, downs = zip(*(mlp_matrices(rank.mlp) for rank in ranks), strict=True)
+        gate_up, down = mlp_matrices(layer.mlp)
+        assert torch.equal(torch.cat(downs, dim=1), down)
+        assert torch.equal(torch.cat([each.chunk(2)[0] for each in gate_ups]), gate_up.chunk(2)[0])
 
 
 def test_dummy_weights_follow_their_seed_alone() -> None:
     first, again, other = (dummy_weights(Shard(CONFIG), CPU, seed=seed) for seed in (3, 3, 4))
     assert_equal(first, again)
-    assert not torch.equal(first.embedding, other.embedding)
-    assert not torch.equal(first.layers[0].o.weight, first.layers[1].o.weight)
+    assert not torch.equal(first.embedding.table, other.embedding.table)
+    assert not torch.equal(matrix(first.layers[0].o), matrix(first.layers[1].o))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
