@@ -8,9 +8,8 @@ import msgspec
 from loong.core.errors import ConfigError
 from loong.hardware.memory import weight_bytes
 from loong.model.config import ModelConfig
-from loong.model.gguf.config import GGUF_ARCHITECTURES
+from loong.model.families.registry import FAMILIES, GGUF_FAMILIES
 from loong.model.gguf.quantization import supported_types
-from loong.model.hugging_face import ARCHITECTURES
 from loong.model.shapes import SHAPES, find_config
 from loong.model.sources.cache import cache_folder
 from loong.model.sources.packaged import PACKAGED, cached_model
@@ -55,8 +54,8 @@ def list_models() -> Listing:
             ListedShape(name, f"{config.architecture}, {config.dtype}", weight_bytes(config))
             for name, config in SHAPES.items()
         ],
-        architectures=list(ARCHITECTURES),
-        gguf_architectures=list(GGUF_ARCHITECTURES),
+        architectures=list(FAMILIES),
+        gguf_architectures=list(GGUF_FAMILIES),
         gguf_types=supported_types(),
     )
 

@@ -1,13 +1,11 @@
-"""The config of a model: its sizes and options, read from a Hugging Face folder."""
+"""The config of a model: its sizes and options, whatever file they come from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
 from loong.core.errors import ConfigError
 from loong.core.kv_layout import KVLayout, row_of_heads
-from loong.model.hugging_face import read_config_file, read_eos_token_ids
 from loong.model.rope_config import DynamicRope, LinearRope, RopeConfig, YarnRope
 
 if TYPE_CHECKING:
@@ -111,47 +109,3 @@ class ModelConfig:
                 f"{self.architecture} has sliding_window={self.sliding_window}, which is not supported: "
                 f"the maximum length must be at most that, got {max_length}"
             )
-
-
-def load_config(folder: Path) -> ModelConfig:
-    """Read `config.json` and, for its end-of-sequence ids, `generation_config.json` of a local folder.
-
-    Raises ConfigError naming the key at fault, its value and what is supported.
-    """
-    file = read_config_file(folder)
-    common = ModelConfig(
-        architecture=file.architecture,
-        vocab_size=file.vocab_size,
-        hidden_size=file.hidden_size,
-        intermediate_size=file.intermediate_size,
-        num_layers=file.num_hidden_layers,
-        num_heads=file.num_attention_heads,
-        num_kv_heads=file.num_key_value_heads or file.num_attention_heads,
-        head_dim=file.head_dim or file.hidden_size // file.num_attention_heads,
-        max_position_embeddings=file.max_position_embeddings,
-        rope=file.rope,
-        dtype=file.dtype or file.torch_dtype or "float32",
-        rms_norm_eps=file.rms_norm_eps,
-        tie_word_embeddings=file.tie_word_embeddings,
-        bos_token_id=file.bos_token_id,
-        eos_token_ids=read_eos_token_ids(folder) or file.eos_token_ids,
-    )
-    bias = file.attention_bias
-    match file.architecture:
-        case "LlamaForCausalLM":
-            return replace(common, has_qkv_bias=bias, has_o_bias=bias, has_mlp_bias=file.mlp_bias)
-        case "MistralForCausalLM":
-            return replace(common, sliding_window=file.sliding_window)
-        case "Qwen2ForCausalLM":
-            return replace(common, has_qkv_bias=True, sliding_window=file.layered_sliding_window)
-        case "Qwen3ForCausalLM":
-            return replace(
-                common,
-                head_dim=file.head_dim or 128,
-                has_qkv_bias=bias,
-                has_o_bias=bias,
-                has_qk_norm=True,
-                sliding_window=file.layered_sliding_window,
-            )
-        case _:
-            assert_never(file.architecture)

@@ -1,28 +1,18 @@
-"""The config files of a Hugging Face folder, and checks of unsupported options."""
+"""A model's config from a Hugging Face folder, and checks of unsupported options."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from loong.core.errors import ConfigError
 from loong.foreign_json import NOT_JSON
-from loong.model.rope_config import RopeConfig, parse_rope
+from loong.model.config import ModelConfig
+from loong.model.families.config_file import ConfigFile, TokenIds, as_tuple
+from loong.model.families.family import Family
+from loong.model.families.registry import FAMILIES
 
-Architecture = Literal["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
-ARCHITECTURES: tuple[Architecture, ...] = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-
-_MODEL_TYPES: Final[dict[Architecture, str]] = {  # by which transformers chooses the computation
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 # Options that change the computation of other models, with the values that change nothing, besides null.
 OPTIONS_OF_OTHERS: Final[dict[str, tuple[object, ...]]] = {
     **dict.fromkeys(("alibi", "is_encoder_decoder", "parallel_attn", "rope_interleaved"), (False,)),
@@ -38,10 +28,7 @@ OPTIONS_OF_OTHERS: Final[dict[str, tuple[object, ...]]] = {
     "is_causal": (True,),
     "no_rope_layers": ([],),
 }
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
-_Size = Annotated[int, msgspec.Meta(gt=0)]
-_TokenIds = int | list[int] | None
 _File = TypeVar("_File")
 
 
@@ -53,83 +40,21 @@ class _Kind(msgspec.Struct, frozen=True):
     quantization_config: dict[str, object] | None = None
 
 
-class ConfigFile(msgspec.Struct, frozen=True, kw_only=True):
-    """config.json of any of ARCHITECTURES; defaults are those of transformers."""
-
-    architectures: list[Architecture]
-    vocab_size: _Size
-    hidden_size: _Size
-    intermediate_size: _Size
-    num_hidden_layers: _Size
-    num_attention_heads: _Size
-    num_key_value_heads: _Size | None = None
-    head_dim: _Size | None = None
-    max_position_embeddings: _Size
-    original_max_position_embeddings: _Size | None = None
-    rope_parameters: dict[str, object] | None = None
-    rope_scaling: dict[str, object] | None = None
-    rope_theta: float | None = None
-    partial_rotary_factor: float | None = None
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    sliding_window: int | None = 4096
-    use_sliding_window: bool = False
-    max_window_layers: int = 28
-    layer_types: list[str] | None = None
-    dtype: str | None = None
-    torch_dtype: str | None = None
-    bos_token_id: int | None = None
-    eos_token_id: _TokenIds = None
-
-    @property
-    def architecture(self) -> Architecture:
-        """The first, and in practice only, of `architectures`."""
-        return self.architectures[0]
-
-    @property
-    def rope(self) -> RopeConfig:
-        """The rotary embedding, from the new layout or the old one.
-
-        The old one has priority, as in transformers.
-        """
-        parameters = dict(self.rope_scaling or self.rope_parameters or {})
-        if self.original_max_position_embeddings is not None:
-            parameters["original_max_position_embeddings"] = self.original_max_position_embeddings
-        if self.partial_rotary_factor is not None:
-            parameters.setdefault("partial_rotary_factor", self.partial_rotary_factor)
-        return parse_rope(
-            parameters, rope_theta=self.rope_theta, max_position_embeddings=self.max_position_embeddings
-        )
-
-    @property
-    def layered_sliding_window(self) -> int | None:
-        """Qwen's sliding window, which it enables by layer; None if no layer has it."""
-        if self.layer_types is not None:
-            is_used = _SLIDING in self.layer_types
-        else:
-            is_used = self.max_window_layers < self.num_hidden_layers
-        return self.sliding_window if self.use_sliding_window and is_used else None
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The end-of-sequence ids. Those of generation_config.json have priority."""
-        return _as_tuple(self.eos_token_id)
-
-
 class _GenerationFile(msgspec.Struct, frozen=True):
-    eos_token_id: _TokenIds = None
+    eos_token_id: TokenIds = None
 
 
-def read_config_file(folder: Path) -> ConfigFile:
-    """Read `config.json`. Raises ConfigError naming the key, its value and the supported values."""
+def load_config(folder: Path) -> ModelConfig:
+    """Read `config.json` and, for its end-of-sequence ids, `generation_config.json` of a local folder.
+
+    Raises ConfigError naming the key at fault, its value and what is supported.
+    """
     path = folder / "config.json"
     kind = _read(path, _Kind)
-    if not kind.architectures or kind.architectures[0] not in ARCHITECTURES:
+    family = FAMILIES.get((kind.architectures or [""])[0])
+    if family is None:
         raise ConfigError(
-            f"{path}: architectures must start with one of {', '.join(ARCHITECTURES)}, "
-            f"got {kind.architectures}"
+            f"{path}: architectures must start with one of {', '.join(FAMILIES)}, got {kind.architectures}"
         )
     if kind.quantization_config is not None:
         method = kind.quantization_config.get("quant_method", "unknown")
@@ -137,52 +62,45 @@ def read_config_file(folder: Path) -> ConfigFile:
             f"{path}: quantization_config must be absent, got quant_method {method!r}: "
             "only unquantized weights are supported"
         )
-    _check_options(path, kind)
-    file = _read(path, ConfigFile)
-    _check_layer_types(path, file)
-    return file
+    _check_options(path, kind, family)
+    file = _read(path, family.config_file)
+    _check_layer_types(path, file, family)
+    config = file.model_config()
+    return replace(config, eos_token_ids=_read_eos_token_ids(folder) or config.eos_token_ids)
 
 
-def _check_options(path: Path, kind: _Kind) -> None:
-    architecture = (kind.architectures or [""])[0]
-    wanted = _MODEL_TYPES[architecture]  # type: ignore[index]  # one of ARCHITECTURES, as checked
-    if kind.model_type not in (None, wanted):
-        raise ConfigError(f"{path}: model_type of {architecture} must be {wanted!r}, got {kind.model_type!r}")
+def _check_options(path: Path, kind: _Kind, family: Family) -> None:
+    if kind.model_type not in (None, family.model_type):
+        raise ConfigError(
+            f"{path}: model_type of {family.architecture} must be {family.model_type!r}, "
+            f"got {kind.model_type!r}"
+        )
     for name, value in _read(path, dict[str, object]).items():
-        if name in OPTIONS_OF_OTHERS and value is not None and value not in OPTIONS_OF_OTHERS[name]:
+        if name in family.config_file.__struct_fields__ or name not in OPTIONS_OF_OTHERS or value is None:
+            continue
+        if value not in OPTIONS_OF_OTHERS[name]:
             allowed = ", ".join(map(repr, OPTIONS_OF_OTHERS[name])) or "absent"
             raise ConfigError(f"{path}: {name} must be {allowed}, got {str(value)[:80]!r}")
 
 
-def _check_layer_types(path: Path, file: ConfigFile) -> None:
-    """Raise ConfigError for kinds of layers that are not supported. Only Qwen has windows by layer.
-
-    transformers cannot compute a Mistral with kinds of layers.
-    """
+def _check_layer_types(path: Path, file: ConfigFile, family: Family) -> None:
+    """Raise ConfigError for kinds of layers that are not supported."""
     if file.layer_types is None:
         return
-    kinds: tuple[str, ...] = (_FULL, _SLIDING) if file.architecture.startswith("Qwen") else (_FULL,)
-    if file.architecture == "MistralForCausalLM":
-        kinds = ()
     for kind in file.layer_types:
-        if kind not in kinds:
-            raise ConfigError(f"{path}: layer_types must be {' or '.join(kinds) or 'absent'}, got {kind!r}")
+        if kind not in family.layer_types:
+            allowed = " or ".join(family.layer_types) or "absent"
+            raise ConfigError(f"{path}: layer_types must be {allowed}, got {kind!r}")
     if len(file.layer_types) != file.num_hidden_layers:
         raise ConfigError(
             f"{path}: layer_types must name {file.num_hidden_layers} layers, got {len(file.layer_types)}"
         )
 
 
-def read_eos_token_ids(folder: Path) -> tuple[int, ...]:
+def _read_eos_token_ids(folder: Path) -> tuple[int, ...]:
     """Read the end-of-sequence ids of `generation_config.json`; empty without the file or the key."""
     path = folder / "generation_config.json"
-    return _as_tuple(_read(path, _GenerationFile).eos_token_id) if path.exists() else ()
-
-
-def _as_tuple(token_ids: _TokenIds) -> tuple[int, ...]:
-    """Return all ids. Some configs have -1, which is the id of no token."""
-    ids = [token_ids] if isinstance(token_ids, int) else token_ids or ()
-    return tuple(token_id for token_id in ids if token_id >= 0)
+    return as_tuple(_read(path, _GenerationFile).eos_token_id) if path.exists() else ()
 
 
 def _read(path: Path, file_type: type[_File]) -> _File:

@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.model.config import ModelConfig, load_config
+from loong.model.config import ModelConfig
+from loong.model.hugging_face import load_config
 from loong.model.rope_config import DefaultRope, Llama3Rope
 
 _LLAMA_2_7B = ModelConfig(

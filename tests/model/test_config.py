@@ -8,8 +8,8 @@ import torch
 from families import FAMILIES, write_tiny_model
 
 from loong.core.errors import ConfigError
-from loong.model.config import ModelConfig, load_config
-from loong.model.hugging_face import OPTIONS_OF_OTHERS
+from loong.model.config import ModelConfig
+from loong.model.hugging_face import OPTIONS_OF_OTHERS, load_config
 from loong.model.rope_config import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
 from loong.model.shapes import SHAPES, find_config
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from loong.core.errors import ConfigError
-from loong.model.config import load_config
+from loong.model.hugging_face import load_config
 from loong.model.tensor_parallel import Shard, SingleDevice
 from loong.model.transformer import Decoder
 from loong.model.weights import load_weights

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from loong.model.config import load_config
+from loong.model.hugging_face import load_config
 from loong.model.load import load_model
 from loong.model.tensor_parallel import SingleDevice
 from loong.model.tiny import CONFIG, SPECIAL_TOKENS, tiny_model

@@ -11,7 +11,7 @@ from full_attention import FullAttention, OwnQueries
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from loong.model.config import load_config
+from loong.model.hugging_face import load_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
 from loong.model.transformer import Decoder
 from loong.model.weights import load_weights

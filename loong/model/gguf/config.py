@@ -1,22 +1,16 @@
 """A model's config from the metadata of a GGUF file, under the key names of llama.cpp."""
 
 from dataclasses import replace
-from typing import Final
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
+from loong.model.families.registry import GGUF_FAMILIES
 from loong.model.gguf.header import Header
 from loong.model.gguf.keys import check_keys
 from loong.model.gguf.metadata import Metadata
 from loong.model.gguf.rope import read_rope
 from loong.model.gguf.tokenizer import CONTROL
-from loong.model.hugging_face import Architecture
 
-GGUF_ARCHITECTURES: Final[dict[str, Architecture]] = {
-    "llama": "LlamaForCausalLM",  # Mistral's as well, which differs only in its metadata
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>")
 
 
@@ -27,9 +21,9 @@ def gguf_config(header: Header) -> ModelConfig:
     """
     metadata = Metadata(header)
     prefix = metadata.architecture
-    architecture = GGUF_ARCHITECTURES.get(prefix)
-    if architecture is None:
-        raise metadata.refusal("general.architecture", f"one of {', '.join(GGUF_ARCHITECTURES)}")
+    family = GGUF_FAMILIES.get(prefix)
+    if family is None:
+        raise metadata.refusal("general.architecture", f"one of {', '.join(GGUF_FAMILIES)}")
     check_keys(metadata)
     shape = header.tensors["token_embd.weight"].shape if "token_embd.weight" in header.tensors else ()
     hidden_size = metadata.size(f"{prefix}.embedding_length")
@@ -41,7 +35,7 @@ def gguf_config(header: Header) -> ModelConfig:
         if metadata.size(f"{prefix}.{key}", head_dim) != head_dim:
             raise metadata.refusal(f"{prefix}.{key}", f"the head dimension, {head_dim}")
     config = ModelConfig(
-        architecture=architecture,
+        architecture=family.architecture,
         vocab_size=shape[0],
         hidden_size=hidden_size,
         intermediate_size=metadata.size(f"{prefix}.feed_forward_length"),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
+from loong.model.families.registry import FAMILIES
 from loong.model.gguf.header import Header
 from loong.model.gguf.quantization import check_tensors, read_tensor
 from loong.model.gguf.rope import FREQUENCY_FACTORS
@@ -32,7 +33,6 @@ _LAYER_NAMES: Final = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
-_PERMUTED = "llama"  # the architecture whose heads interleave the two halves of a rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,13 @@ class GgufTensors:
         return torch.from_numpy(part)[(slice(None), *index[1:])]
 
     def _own_rows(self, own_name: str) -> npt.NDArray[np.int64]:
-        """Return the row in the file for each row of the model. llama's query and key heads have permuted
-        rows.
+        """Return the row in the file for each row of the model, where heads may be interleaved.
 
         Row 2i + j of a head in the file is row i + j * D / 2 of the model's.
         """
         rows = np.arange(self.header.tensors[own_name].shape[0])
-        is_permuted = re.search(r"\.attn_[qk]\.", own_name) is not None
-        if not is_permuted or self.header.values["general.architecture"] != _PERMUTED:
+        is_rotated = re.search(r"\.attn_[qk]\.", own_name) is not None
+        if not is_rotated or not FAMILIES[self.config.architecture].has_interleaved_heads:
             return rows
         return rows.reshape(-1, self.config.head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 

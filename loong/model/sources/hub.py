@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from loong.core.errors import ConfigError
-from loong.model.config import load_config
+from loong.model.hugging_face import load_config
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _SMALL_FILES = [

@@ -12,7 +12,7 @@ from gguf_files import finish
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
-from loong.model.gguf.config import GGUF_ARCHITECTURES
+from loong.model.families.registry import GGUF_FAMILIES
 from loong.model.gguf.keys import NEUTRAL, READ, WITHOUT_EFFECT
 from loong.model.rope_config import DefaultRope, LinearRope, YarnRope
 from loong.model.shapes import find_config
@@ -56,7 +56,7 @@ def test_the_keys_are_those_of_the_format() -> None:
     assert not (READ | WITHOUT_EFFECT) & {*NEUTRAL}
 
 
-@pytest.mark.parametrize("architecture", GGUF_ARCHITECTURES)
+@pytest.mark.parametrize("architecture", GGUF_FAMILIES)
 @pytest.mark.parametrize("name", [name for name in ALL_NAMES if name not in READ | WITHOUT_EFFECT])
 def test_what_is_not_read_is_refused_by_name(name: str, architecture: str, tmp_path: Path) -> None:
     key = f"{architecture}.{name}"
@@ -93,7 +93,7 @@ def test_options_of_other_models_that_are_off_are_taken(tmp_path: Path) -> None:
         lambda writer: writer.add_tensor_data_layout("Meta AI original pth"),
         lambda writer: writer.add_uint16("split.count", 1),
     ]
-    for architecture in GGUF_ARCHITECTURES:
+    for architecture in GGUF_FAMILIES:
         plain = config_of(tmp_path / "plain.gguf", architecture=architecture)
         assert config_of(tmp_path / "off.gguf", *off, architecture=architecture) == plain
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from loong.core.errors import ConfigError
 from loong.launcher.cluster.config import ClusterConfig
-from loong.model.config import load_config
 from loong.model.gguf.header import read_header
 from loong.model.gguf.tensors import GgufTensors, open_gguf_tensors
+from loong.model.hugging_face import load_config
 from loong.model.load import load_model
 from loong.model.rope_config import Llama3Rope
 from loong.model.shapes import find_config

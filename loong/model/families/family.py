@@ -1,0 +1,24 @@
+"""The description of a family of models."""
+
+from dataclasses import dataclass
+
+from loong.model.families.config_file import ConfigFile
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family: the names that files call it by, and the reader of its config.
+
+    `layer_types` are the kinds of layers that its config.json may name. `gguf_architecture` is its name in
+    GGUF files, None if they are not read. There, `has_interleaved_heads` says that rows of queries and keys
+    alternate between the two halves of a rotation.
+    """
+
+    architecture: str  # in config.json, such as LlamaForCausalLM
+    model_type: str  # by which transformers chooses the computation
+    config_file: type[ConfigFile]
+    layer_types: tuple[str, ...] = (FULL,)
+    gguf_architecture: str | None = None
+    has_interleaved_heads: bool = False
