@@ -29,7 +29,7 @@ LARGEST_SIZES: Final = {
 class ModelConfig:
     """The sizes and options of one decoder. Raises ConfigError if they do not fit together."""
 
-    architecture: str  # Hugging Face's name, such as LlamaForCausalLM
+    architecture: str  # Hugging Face's name of the family
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -46,6 +46,10 @@ class ModelConfig:
     has_o_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    embedding_scale: float = 1.0
+    score_scale: float | None = None  # of products of queries and keys; None: 1 / sqrt(head_dim)
+    residual_scale: float = 1.0  # of what attention and MLP add to hidden states
+    logit_scale: float = 1.0
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -58,6 +62,9 @@ class ModelConfig:
             raise ConfigError(f"sliding_window must be at least 1, got {self.sliding_window}")
         if not (isfinite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
             raise ConfigError(f"rms_norm_eps must be at least 0, got {self.rms_norm_eps}")
+        for name in ("embedding_scale", "score_scale", "residual_scale", "logit_scale"):
+            if (scale := getattr(self, name)) is not None and not (isfinite(scale) and scale > 0):
+                raise ConfigError(f"{name} must be above 0, got {scale}")
         if self.num_heads % self.num_kv_heads != 0:
             raise ConfigError(
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"

@@ -12,7 +12,7 @@ from loong.model.config import ModelConfig
 from loong.model.mlp import MLP, GatedMLP
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import EMBEDDING, LM_HEAD, NORM, expected_shapes
-from loong.model.weight import Dense, Embedding, Weight
+from loong.model.weight import Dense, Embedding, Weight, embedding_of, scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class _Assembler:
     device: torch.device
 
     def parameters(self) -> Parameters:
-        rows = self.shard.vocab_rows
+        rows, config = self.shard.vocab_rows, self.shard.config
         table = self._whole(EMBEDDING)
         lm_head = self._stack([(LM_HEAD, rows)]) if LM_HEAD in self.source.shapes else table[rows]
         return Parameters(
-            embedding=Embedding(table),
-            layers=tuple(self._layer(index) for index in range(self.shard.config.num_layers)),
+            embedding=embedding_of(table, config.embedding_scale),
+            layers=tuple(self._layer(index) for index in range(config.num_layers)),
             norm=self._whole(NORM),
-            lm_head=Dense(lm_head, None),
+            lm_head=scaled(Dense(lm_head, None), config.logit_scale),
         )
 
     def _layer(self, index: int) -> LayerParameters:
@@ -121,10 +121,14 @@ class _Assembler:
         )
 
     def _by_columns(self, name: str, columns: slice) -> Weight:
-        """Return a projection of this rank's columns. The results are summed over the ranks."""
-        weight = self._place(self.source.read(f"{name}.weight", slice(None), columns))
+        """Return a projection of this rank's columns.
+
+        The results are summed over the ranks, and added to hidden states.
+        """
+        matrix = self._place(self.source.read(f"{name}.weight", slice(None), columns))
         has_bias = f"{name}.bias" in self.source.shapes and self.shard.rank == 0
-        return Dense(weight, self._whole(f"{name}.bias") if has_bias else None)
+        weight = Dense(matrix, self._whole(f"{name}.bias") if has_bias else None)
+        return scaled(weight, self.shard.config.residual_scale)
 
     def _stack(self, parts: list[tuple[str, slice]]) -> Tensor:
         num_rows = sum(rows.stop - rows.start for _, rows in parts)

@@ -34,8 +34,18 @@ class Rotary:
         return (angles.cos() * self.magnitude).to(self.dtype), (angles.sin() * self.magnitude).to(self.dtype)
 
 
-def make_rotary(rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> Rotary:
-    """Return the rotary embedding that `rope` describes, on `device`."""
+def make_rotary(
+    rope: RopeConfig,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    score_scale: float | None = None,
+) -> Rotary:
+    """Return the rotary embedding that `rope` describes, on `device`.
+
+    Attention scales scores by 1 / sqrt(head_dim). If the model's `score_scale` is another, angles make up for
+    it, in queries and keys alike.
+    """
     default = 1.0 / _wavelengths(rope.rope_theta, head_dim)
     magnitude = 1.0
     match rope:
@@ -50,6 +60,8 @@ def make_rotary(rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: tor
             magnitude = _yarn_magnitude(rope)
         case _:
             assert_never(rope)
+    if score_scale is not None:
+        magnitude *= math.sqrt(score_scale * math.sqrt(head_dim))
     return Rotary(rope, frequencies.to(device), magnitude, dtype)
 
 

@@ -43,7 +43,9 @@ class Decoder:
         self.parameters = parameters
         self._tensor_parallel, self._device = tensor_parallel, device
         config = shard.config
-        self._rotary = make_rotary(config.rope, config.head_dim, config.torch_dtype, device.torch_device)
+        self._rotary = make_rotary(
+            config.rope, config.head_dim, config.torch_dtype, device.torch_device, config.score_scale
+        )
 
     @torch.inference_mode()
     def forward(

@@ -51,6 +51,11 @@ class Scaled:
         self.weight.load_products(device, most_rows)
 
 
+def scaled(weight: Weight, factor: float) -> Weight:
+    """Return a weight with a factor, which is no work if it is 1."""
+    return weight if factor == 1 else Scaled(weight, factor)
+
+
 @dataclass(frozen=True, slots=True)
 class Embedding:
     """The hidden states of tokens."""
@@ -71,3 +76,8 @@ class ScaledEmbedding(Embedding):
     def rows(self, input_ids: Tensor) -> Tensor:
         """Return the hidden states [T, E] of input_ids [T] int64."""
         return F.embedding(input_ids, self.table).mul_(self.factor)
+
+
+def embedding_of(table: Tensor, factor: float) -> Embedding:
+    """Return the embedding with a factor, which is no work if it is 1."""
+    return Embedding(table) if factor == 1 else ScaledEmbedding(table, factor)

@@ -26,6 +26,8 @@ LLAMA: dict[str, object] = {
     "eos_token_id": 2,
 }
 
+GRANITE: dict[str, object] = {"architectures": ["GraniteForCausalLM"]}
+
 
 def read(folder: Path, **changes: object) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps({**LLAMA, **changes}))
@@ -95,6 +97,10 @@ def test_the_older_and_the_newer_layout_of_rope_mean_the_same(
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window must be at least 1"),
         ({"num_hidden_layers": 10**9}, "num_layers must be 1 to 4,096, got 1,000,000,000"),
         ({"vocab_size": 10**12}, "vocab_size must be 1 to 16,777,216, got 1,000,000,000,000"),
+        ({**GRANITE, "logits_scaling": 0.0}, r"`float` > 0.0 - at `\$.logits_scaling`"),
+        ({**GRANITE, "attention_multiplier": -1.0}, r"`float` > 0.0 - at `\$.attention_multiplier`"),
+        ({**GRANITE, "logits_scaling": 1e-320}, "logit_scale must be above 0, got inf"),
+        ({**GRANITE, "model_type": "llama"}, "model_type of GraniteForCausalLM must be 'granite', got"),
         ({"num_attention_heads": 64}, "head_dim must be 1 to 4,096, got 0"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps must be at least 0"),
         ({"rope_theta": 0.0}, r"`float` > 0.0 - at `\$.rope_theta`"),

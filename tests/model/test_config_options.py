@@ -7,7 +7,14 @@ import torch
 from families import write_tiny_model
 from full_attention import FullAttention
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from loong.core.errors import ConfigError
 from loong.model.hugging_face import load_config
@@ -18,17 +25,26 @@ from loong.model.weights import load_weights
 CPU = torch.device("cpu")
 NUM_TOKENS = 40
 TOKENS = torch.randint(97, (NUM_TOKENS,), generator=torch.Generator().manual_seed(1))
-CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "granite": GraniteConfig,
+}
 
 CHANGES: dict[str, list[object]] = {
     "attention_bias": [True],
     "attention_dropout": [0.5],
+    "attention_multiplier": [0.25, 2],
+    "embedding_multiplier": [3.5],
     "eos_token_id": [-1],
     "head_dim": [16],
     "hidden_act": ["gelu", "swish"],
     "hidden_size": [48],
     "initializer_range": [0.5],
     "intermediate_size": [40],
+    "logits_scaling": [4.0],
     "layer_types": [["full_attention"] * 2, ["full_attention", "sliding_attention"]],
     "max_position_embeddings": [64],
     "max_window_layers": [0, 1],
@@ -37,6 +53,7 @@ CHANGES: dict[str, list[object]] = {
     "num_hidden_layers": [1],
     "num_key_value_heads": [1, 4],
     "pretraining_tp": [2],
+    "residual_multiplier": [0.3],
     "rms_norm_eps": [0.5],
     "rope_parameters": [{"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}],
     "sliding_window": [8, 64],
@@ -51,6 +68,10 @@ WITHOUT_EFFECT = {
     "is_encoder_decoder", "label2id", "model_type", "output_attentions", "output_hidden_states",
     "pad_token_id", "problem_type", "return_dict", "transformers_version",
 }  # fmt: skip
+
+
+REFUSED = ("hidden_act", "layer_types", "max_window_layers", "sliding_window")
+OF_GRANITE = ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier")
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -85,7 +106,7 @@ def test_an_option_has_the_effect_that_it_has_in_transformers(name: str, family:
         folder = write_tiny_model(family, tmp_path / str(number), **changes)
         found = logits(folder)
         if found is None:
-            assert name in ("hidden_act", "layer_types", "max_window_layers", "sliding_window")
+            assert name in REFUSED or (name in OF_GRANITE and family != "granite")
             continue
         with torch.inference_mode():
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

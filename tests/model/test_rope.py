@@ -86,3 +86,15 @@ def test_dynamic_angles_follow_the_length_a_token_was_first_computed_at() -> Non
         frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=length)
         cos, _ = rotary(torch.tensor([9]), torch.tensor([length]))
         torch.testing.assert_close(cos[0, :8], (9 * frequencies).cos())
+
+
+@pytest.mark.parametrize("head_dim", [8, 64])
+@pytest.mark.parametrize("parameters", [{"rope_type": "default"}, YARN])
+def test_angles_turn_the_usual_scale_of_scores_into_that_of_the_model(
+    parameters: dict[str, object], head_dim: int
+) -> None:
+    rope = parse_rope(parameters, rope_theta=10000.0, max_position_embeddings=1024)
+    usual = make_rotary(rope, head_dim, torch.float32, CPU)
+    scaled = make_rotary(rope, head_dim, torch.float32, CPU, score_scale=0.3)
+    ratio = (scaled.magnitude / usual.magnitude) ** 2
+    assert ratio * head_dim**-0.5 == pytest.approx(0.3)

@@ -3,7 +3,14 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.utils import logging
 
 _SIZES: dict[str, object] = {
@@ -52,6 +59,15 @@ _FAMILIES: dict[str, tuple[type, dict[str, object]]] = {
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, {"head_dim": 12}),
+    "granite": (
+        GraniteConfig,
+        {
+            "embedding_multiplier": 1.7,
+            "attention_multiplier": 0.6,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 1.3,
+        },
+    ),
 }
 FAMILIES = tuple(_FAMILIES)
 

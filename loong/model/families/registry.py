@@ -3,13 +3,14 @@
 from typing import Final
 
 from loong.model.families.family import Family
+from loong.model.families.granite import GRANITE
 from loong.model.families.llama import LLAMA
 from loong.model.families.mistral import MISTRAL
 from loong.model.families.qwen2 import QWEN2
 from loong.model.families.qwen3 import QWEN3
 
 FAMILIES: Final[dict[str, Family]] = {
-    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)
+    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GRANITE)
 }
 GGUF_FAMILIES: Final[dict[str, Family]] = {
     family.gguf_architecture: family for family in FAMILIES.values() if family.gguf_architecture is not None
