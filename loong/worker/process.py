@@ -22,9 +22,7 @@ import zmq
 from torch import Tensor
 
 from loong.core.errors import ClusterError, LoongError
-from loong.core.instance import Service
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
-from loong.core.placement import InstanceId
 from loong.fabric.errors import PeerError
 from loong.fabric.messages.sockets import SocketFabric
 from loong.grammar.mask_process import SharedMasks, fork_mask_process
@@ -59,13 +57,11 @@ from loong.worker.backend import Backend, CpuBackend
 from loong.worker.batch_loop import BatchLoop
 from loong.worker.batches.lease_ends import LeaseEnds
 from loong.worker.config import WorkerConfig
-from loong.worker.kv.pool import KVPool
+from loong.worker.kv_part import KVPart
 from loong.worker.runner import BatchRunner
 from loong.worker.sampling.grammar_constraints import Constraints
 from loong.worker.sampling.mask_processes import MaskProcesses
-from loong.worker.service import AttentionService
 from loong.worker.tracer import Tracer
-from loong.worker.transfer import SegmentMover
 
 logger = logging.getLogger(__name__)
 
@@ -115,18 +111,7 @@ class Worker:
             config.model, config.load_format, config.dtype, config.seed, ranks, self._device
         )
         shard = self._model.shard
-        self._pools: dict[InstanceId, KVPool] = {
-            config.instance_id: KVPool(shard.kv_layout, config.kv_capacity, self._device.torch_device)
-        }
-        if config.host_kv_capacity:
-            self._pools[config.host_id] = KVPool(
-                shard.kv_layout, config.host_kv_capacity, torch.device("cpu")
-            )
-        self._mover = SegmentMover(config, self._pools, self._fabric)
-        self._service: AttentionService | None = None
-        if self._backend.serves is not Service.NONE:
-            pool = self._pools[config.instance_id]
-            self._service = AttentionService(config.instance_id, shard, pool, self._fabric, self._backend)
+        self._kv = KVPart(config, shard, self._fabric, self._backend)
         has_others = config.tokenizer_folder is not None and config.tp_size > 1
         broadcast = self._broadcast if has_others else None
         self._constraints = Constraints(masks, shard.config.vocab_size, broadcast=broadcast)
@@ -189,7 +174,7 @@ class Worker:
                 if self._config.instance_id in command.plan.group.instance_ids:
                     self._batches.put(command)
                 else:
-                    self._begin_serving(command)
+                    self._kv.begin_serving(command)
             case StartTrace() | EndTrace():
                 self._tracing.put(command)
                 self._batches.put(None)
@@ -202,19 +187,11 @@ class Worker:
             case ReleaseKV():
                 self._release(command)
             case ShareKV():
-                self._share(command)
+                self._kv.share(command)
             case PrepareGrammar():
                 self._prepare(command)
             case _:
                 assert_never(command)
-
-    def _begin_serving(self, command: RunBatch) -> None:
-        if self._service is None:
-            instance_id = self._config.instance_id
-            raise ClusterError(
-                f"instance {instance_id} is to serve batch {command.batch_id}, but its device cannot"
-            )
-        self._service.begin(command)
 
     def _prepare(self, command: PrepareGrammar) -> None:
         def on_prepared(prepared: "Future[int]") -> None:
@@ -234,38 +211,22 @@ class Worker:
     def _release(self, command: ReleaseKV) -> None:
         if command.positions is None or command.is_void:  # what is known here may go on elsewhere, or end
             self._constraints.forget(command.owner_id)
-            if self._service is not None:
-                self._service.wait_for(command.owner_id)
-        for instance_id in command.instance_ids:
-            pool = self._pools.get(instance_id)
-            if pool is not None and command.positions is None:
-                pool.release(command.owner_id)
-            elif pool is not None and command.positions is not None:
-                pool.release_positions([(command.owner_id, command.positions)])
-
-    def _share(self, command: ShareKV) -> None:
-        for owner_id, positions, instance_id in command.segments:
-            if (pool := self._pools.get(instance_id)) is not None:
-                pool.share(owner_id, command.user_id, positions)
+            self._kv.wait_for(command.owner_id)
+        self._kv.release(command)
 
     def _run_batches(self) -> None:
         reports = self._reports()
         self._device.use()
-        pool = self._pools[self._config.instance_id]
-        runner = BatchRunner(
-            self._config.instance_id, self._model, pool, self._fabric, self._backend, self._constraints
-        )
+        pool, instance_id = self._kv.pool, self._config.instance_id
+        runner = BatchRunner(instance_id, self._model, pool, self._fabric, self._backend, self._constraints)
         runner.warm_up()
-        if self._service is not None:
-            self._service.leases = runner.leases
-            self._service.warm_up()
+        self._kv.warm_up(runner.leases)
         gc.freeze()  # what is there stays: a collection that walked all of it would hold up a step
         config = self._config
         reports.send(
             WorkerReady(config.instance_id, config.tp_rank, self._commands_endpoint, self._backend.serves)
         )
-        served = () if self._service is None else self._service.spans()
-        tracer = Tracer([*runner.spans(), *served, (self._mover, "move", "migration")])
+        tracer = Tracer([*runner.spans(), *self._kv.spans()])
         loop = BatchLoop(
             self._config.instance_id,
             self._config.tp_rank,
@@ -300,7 +261,7 @@ class Worker:
         instance_id, tp_rank = self._config.instance_id, self._config.tp_rank
         while True:
             command = self._migrations.get()
-            is_committed = self._mover.move(command)
+            is_committed = self._kv.move(command)
             reports.send(MigrationDone(command.migration_id, instance_id, tp_rank, is_committed))
 
     def _reports(self) -> Reports:

@@ -13,9 +13,12 @@ from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
 from loong.fabric.traffic import TrafficSnapshot
 from loong.model.load import load_model
-from loong.model.tensor_parallel import SingleDevice
+from loong.model.shapes import find_config
+from loong.model.tensor_parallel import Shard, SingleDevice
 from loong.worker.backend import Backend
+from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
+from loong.worker.kv_part import KVPart
 from loong.worker.runner import BatchRunner
 from loong.worker.service import AttentionService
 
@@ -54,6 +57,57 @@ class Outcome:
     traffic: TrafficSnapshot
     num_slots_used: int
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+
+
+def bare_config(
+    instance_id: InstanceId, num_instances: int, kv_capacity: int, host_kv_capacity: int = 0
+) -> WorkerConfig:
+    """Return the config of an instance of one rank that nobody else reads."""
+    return WorkerConfig(
+        instance_id=instance_id,
+        tp_rank=0,
+        num_instances=num_instances,
+        tp_size=1,
+        model="",
+        load_format="dummy",
+        dtype=None,
+        seed=0,
+        kv_capacity=kv_capacity,
+        host_kv_capacity=host_kv_capacity,
+        run_directory="",
+        commands_endpoint="",
+        reports_endpoint="",
+        deadline=1.0,
+        num_threads=1,
+    )
+
+
+class WeightlessInstance:
+    """An instance that keeps KV and serves it, and has no weights."""
+
+    def __init__(
+        self, fabric: Fabric, instance_id: InstanceId, folder: Path, backend: Backend, num_slots: int = 1024
+    ) -> None:
+        config = bare_config(instance_id, fabric.world.num_instances, num_slots)
+        self._kv = KVPart(config, Shard(find_config(str(folder))), fabric, backend)
+        self._kv.warm_up(leases=None)
+        self._served: set[OwnerId] = set()
+        self._fabric, self._instance_id = fabric, instance_id
+
+    def end_service(self) -> None:
+        """Return once nothing is served."""
+        for owner_id in self._served:
+            self._kv.wait_for(owner_id)
+
+    def carry_out(self, command: RunBatch) -> Outcome:
+        """Serve a batch if this instance holds KV of it, after those before it."""
+        before = self._fabric.traffic.snapshot()
+        for owner_id in command.plan.request_ids:
+            self._kv.wait_for(owner_id)
+        if self._instance_id in command.holder_ids:
+            self._kv.begin_serving(command)
+            self._served.update(command.plan.request_ids)
+        return Outcome(0, (), self._fabric.traffic.snapshot() - before, self._kv.pool.num_used)
 
 
 class BareInstance:

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 import torch
-from bare_instance import BareInstance, Outcome
+from bare_instance import BareInstance, Outcome, WeightlessInstance
 from families import write_tiny_model
 from plans import both, decode, prefill
 from requests_for_tests import expected, greedy_request, random_prompt
@@ -79,6 +79,20 @@ def of_two(folder: Path) -> Script:
 
 
 @pytest.fixture
+def of_one(folder: Path) -> Script:
+    """Return batches of instance 0, which reads KV on instance 1 and pushes KV there."""
+    script = Script(folder, 29, 14)
+    a, b = script.lives
+    script.run(prefill([a.view()], (0,), num_tokens=12))
+    script.run(prefill([a.view()], (0,), num_tokens=9, transfer=QUERY, keep_on=(1,)))
+    script.run(prefill([b.view()], (0,), transfer=QUERY, keep_on=(1,)))
+    script.run(prefill([a.view()], (0,), transfer=QUERY, keep_on=(1, 0)))
+    script.run(script.step((0,), 0, 1))
+    script.run(script.step((0,), 0, 1, num_steps=3))
+    return script
+
+
+@pytest.fixture
 def of_three(folder: Path) -> Script:
     """Return batches of groups of two, with all kinds of transfers, and a third instance outside."""
     script = Script(folder, 29, 31)
@@ -124,19 +138,35 @@ def backend_for(instance_id: InstanceId) -> CpuBackend:
 
 
 def run(
-    fabric: Fabric, instance_id: InstanceId, tp_rank: int, folder: Path, commands: Sequence[RunBatch]
+    fabric: Fabric,
+    instance_id: InstanceId,
+    tp_rank: int,
+    folder: Path,
+    commands: Sequence[RunBatch],
+    weightless_ids: Sequence[InstanceId] = (),
 ) -> list[Outcome]:
-    instance = BareInstance(fabric, instance_id, folder, None, backend_for(instance_id))
-    instance.poison()
+    backend = backend_for(instance_id)
+    instance: BareInstance | WeightlessInstance
+    if instance_id in weightless_ids:
+        instance = WeightlessInstance(fabric, instance_id, folder, backend)
+    else:
+        instance = BareInstance(fabric, instance_id, folder, None, backend)
+        instance.poison()
     outcomes = [instance.carry_out(command) for command in commands]
     instance.end_service()
     return outcomes
 
 
-def check(script: Script, num_instances: int, folder: Path, carrier: Carrier) -> list[list[Outcome]]:
+def check(
+    script: Script,
+    num_instances: int,
+    folder: Path,
+    carrier: Carrier,
+    weightless_ids: Sequence[InstanceId] = (),
+) -> list[list[Outcome]]:
     """All tokens are those of transformers."""
     world = World(num_instances, 1)
-    ran = run_in_world(run, world, folder, script.commands, carrier=carrier)
+    ran = run_in_world(run, world, folder, script.commands, weightless_ids, carrier=carrier)
     by_rank = cast("list[list[Outcome]]", ran)
     tokens = [token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens]
     for live in script.lives:
@@ -155,6 +185,15 @@ def test_steps_reach_kv_of_an_instance_that_runs_its_own_steps(
     traffic = [outcome.traffic for outcomes in by_rank for outcome in outcomes]
     for channel in (Channel.SERVED_QUERIES, Channel.SERVED_PARTIALS, Channel.SERVED_KV):
         assert any(sent[channel].messages for sent in traffic)
+
+
+@pytest.mark.parametrize("carrier", [Carrier.ARENAS, Carrier.SOCKETS])
+def test_an_instance_without_weights_keeps_kv_and_serves_it(
+    folder: Path, of_one: Script, carrier: Carrier
+) -> None:
+    of_weightless = check(of_one, 2, folder, carrier, weightless_ids=(1,))[1]
+    kept = [live.placement.tokens_by_instance()[1] for live in of_one.lives]
+    assert of_weightless[-1].num_slots_used == sum(kept) > 0
 
 
 @pytest.mark.parametrize("carrier", [Carrier.ARENAS, Carrier.SOCKETS])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bare_instance import bare_config
 from socket_worlds import run_in_world
 
 from loong.core.instructions import MoveKV
@@ -10,7 +11,6 @@ from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import KVMigration
 from loong.fabric.messages.sockets import SocketFabric
 from loong.fabric.world import World
-from loong.worker.config import WorkerConfig
 from loong.worker.kv.pool import KVPool
 from loong.worker.transfer import SegmentMover
 
@@ -25,23 +25,7 @@ def make_mover(
     fabric: SocketFabric, instance_id: InstanceId, num_slots: int
 ) -> tuple[SegmentMover, dict[InstanceId, KVPool]]:
     """Return one of two instances, with a pool of its own and a host tier of the same size."""
-    config = WorkerConfig(
-        instance_id=instance_id,
-        tp_rank=0,
-        num_instances=2,
-        tp_size=1,
-        model="",
-        load_format="dummy",
-        dtype=None,
-        seed=0,
-        kv_capacity=num_slots,
-        host_kv_capacity=num_slots,
-        run_directory="",
-        commands_endpoint="",
-        reports_endpoint="",
-        deadline=1.0,
-        num_threads=1,
-    )
+    config = bare_config(instance_id, 2, num_slots, num_slots)
     pools = {
         pool_id: KVPool(LAYOUT, num_slots, torch.device("cpu")) for pool_id in (instance_id, config.host_id)
     }
