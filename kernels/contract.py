@@ -8,7 +8,8 @@ class Dims:
     """Letters bound to sizes by the first tensor that names them, and compared with every later one.
 
     The letters are those of the whole project: T query tokens, S KV tokens, H query heads, K KV heads, D head
-    dim, B requests, E hidden size. A number in place of a letter is the size itself.
+    dim, B requests, E hidden size. A number in place of a letter is the size itself. "T ..." has any dims
+    after the first.
     """
 
     __slots__ = ("_bound",)
@@ -30,10 +31,12 @@ class Dims:
         `dtype=None` accepts any dtype; `is_contiguous=False` accepts any strides. Raises ValueError with
         `name`, the expected and the actual value.
         """
-        expected = letters.split()
-        if tensor.dim() != len(expected):
+        expected, shape = letters.split(), tensor.shape
+        if expected[-1] == "...":
+            expected, shape = expected[:-1], shape[: len(expected) - 1]
+        if len(shape) != len(expected):
             raise ValueError(f"{name} must have shape [{', '.join(expected)}], got {list(tensor.shape)}")
-        for letter, size in zip(expected, tensor.shape, strict=True):
+        for letter, size in zip(expected, shape, strict=True):
             if letter.isdecimal() and size != int(letter):
                 raise ValueError(f"{name} must have shape [{', '.join(expected)}], got {list(tensor.shape)}")
             bound, bound_by = self._bound.setdefault(letter, (size, name))

@@ -30,9 +30,12 @@ def copy_rows(
         Allocates nothing.
     """
     dims = Dims()
-    row = " ".join(map(str, source.shape[1:]))
-    _bind_rows(dims, "source", source, source_rows, f"N {row}", source.dtype)
-    _bind_rows(dims, "target", target, target_rows, f"S {row}", source.dtype)
+    _bind_rows(dims, "source", source, source_rows, "N ...", source.dtype)
+    _bind_rows(dims, "target", target, target_rows, "S ...", source.dtype)
+    if source.shape[1:] != target.shape[1:]:
+        raise ValueError(
+            f"target must have rows {list(source.shape[1:])} as source has, got {list(target.shape[1:])}"
+        )
     row_size = source[0].numel() if dims["T"] else 0
     if row_size == 0:
         return
@@ -61,7 +64,7 @@ def _bind_rows(
 ) -> None:
     if rows is not None:
         dims.bind(f"{name}_rows", rows, "T", torch.int64)
-    dims.bind(name, tensor, f"T{letters[1:]}" if rows is None else letters, dtype)
+    dims.bind(name, tensor, "T ..." if rows is None else letters, dtype)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

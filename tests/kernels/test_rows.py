@@ -22,6 +22,13 @@ def test_rows_are_consolidated_scattered_and_both(
         torch.testing.assert_close(actual, expected, atol=0, rtol=0, equal_nan=True)
 
 
+def test_rows_may_have_any_shape(device: torch.device) -> None:
+    source = torch.arange(5 * 40, dtype=torch.uint8, device=device).view(5, 40)
+    target = torch.zeros(3, 40, dtype=torch.uint8, device=device)
+    copy_rows(source, target, source_rows=torch.tensor([4, 0, 2], device=device))
+    assert torch.equal(target, source[[4, 0, 2]])
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 9])
 def test_only_so_many_rows_are_copied_as_the_device_is_reported(num_rows: int, device: torch.device) -> None:
     source = random_values(1, 19, 2, 8, 128, dtype=torch.float32, device=device)
@@ -51,3 +58,5 @@ def test_rows_of_another_number_are_refused() -> None:
         copy_rows(source, target, target_rows=torch.arange(3))
     with pytest.raises(ValueError, match=r"target must be torch.float32, got torch.float64"):
         copy_rows(source, target.double(), target_rows=torch.arange(4))
+    with pytest.raises(ValueError, match=r"target must have rows \[2, 1, 8\] as source has, got \[2, 8, 1\]"):
+        copy_rows(source, target.view(9, 2, 8, 1), target_rows=torch.arange(4))
