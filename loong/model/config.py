@@ -23,6 +23,28 @@ LARGEST_SIZES: Final = {
     "head_dim": 2**12,
     "max_position_embeddings": 2**32,
 }
+LEAST_SCALE, LARGEST_SCALE = 1e-9, 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """The factors that some models have. Raises ConfigError if one is out of all proportion."""
+
+    embedding: float = 1.0
+    scores: float | None = None  # of products of queries and keys; None: 1 / sqrt(head_dim)
+    residual: float = 1.0  # of what attention and MLP add to hidden states
+    logit_divisor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            scale = getattr(self, name)
+            if scale is not None and not LEAST_SCALE <= scale <= LARGEST_SCALE:
+                raise ConfigError(
+                    f"scales.{name} must be {LEAST_SCALE:g} to {LARGEST_SCALE:g}, got {scale:g}"
+                )
+
+
+NO_SCALES: Final = Scales()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +68,7 @@ class ModelConfig:
     has_o_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
-    embedding_scale: float = 1.0
-    score_scale: float | None = None  # of products of queries and keys; None: 1 / sqrt(head_dim)
-    residual_scale: float = 1.0  # of what attention and MLP add to hidden states
-    logit_scale: float = 1.0
+    scales: Scales = NO_SCALES
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -62,9 +81,6 @@ class ModelConfig:
             raise ConfigError(f"sliding_window must be at least 1, got {self.sliding_window}")
         if not (isfinite(self.rms_norm_eps) and self.rms_norm_eps >= 0):
             raise ConfigError(f"rms_norm_eps must be at least 0, got {self.rms_norm_eps}")
-        for name in ("embedding_scale", "score_scale", "residual_scale", "logit_scale"):
-            if (scale := getattr(self, name)) is not None and not (isfinite(scale) and scale > 0):
-                raise ConfigError(f"{name} must be above 0, got {scale}")
         if self.num_heads % self.num_kv_heads != 0:
             raise ConfigError(
                 f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}"

@@ -87,10 +87,10 @@ class _Assembler:
         table = self._whole(EMBEDDING)
         lm_head = self._stack([(LM_HEAD, rows)]) if LM_HEAD in self.source.shapes else table[rows]
         return Parameters(
-            embedding=embedding_of(table, config.embedding_scale),
+            embedding=embedding_of(table, config.scales.embedding),
             layers=tuple(self._layer(index) for index in range(config.num_layers)),
             norm=self._whole(NORM),
-            lm_head=scaled(Dense(lm_head, None), config.logit_scale),
+            lm_head=scaled(Dense(lm_head, None), 1 / config.scales.logit_divisor),
         )
 
     def _layer(self, index: int) -> LayerParameters:
@@ -128,7 +128,7 @@ class _Assembler:
         matrix = self._place(self.source.read(f"{name}.weight", slice(None), columns))
         has_bias = f"{name}.bias" in self.source.shapes and self.shard.rank == 0
         weight = Dense(matrix, self._whole(f"{name}.bias") if has_bias else None)
-        return scaled(weight, self.shard.config.residual_scale)
+        return scaled(weight, self.shard.config.scales.residual)
 
     def _stack(self, parts: list[tuple[str, slice]]) -> Tensor:
         num_rows = sum(rows.stop - rows.start for _, rows in parts)

@@ -44,7 +44,7 @@ class Decoder:
         self._tensor_parallel, self._device = tensor_parallel, device
         config = shard.config
         self._rotary = make_rotary(
-            config.rope, config.head_dim, config.torch_dtype, device.torch_device, config.score_scale
+            config.rope, config.head_dim, config.torch_dtype, device.torch_device, config.scales.scores
         )
 
     @torch.inference_mode()

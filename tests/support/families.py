@@ -62,10 +62,10 @@ _FAMILIES: dict[str, tuple[type, dict[str, object]]] = {
     "granite": (
         GraniteConfig,
         {
-            "embedding_multiplier": 1.7,
-            "attention_multiplier": 0.6,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 1.3,
+            "embedding_multiplier": 1.75,
+            "attention_multiplier": 0.625,
+            "residual_multiplier": 0.375,
+            "logits_scaling": 1.25,
         },
     ),
 }

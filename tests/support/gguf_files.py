@@ -22,7 +22,9 @@ _ARCHITECTURES = {
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
 }
+_INTERLEAVED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE)
 TEXT = "The cat sat on the mat, 1234 times; it's what cats do.\n\n  They say naïve café, 日本語 too."
 
 
@@ -47,12 +49,12 @@ def write_gguf(
         assert own_name is not None
         own_type = gguf.GGMLQuantizationType[quantization if tensor.ndim > 1 else "F32"]
         values = tensor.numpy()
-        if architecture is gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
+        if architecture in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             values = _interleaved(values, config["head_dim"])
         quantized = gguf.quantize(values, own_type)
         writer.add_tensor(own_name, quantized, raw_dtype=own_type)
         values = gguf.dequantize(quantized, own_type).reshape(tensor.shape)
-        if architecture is gguf.MODEL_ARCH.LLAMA and ("q_proj" in name or "k_proj" in name):
+        if architecture in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             values = _halved(values, config["head_dim"])
         dequantized[name] = torch.from_numpy(np.array(values, np.float32))
     finish(writer)
@@ -128,6 +130,14 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, object]) -> None:
     writer.add_key_length(size("head_dim"))
     writer.add_value_length(size("head_dim"))
     writer.add_layer_norm_rms_eps(float(str(config["rms_norm_eps"])))
+    for key, add in (
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("attention_multiplier", writer.add_attention_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
+    ):
+        if isinstance(scale := config.get(key), float):
+            add(scale)
     rope = config["rope_parameters"]
     assert isinstance(rope, dict)
     writer.add_rope_freq_base(rope["rope_theta"])

@@ -1,6 +1,7 @@
 """The description of a family of models."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from loong.model.families.config_file import ConfigFile
 
@@ -13,7 +14,8 @@ class Family:
 
     `layer_types` are the kinds of layers that its config.json may name. `gguf_architecture` is its name in
     GGUF files, None if they are not read. There, `has_interleaved_heads` says that rows of queries and keys
-    alternate between the two halves of a rotation.
+    alternate between the two halves of a rotation. `gguf_scales` are fields of Scales by their keys.
+    `gguf_neutral` are the values that change nothing of keys that have no effect in other families.
     """
 
     architecture: str  # in config.json, such as LlamaForCausalLM
@@ -22,3 +24,5 @@ class Family:
     layer_types: tuple[str, ...] = (FULL,)
     gguf_architecture: str | None = None
     has_interleaved_heads: bool = False
+    gguf_scales: Mapping[str, str] = field(default_factory=dict)
+    gguf_neutral: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from loong.core.errors import ConfigError
-from loong.model.config import ModelConfig
+from loong.model.config import ModelConfig, Scales
 from loong.model.families.registry import GGUF_FAMILIES
 from loong.model.gguf.header import Header
 from loong.model.gguf.keys import check_keys
@@ -24,7 +24,7 @@ def gguf_config(header: Header) -> ModelConfig:
     family = GGUF_FAMILIES.get(prefix)
     if family is None:
         raise metadata.refusal("general.architecture", f"one of {', '.join(GGUF_FAMILIES)}")
-    check_keys(metadata)
+    check_keys(metadata, family)
     shape = header.tensors["token_embd.weight"].shape if "token_embd.weight" in header.tensors else ()
     hidden_size = metadata.size(f"{prefix}.embedding_length")
     if len(shape) != 2:
@@ -52,8 +52,14 @@ def gguf_config(header: Header) -> ModelConfig:
         eos_token_ids=_eos_token_ids(metadata),
     )
     first_layer = {name.removeprefix("blk.0.") for name in header.tensors if name.startswith("blk.0.")}
+    scales = {
+        name: scale
+        for key, name in family.gguf_scales.items()
+        if (scale := metadata.optional(f"{prefix}.{key}", float))  # 0 means none, too
+    }
     return replace(
         config,
+        scales=Scales(**scales),
         has_qkv_bias="attn_q.bias" in first_layer,
         has_o_bias="attn_output.bias" in first_layer,
         has_mlp_bias="ffn_gate.bias" in first_layer,

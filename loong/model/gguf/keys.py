@@ -7,6 +7,7 @@ Source: the hyperparameters that llama.cpp reads.
 from typing import Final
 
 from loong.core.errors import ConfigError
+from loong.model.families.family import Family
 from loong.model.gguf.metadata import Metadata, shown
 
 READ: Final = frozenset(
@@ -55,13 +56,13 @@ _OTHER_KINDS: Final = ("adapter.", "clip.", "diffusion.", "xielu.")  # of files,
 _QUANTIZATION: Final = "general.quantization_version"
 
 
-def check_keys(metadata: Metadata) -> None:
+def check_keys(metadata: Metadata, family: Family) -> None:
     """Raise ConfigError naming a key that would change what the model computes, and is not supported."""
     prefix = f"{metadata.architecture}."
     for key, value in metadata.values.items():
         name = key.removeprefix(prefix)
-        is_ours = name != key and name not in READ and name not in WITHOUT_EFFECT
-        if key.startswith(_OTHER_KINDS) or (is_ours and not _is_neutral(name, value)):
+        is_ours = name != key and name not in READ and name not in family.gguf_scales
+        if key.startswith(_OTHER_KINDS) or (is_ours and not _is_neutral(name, value, family)):
             raise ConfigError(f"{metadata.path}: {key} is {shown(value)}, which is not supported")
     if metadata.values.get(_QUANTIZATION, 2) != 2:
         raise metadata.refusal(_QUANTIZATION, "2")
@@ -72,5 +73,9 @@ def check_keys(metadata: Metadata) -> None:
         )
 
 
-def _is_neutral(name: str, value: object) -> bool:
+def _is_neutral(name: str, value: object, family: Family) -> bool:
+    if name in family.gguf_neutral:
+        return value in family.gguf_neutral[name]
+    if name in WITHOUT_EFFECT:
+        return True
     return value in NEUTRAL[name] if name in NEUTRAL else not value

@@ -1,8 +1,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
+from loong.model.config import Scales
 from loong.model.hugging_face import load_config
 
 GRANITE_3_1_2B = {  # all keys that its config.json has
@@ -40,7 +39,6 @@ GRANITE_3_1_2B = {  # all keys that its config.json has
 def test_the_config_of_a_real_model_is_read_and_its_factors_are_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GRANITE_3_1_2B))
     config = load_config(tmp_path)
-    scales = (config.embedding_scale, config.score_scale, config.residual_scale, config.logit_scale)
-    assert scales == (12.0, 1 / 64, 0.22, pytest.approx(1 / 8))
+    assert config.scales == Scales(embedding=12.0, scores=1 / 64, residual=0.22, logit_divisor=8.0)
     assert (config.head_dim, config.tie_word_embeddings, config.dtype) == (64, True, "bfloat16")
     assert config.kv_layout().bytes_per_token == 40 * 2 * 8 * 64 * 2

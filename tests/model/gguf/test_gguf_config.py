@@ -11,7 +11,7 @@ import pytest
 from gguf_files import finish
 
 from loong.core.errors import ConfigError
-from loong.model.config import ModelConfig
+from loong.model.config import ModelConfig, Scales
 from loong.model.families.registry import GGUF_FAMILIES
 from loong.model.gguf.keys import NEUTRAL, READ, WITHOUT_EFFECT
 from loong.model.rope_config import DefaultRope, LinearRope, YarnRope
@@ -56,8 +56,15 @@ def test_the_keys_are_those_of_the_format() -> None:
     assert not (READ | WITHOUT_EFFECT) & {*NEUTRAL}
 
 
-@pytest.mark.parametrize("architecture", GGUF_FAMILIES)
-@pytest.mark.parametrize("name", [name for name in ALL_NAMES if name not in READ | WITHOUT_EFFECT])
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        (architecture, name)
+        for architecture, family in GGUF_FAMILIES.items()
+        for name in ALL_NAMES
+        if name not in READ | WITHOUT_EFFECT | family.gguf_scales.keys()
+    ],
+)
 def test_what_is_not_read_is_refused_by_name(name: str, architecture: str, tmp_path: Path) -> None:
     key = f"{architecture}.{name}"
 
@@ -188,4 +195,23 @@ def test_two_scalings_of_one_rope_are_refused(tmp_path: Path) -> None:
             tmp_path / "a.gguf",
             lambda writer: writer.add_rope_scaling_factor(4.0),
             lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32)),
+        )
+
+
+def test_factors_of_a_granite_are_read_and_0_is_none(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_embedding_scale(12.0)
+        writer.add_attention_scale(0.0)
+        writer.add_logit_scale(8.0)
+        writer.add_rope_scaling_finetuned(True)
+
+    config = config_of(tmp_path / "a.gguf", add, architecture="granite")
+    assert config.scales == Scales(embedding=12.0, logit_divisor=8.0)
+    with pytest.raises(ConfigError, match=r"scales.residual must be 1e-09 to 1e"):
+        config_of(tmp_path / "b.gguf", lambda writer: writer.add_residual_scale(-1.0), architecture="granite")
+    with pytest.raises(ConfigError, match=r"granite.rope.scaling.finetuned is False, which is not supported"):
+        config_of(
+            tmp_path / "c.gguf",
+            lambda writer: writer.add_rope_scaling_finetuned(False),
+            architecture="granite",
         )

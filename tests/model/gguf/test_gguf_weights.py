@@ -27,7 +27,7 @@ from loong.model.tensor_shapes import expected_shapes
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 FAMILIES = (
     "llama", "llama-mha", "llama-tied", "llama-biased", "llama-linear", "llama-yarn",
-    "mistral", "qwen2", "qwen3",
+    "mistral", "qwen2", "qwen3", "granite",
 )  # fmt: skip
 
 
@@ -64,7 +64,12 @@ def test_every_family_has_the_tensors_and_the_config_of_its_folder(family: str, 
 
 @pytest.mark.parametrize(
     ("family", "quantization", "sizes"),
-    [("llama-tied", "Q4_1", (4, 1)), ("llama-biased", "Q8_0", (2, 2)), ("qwen3", "F16", (2, 2))],
+    [
+        ("llama-tied", "Q4_1", (4, 1)),
+        ("llama-biased", "Q8_0", (2, 2)),
+        ("qwen3", "F16", (2, 2)),
+        ("granite", "Q8_0", (2, 2)),
+    ],
 )
 def test_any_dop_gives_the_tokens_of_transformers(
     family: str, quantization: str, sizes: tuple[int, int], tmp_path: Path
@@ -127,7 +132,9 @@ def refused(writer: gguf.GGUFWriter, path: Path) -> str:
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     writer = writer_of_nothing(path, "mamba")
-    assert "general.architecture must be one of llama, qwen2, qwen3, got 'mamba'" in refused(writer, path)
+    assert "general.architecture must be one of llama, qwen2, qwen3, granite, got 'mamba'" in refused(
+        writer, path
+    )
     writer = writer_of_nothing(path)
     writer.add_expert_count(8)
     assert "llama.expert_count is 8, which is not supported" in refused(writer, path)
