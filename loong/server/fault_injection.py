@@ -7,6 +7,7 @@ from pydantic import Field
 
 from loong.core.errors import InvalidRequestError
 from loong.engine.faults import FaultKind
+from loong.server.answers.status import InjectedFault
 from loong.server.api.body import Bodies
 from loong.server.api.errors import ApiError
 from loong.server.api.json_bodies import json_response
@@ -39,7 +40,8 @@ async def inject_fault(http: web.Request) -> web.Response:
     async with Bodies(cluster.settings).receive(http) as body:
         fields = check(read_json(body), FaultFields)
     try:
-        instance_id = cluster.faults.inject(FaultKind(fields.fault), fields.instance, fields.seconds)
+        kind = FaultKind(fields.fault)
+        instance_id = cluster.faults.inject(kind, fields.instance, fields.seconds)
     except InvalidRequestError as error:
         raise ApiError(409, str(error), "instance_not_live", error.param) from error
-    return json_response({"fault": fields.fault, "instance": instance_id})
+    return json_response(InjectedFault(kind, instance_id))

@@ -4,6 +4,7 @@ from aiohttp import web
 from pydantic import Field
 
 from loong.engine.cluster_size import ClusterSize
+from loong.server.answers.status import Instance, Instances
 from loong.server.api.body import Bodies
 from loong.server.api.errors import ApiError, bad_request
 from loong.server.api.json_bodies import json_response
@@ -50,18 +51,6 @@ def _is_waiting(given: str) -> bool:
     return _TRUTHS[given]
 
 
-def _answer(size: ClusterSize) -> dict[str, object]:
-    return {
-        "num_instances": size.num_instances,
-        "max_instances": size.max_instances,
-        "is_done": size.is_done,
-        "instances": [
-            {
-                "id": i.instance_id,
-                "state": i.state.value,
-                "kv_used": i.kv_used,
-                "kv_capacity": i.kv_capacity,
-            }
-            for i in size.instances
-        ],
-    }
+def _answer(size: ClusterSize) -> Instances:
+    instances = [Instance(i.instance_id, i.state, i.kv_used, i.kv_capacity) for i in size.instances]
+    return Instances(size.num_instances, size.max_instances, size.is_done, instances)

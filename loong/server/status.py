@@ -4,8 +4,11 @@ import asyncio
 import time
 
 from aiohttp import web
+from msgspec import UNSET
 
 import loong
+from loong.engine.health import HealthState
+from loong.server.answers.status import HealthStatus, Load, Model, ModelList, Version
 from loong.server.api.errors import ApiError
 from loong.server.api.json_bodies import json_response
 from loong.server.cluster import CLUSTER, MAX_UNREAD_TRACES
@@ -25,22 +28,23 @@ async def health(http: web.Request) -> web.Response:
         raise ApiError(503, found.message, "unhealthy")
     if cluster.admission.is_closed:
         raise ApiError(503, "the server is shutting down", "unhealthy")
-    answer: dict[str, object] = {"status": found.state.value}
-    if found.message != "ok":
-        answer["message"] = found.message
-    if found.troubles:
-        answer["instances"] = {str(i): trouble.value for i, trouble in sorted(found.troubles.items())}
-    return json_response(answer)
+    return json_response(
+        HealthStatus(
+            "ok" if found.state is HealthState.OK else "degraded",
+            UNSET if found.message == "ok" else found.message,
+            {str(i): trouble for i, trouble in sorted(found.troubles.items())} or UNSET,
+        )
+    )
 
 
 async def version(http: web.Request) -> web.Response:  # noqa: ARG001 (a handler takes a request)
     """Return the version of loong."""
-    return json_response({"version": loong.__version__})
+    return json_response(Version(loong.__version__))
 
 
 async def load(http: web.Request) -> web.Response:
     """Return the number of requests in flight."""
-    return json_response({"server_load": http.app[CLUSTER].admission.num_in_flight})
+    return json_response(Load(http.app[CLUSTER].admission.num_in_flight))
 
 
 async def metrics(http: web.Request) -> web.Response:
@@ -72,7 +76,7 @@ async def trace(http: web.Request) -> web.Response:
 async def models(http: web.Request) -> web.Response:
     """Return the served model, once for each of its names."""
     names = http.app[SERVER].settings.served_model_names
-    return json_response({"object": "list", "data": [_model_card(http, name) for name in names]})
+    return json_response(ModelList([_model_card(http, name) for name in names]))
 
 
 async def model(http: web.Request) -> web.Response:
@@ -82,12 +86,5 @@ async def model(http: web.Request) -> web.Response:
     return json_response(_model_card(http, name))
 
 
-def _model_card(http: web.Request, name: str) -> dict[str, object]:
-    server = http.app[SERVER]
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "loong",
-        "max_model_len": server.engine.limits.max_model_len,
-    }
+def _model_card(http: web.Request, name: str) -> Model:
+    return Model(name, int(time.time()), "loong", http.app[SERVER].engine.limits.max_model_len)

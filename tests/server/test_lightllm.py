@@ -5,13 +5,14 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from http_answers import error_of, post
 from listening import BESIDE_ITS_ENGINE
 from scripted_engine import ScriptedEngine, Serving, say
 
 from loong.core.request import SamplingParams
-from loong.server.lightllm.answer_schemas import Generated, GeneratedEvent
+from loong.server.answers.lightllm import Generated, GeneratedEvent
 
 PATH, STREAM = "/generate", "/generate_stream"
 
@@ -35,14 +36,14 @@ async def test_a_text_is_continued(serving: Serving) -> None:
     async with serving(engine) as url:
         whole = (await post(url, PATH, inputs="hello")).json()
         streamed = events_of(await post(url, STREAM, inputs="hello"))
-    Generated.model_validate(whole)
+    msgspec.convert(whole, Generated)
     assert whole["generated_text"] == ["día"]
     assert whole["finish_reason"] == "stop"
     assert whole["prompt_tokens"] == 6
     assert "tokens" not in whole
     assert len(streamed) == whole["count_output_tokens"] == 5
     for number, event in enumerate(streamed, 1):
-        GeneratedEvent.model_validate(event)
+        msgspec.convert(event, GeneratedEvent)
         assert event["token"]["count_output_tokens"] == number
         assert event["finished"] == (number == 5)
     assert "".join(event["token"]["text"] for event in streamed) == "día"
@@ -105,7 +106,7 @@ async def test_details_and_several_answers_and_stop_sequences(serving: Serving) 
         also = (await post(url, PATH, inputs="a", parameters={"stop_sequences": ["x", " "]})).json()
         events = events_of(await post(url, STREAM, inputs="a", parameters={"return_details": True}))
     for answer in (detailed, several, stopped):
-        Generated.model_validate(answer)
+        msgspec.convert(answer, Generated)
     assert "".join(token["text"] for token in detailed["tokens"]) == "one two"
     assert all(token["logprob"] is not None for token in detailed["tokens"])
     assert all(event["token"]["logprob"] is not None for event in events)

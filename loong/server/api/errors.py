@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from loong.core.errors import (
     EngineStoppedError,
@@ -11,6 +12,7 @@ from loong.core.errors import (
     RequestFailedError,
     RequestTooLargeError,
 )
+from loong.server.answers.errors import Error, ErrorFields
 from loong.server.api.request_ids import logged_name
 
 logger = logging.getLogger(__name__)
@@ -32,11 +34,12 @@ class ApiError(LoongError):
         return self.message
 
     @property
-    def body(self) -> dict[str, object]:
-        """The JSON object that describes the error."""
-        error_type = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": self.message, "type": error_type, "param": self.param, "code": self.code}
-        return {"error": error}
+    def body(self) -> Error:
+        """The answer that describes the error."""
+        kind: Literal["invalid_request_error", "server_error"] = (
+            "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        return Error(ErrorFields(self.message, kind, self.param, self.code))
 
 
 def bad_request(message: str, param: str | None, code: str = "invalid_value") -> ApiError:

@@ -2,18 +2,21 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aiohttp import web
+from msgspec import UNSET
 
 from loong.core.errors import InvalidRequestError
+from loong.server.answers.base import FINISH_REASONS
+from loong.server.answers.lightllm import Generated, GeneratedEvent, GeneratedToken
 from loong.server.api.errors import ApiError, as_api_error
 from loong.server.api.json_bodies import read_fields
 from loong.server.api.sse import BARE_STREAM
 from loong.server.context import SERVER
 from loong.server.lightllm.fields import GenerateFields
-from loong.server.openai.answer import AnswerShape, Json, ResponseContext
+from loong.server.openai.answer import AnswerShape, ResponseContext, finish_reason_of
 from loong.server.openai.completions import complete
 from loong.server.openai.output import Delta
 from loong.server.openai.prompts import completion_prompts
@@ -31,53 +34,41 @@ class GenerateShape(AnswerShape):
     """An answer of text and token counts, without an envelope."""
 
     id_prefix = "gen"
-    whole_object = "generated"
-    chunk_object = "generated"
     stream_format = BARE_STREAM
 
     def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
         self.is_brief = False  # each event has the id of its token
 
-    def whole(self, deltas: Iterable[Delta]) -> Json:
-        """Return the answer. With several choices its fields are lists, except the texts."""
-        choices = [self.whole_choice(reported) for reported in self.by_choice(deltas)]
-        columns: dict[str, list[object]] = {name: [choice[name] for choice in choices] for name in choices[0]}
-        fields: Json = {"prompt_tokens": self.asked.num_prompt_tokens}
-        if len(choices) > 1:
-            return columns | fields
-        return choices[0] | fields | {"generated_text": columns["generated_text"]}
+    def whole(self, deltas: Sequence[Delta]) -> Generated:
+        """Return the answer. With several choices its fields are lists, as the texts always are."""
+        by_choice = self.by_choice(deltas)
+        reasons = [FINISH_REASONS[end] for *_, last in by_choice if (end := last.finish_reason) is not None]
+        counts = list(map(len, by_choice))
+        tokens = [list(map(self._token, reported)) for reported in by_choice]
+        has_details, is_alone = deltas[0].logprobs is not None, len(by_choice) == 1
+        return Generated(
+            ["".join(delta.text for delta in reported) for reported in by_choice],
+            counts[0] if is_alone else counts,
+            reasons[0] if is_alone else reasons,
+            self.asked.num_prompt_tokens,
+            UNSET if not has_details else [*tokens[0]] if is_alone else [*tokens],
+        )
 
-    def whole_choice(self, deltas: Sequence[Delta]) -> Json:
-        """Return one choice, with its tokens if the request wants details."""
-        reason = deltas[-1].finish_reason
-        fields: Json = {
-            "generated_text": "".join(delta.text for delta in deltas),
-            "count_output_tokens": len(deltas),
-            "finish_reason": reason and reason.value,
-        }
-        has_details = deltas[0].logprobs is not None
-        return fields | ({"tokens": list(map(self._token, deltas))} if has_details else {})
-
-    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:  # noqa: ARG002
+    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[GeneratedEvent]:  # noqa: ARG002
         """Yield one event for each token."""
-        yield {
-            "token": self._token(delta),
-            "generated_text": None,
-            "finished": delta.finish_reason is not None,
-            "finish_reason": delta.finish_reason and delta.finish_reason.value,
-            "details": None,
-        }
+        reason = finish_reason_of(delta)
+        yield GeneratedEvent(token=self._token(delta), finished=reason is not None, finish_reason=reason)
 
-    def _token(self, delta: Delta) -> Json:
-        return {
-            "id": delta.token_id,
-            "text": delta.text,
-            "logprob": delta.logprobs and delta.logprobs.chosen,
-            "special": self.tokenizer.is_silent(delta.token_id, skip_special_tokens=True),
-            "count_output_tokens": delta.index + 1,
-            "prompt_tokens": self.asked.num_prompt_tokens,
-        }
+    def _token(self, delta: Delta) -> GeneratedToken:
+        return GeneratedToken(
+            delta.token_id,
+            delta.text,
+            None if delta.logprobs is None else delta.logprobs.chosen,
+            self.tokenizer.is_silent(delta.token_id, skip_special_tokens=True),
+            delta.index + 1,
+            self.asked.num_prompt_tokens,
+        )
 
 
 async def generate(http: web.Request) -> web.StreamResponse:

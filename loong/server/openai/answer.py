@@ -5,12 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol
 
 import msgspec
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from loong.core.request import TokenId
+from loong.server.answers.base import FINISH_REASONS, Answer, FinishReason
+from loong.server.answers.completions import RankedLogprob, Usage
 from loong.server.api.json_bodies import json_response
 from loong.server.api.sse import OPENAI_STREAM, EventStream, StreamFormat, event_of
 from loong.server.context import Server
@@ -18,8 +21,6 @@ from loong.server.openai.choices import Choices
 from loong.server.openai.output import Delta
 from loong.server.openai.schemas import StreamOptions
 from loong.server.text.tokenizer import Tokenizer
-
-Json: TypeAlias = dict[str, object]
 
 _LONG_ANSWER = 512  # tokens, of all choices
 _SOME_TEXT = "\0some text\0"  # occurs in no name
@@ -48,11 +49,9 @@ class ResponseContext:
 
 
 class AnswerShape(ABC):
-    """The JSON of one endpoint's answers."""
+    """The form of one endpoint's answers."""
 
     id_prefix: ClassVar[str]
-    whole_object: ClassVar[str]
-    chunk_object: ClassVar[str]
     stream_format: StreamFormat = OPENAI_STREAM
 
     def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
@@ -61,12 +60,9 @@ class AnswerShape(ABC):
         self.is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice, in events with only text
 
-    def whole(self, deltas: Iterable[Delta]) -> Json:
+    @abstractmethod
+    def whole(self, deltas: Sequence[Delta]) -> Answer:
         """Return the whole answer from the deltas of all choices."""
-        by_choice = self.by_choice(deltas)
-        choices = [self.whole_choice(reported) for reported in by_choice]
-        usage = self.usage(sum(map(len, by_choice)))
-        return self.envelope(self.whole_object, choices) | {"usage": usage}
 
     def by_choice(self, deltas: Iterable[Delta]) -> list[list[Delta]]:
         """Return the deltas of each choice."""
@@ -75,12 +71,12 @@ class AnswerShape(ABC):
             found[delta.choice].append(delta)
         return found
 
-    @abstractmethod
-    def whole_choice(self, deltas: Sequence[Delta]) -> Json:
-        """Return one choice from all its deltas."""
-
     def opening(self) -> bytes:
         """Return the events of a stream that come before any token."""
+        return b""
+
+    def closing(self, num_output_tokens: int) -> bytes:  # noqa: ARG002 (for endpoints that count tokens there)
+        """Return the events of a stream that come after all tokens."""
         return b""
 
     def events(self, delta: Delta, num_output_tokens: int) -> bytes:
@@ -97,8 +93,8 @@ class AnswerShape(ABC):
         return b"".join(map(event_of, self.chunks(delta, num_output_tokens)))
 
     @abstractmethod
-    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
-        """Yield the same events as JSON."""
+    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Answer]:
+        """Yield the same events as structs."""
 
     def _find_around_text(self, choice: int) -> tuple[bytes, bytes]:
         """Return the bytes before and after the text in an event without other news.
@@ -110,40 +106,19 @@ class AnswerShape(ABC):
         self._around_text[choice] = before, after
         return before, after
 
-    def usage_chunk(self, num_output_tokens: int) -> Json:
-        """Return the event with the token counts at the end of a stream."""
-        return self.envelope(self.chunk_object, []) | {"usage": self.usage(num_output_tokens)}
-
-    def envelope(self, kind: str, choices: Sequence[Json]) -> Json:
-        """Return the fields around the choices."""
-        return {
-            "id": self.asked.answer_id,
-            "object": kind,
-            "created": self.asked.created,
-            "model": self.asked.model,
-            "choices": choices,
-        }
-
-    def chunk_envelope(self, choice: Json, num_output_tokens: int) -> Json:
-        """Return a chunk with one choice, and with token counts if the request wants them."""
-        chunk = self.envelope(self.chunk_object, [choice])
-        options = self.asked.stream_options
-        if options.has_counts_in_chunks:
-            chunk["usage"] = self.usage(num_output_tokens)
-        elif options.include_usage:
-            chunk["usage"] = None
-        return chunk
-
-    def usage(self, num_output_tokens: int) -> Json:
+    def usage(self, num_output_tokens: int) -> Usage:
         """Return the token counts."""
         num_prompt_tokens = self.asked.num_prompt_tokens
         if self.asked.is_prompt_only:
             num_output_tokens = 0
-        return {
-            "prompt_tokens": num_prompt_tokens,
-            "completion_tokens": num_output_tokens,
-            "total_tokens": num_prompt_tokens + num_output_tokens,
-        }
+        return Usage(num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens)
+
+    def chunk_usage(self, num_output_tokens: int) -> Usage | UnsetType | None:
+        """Return the token counts of an event with a choice, if the request wants them there."""
+        options = self.asked.stream_options
+        if options.has_counts_in_chunks:
+            return self.usage(num_output_tokens)
+        return None if options.include_usage else UNSET
 
     def token_name(self, token_id: TokenId) -> str:
         """Return the name of a token in log probabilities."""
@@ -151,26 +126,24 @@ class AnswerShape(ABC):
             name_by_id(token_id) if self.asked.are_tokens_named_by_id else self.tokenizer.token_name(token_id)
         )
 
-    def token_ids(self, deltas: Sequence[Delta]) -> Json:
+    def token_ids(self, deltas: Sequence[Delta]) -> list[TokenId] | UnsetType:
         """Return the ids of the tokens of `deltas`, if the request wants ids."""
         if not self.asked.return_token_ids:
-            return {}
-        return {"token_ids": [] if self.asked.is_prompt_only else [delta.token_id for delta in deltas]}
+            return UNSET
+        return [] if self.asked.is_prompt_only else [delta.token_id for delta in deltas]
 
-    def prompt_token_ids(self, choice: int) -> Json:
+    def prompt_token_ids(self, choice: int) -> Sequence[TokenId] | UnsetType:
         """Return the ids of a choice's prompt, if the request wants ids."""
-        if not self.asked.return_token_ids:
-            return {}
-        return {"prompt_token_ids": self.asked.choices[choice].request.prompt_token_ids}
+        return self.asked.choices[choice].request.prompt_token_ids if self.asked.return_token_ids else UNSET
 
-    def prompt_logprobs(self, first: Delta) -> Json:
+    def prompt_logprobs(self, first: Delta) -> list[dict[str, RankedLogprob] | None] | UnsetType:
         """Return the log probabilities of a prompt, by token id, if the request wants them.
 
         `first` is the first delta of a choice.
         """
         if (count := self.asked.num_prompt_logprobs) is None:
-            return {}
-        entries: list[Json | None] = [None]
+            return UNSET
+        entries: list[dict[str, RankedLogprob] | None] = [None]
         if (found := first.prompt_logprobs) is not None:
             prompt = self.asked.choices[first.choice].request.prompt_token_ids
             for index, token_id in enumerate(prompt[1:]):
@@ -178,11 +151,10 @@ class AnswerShape(ABC):
                 for rank, (other_id, logprob) in enumerate(found.top_at(index, count), 1):
                     entry[other_id] = self._ranked(other_id, logprob, rank)
                 entries.append({str(other_id): ranked for other_id, ranked in entry.items()})
-        return {"prompt_logprobs": entries}
+        return entries
 
-    def _ranked(self, token_id: TokenId, logprob: float, rank: int) -> Json:
-        text = self.tokenizer.token_text(token_id)
-        return {"logprob": logprob, "rank": rank, "decoded_token": text}
+    def _ranked(self, token_id: TokenId, logprob: float, rank: int) -> RankedLogprob:
+        return RankedLogprob(logprob, rank, self.tokenizer.token_text(token_id))
 
 
 class NewShape(Protocol):
@@ -205,10 +177,9 @@ def name_by_id(token_id: TokenId) -> str:
     return f"token_id:{token_id}"
 
 
-def finish_fields(delta: Delta) -> Json:
-    """Return the reasons why the answer ends with this token, if it does."""
-    reason = delta.finish_reason
-    return {"finish_reason": reason.value if reason else None, "stop_reason": delta.stop_reason}
+def finish_reason_of(delta: Delta) -> FinishReason | None:
+    """Return the reason why the answer ends with this token, if it does."""
+    return None if delta.finish_reason is None else FINISH_REASONS[delta.finish_reason]
 
 
 async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) -> web.Response:
@@ -236,6 +207,6 @@ async def send_stream(
             else:  # there may be many log probabilities
                 events = await asyncio.to_thread(shape.events, delta, num_output_tokens)
             await stream.send(events)
-        if shape.asked.stream_options.include_usage:
-            await stream.send(event_of(shape.usage_chunk(num_output_tokens)))
+        if closing := shape.closing(num_output_tokens):
+            await stream.send(closing)
     return stream.response

@@ -5,21 +5,23 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from loong.core.events import Logprobs
 from loong.core.grammar import Grammar
 from loong.core.request import SLO, NewRequest, TokenId
 from loong.engine.client import RequestLoad
+from loong.server.answers.completions import Completion, CompletionChoice, CompletionLogprobs, Usage
 from loong.server.api.api_keys import KEY_NUMBER, user_of
 from loong.server.api.json_bodies import read_fields
 from loong.server.api.request_ids import new_id, note_answer_id
+from loong.server.api.sse import event_of
 from loong.server.context import SERVER, Server
 from loong.server.openai.answer import (
     AnswerShape,
-    Json,
     NewShape,
     ResponseContext,
-    finish_fields,
+    finish_reason_of,
     name_by_id,
     send_stream,
     send_whole,
@@ -52,28 +54,43 @@ class CompletionShape(AnswerShape):
     """A text completion."""
 
     id_prefix = "cmpl"
-    whole_object = "text_completion"
-    chunk_object = "text_completion"
 
-    def whole_choice(self, deltas: Sequence[Delta]) -> Json:
-        """Return one choice with all tokens."""
-        return self._choice(deltas)
+    def whole(self, deltas: Sequence[Delta]) -> Completion:
+        """Return the answer with all tokens of all choices."""
+        choices = [self._choice(reported) for reported in self.by_choice(deltas)]
+        return self._completion(choices, self.usage(len(deltas)))
 
-    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Json]:
+    def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[Completion]:
         """Yield one event for each token."""
-        yield self.chunk_envelope(self._choice([delta]), num_output_tokens)
+        yield self._completion([self._choice([delta])], self.chunk_usage(num_output_tokens))
 
-    def _choice(self, deltas: Sequence[Delta]) -> Json:
+    def closing(self, num_output_tokens: int) -> bytes:
+        """Return the event with the token counts, if the request wants it."""
+        if not self.asked.stream_options.include_usage:
+            return b""
+        return event_of(self._completion([], self.usage(num_output_tokens)))
+
+    def _completion(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        asked = self.asked
+        return Completion(asked.answer_id, asked.created, asked.model, choices, usage)
+
+    def _choice(self, deltas: Sequence[Delta]) -> CompletionChoice:
         """Return some deltas of one choice. The first has the prompt's fields."""
         first, last = deltas[0], deltas[-1]
-        text = "".join(delta.text for delta in deltas)
-        fields: Json = {"index": last.choice, "text": text, "logprobs": self._logprobs(deltas)}
-        if first.index == 0:
-            fields["text"] = self.asked.choices[first.choice].echo + text
-            fields |= self.prompt_token_ids(first.choice) | self.prompt_logprobs(first)
-        return fields | finish_fields(deltas[-1]) | self.token_ids(deltas)
+        is_first = first.index == 0
+        echo = self.asked.choices[first.choice].echo if is_first else ""
+        return CompletionChoice(
+            last.choice,
+            echo + "".join(delta.text for delta in deltas),
+            self._logprobs(deltas),
+            finish_reason_of(last),
+            last.stop_reason,
+            self.token_ids(deltas),
+            self.prompt_token_ids(first.choice) if is_first else UNSET,
+            self.prompt_logprobs(first) if is_first else UNSET,
+        )
 
-    def _logprobs(self, deltas: Sequence[Delta]) -> Json | None:
+    def _logprobs(self, deltas: Sequence[Delta]) -> CompletionLogprobs | None:
         """Return columns with an entry for each token, those of an echoed prompt first, or None for no
         entries.
         """
@@ -87,12 +104,15 @@ class CompletionShape(AnswerShape):
         if not rows:
             return None
         name = self.token_name
-        return {
-            "tokens": [name(row.token_id) for row in rows],
-            "token_logprobs": [row.logprobs and row.logprobs.chosen for row in rows],
-            "top_logprobs": [row.logprobs and self._top_logprobs(row.token_id, row.logprobs) for row in rows],
-            "text_offset": [row.text_offset for row in rows],
-        }
+        return CompletionLogprobs(
+            [name(row.token_id) for row in rows],
+            [None if row.logprobs is None else row.logprobs.chosen for row in rows],
+            [
+                None if row.logprobs is None else self._top_logprobs(row.token_id, row.logprobs)
+                for row in rows
+            ],
+            [row.text_offset for row in rows],
+        )
 
     def _echoed(self, first: Delta) -> "list[_Row]":
         if (count := self.asked.num_echoed_logprobs) is None:

@@ -4,6 +4,7 @@ import asyncio
 
 from aiohttp import web
 
+from loong.server.answers.status import Detokenized, Tokenized
 from loong.server.api.errors import bad_request
 from loong.server.api.json_bodies import json_response, read_fields
 from loong.server.context import SERVER
@@ -27,14 +28,8 @@ async def tokenize(http: web.Request) -> web.Response:
     pieces = None
     if fields.return_token_strs:
         pieces = await asyncio.to_thread(list, map(server.tokenizer.piece, token_ids))
-    return json_response(
-        {
-            "count": len(token_ids),
-            "max_model_len": server.engine.limits.max_model_len,
-            "tokens": token_ids,
-            "token_strs": pieces,
-        }
-    )
+    max_model_len = server.engine.limits.max_model_len
+    return json_response(Tokenized(len(token_ids), max_model_len, token_ids, pieces))
 
 
 async def detokenize(http: web.Request) -> web.Response:
@@ -43,4 +38,4 @@ async def detokenize(http: web.Request) -> web.Response:
     fields = await read_fields(http, DetokenizeFields)
     server.check_model(fields.model)
     await check_prompt_ids("tokens", fields.tokens, server.engine.limits.vocab_size)
-    return json_response({"prompt": await server.tokenizer.text(fields.tokens)})
+    return json_response(Detokenized(await server.tokenizer.text(fields.tokens)))

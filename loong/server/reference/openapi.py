@@ -1,26 +1,32 @@
 """The API as one OpenAPI document, made from the schemas of requests and answers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import Any, TypeAlias
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import loong
+from loong.server.answers import status
+from loong.server.answers.base import described
+from loong.server.answers.chats import ChatCompletion, ChatCompletionChunk
+from loong.server.answers.completions import Completion
+from loong.server.answers.errors import Error
+from loong.server.answers.lightllm import Generated, GeneratedEvent
+from loong.server.answers.responses import Response, ResponseEvent
 from loong.server.api.middleware import ADMIN_PATHS, OPEN_PATHS, OPERATOR_PATHS
 from loong.server.api.parsing import HARMLESS, NEUTRAL
 from loong.server.api.schema_base import Schema
 from loong.server.api.sse import BARE_STREAM, OPENAI_STREAM, StreamFormat
 from loong.server.fault_injection import FaultFields
-from loong.server.lightllm.answer_schemas import Generated, GeneratedEvent
 from loong.server.lightllm.fields import GenerateFields
 from loong.server.openai import schemas
-from loong.server.reference import answer_schemas as answers
-from loong.server.responses.answer_schemas import Response, ResponseEvent
 from loong.server.responses.fields import ResponseFields
 from loong.server.scaling import ScaleFields
 from loong.server.structured.free_json import VALUE_NAME, VALUE_SCHEMA
@@ -28,7 +34,7 @@ from loong.server.structured.free_json import VALUE_NAME, VALUE_SCHEMA
 Json: TypeAlias = dict[str, Any]
 
 _EVENT_STREAM = "text/event-stream"
-_REF = "#/components/schemas/{model}"
+_COMPONENTS = "#/components/schemas/"
 _WHY = {
     400: "What was sent cannot be served; `param` names the field at fault.",
     401: "The server has API keys, and none of them was sent.",
@@ -53,10 +59,10 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: type[BaseModel] | str  # a schema of JSON, or another media type
+    answer: type[Struct] | str  # JSON, or another media type
     errors: Sequence[int] = ()
     request: type[Schema] | None = None
-    event: type[BaseModel] | None = None  # of a stream, if the endpoint can stream
+    event: type[Struct] | None = None  # of a stream, if the endpoint can stream
     stream_format: StreamFormat = OPENAI_STREAM
     query: Sequence[Json] = ()  # parameters
 
@@ -66,19 +72,19 @@ OPERATIONS = (
         "post",
         "/v1/completions",
         "Complete a text, or each of several.",
-        answers.Completion,
+        Completion,
         (*_OF_BODIES, 429, 500),
         schemas.CompletionFields,
-        answers.Completion,
+        Completion,
     ),
     Operation(
         "post",
         "/v1/chat/completions",
         "Continue a conversation.",
-        answers.ChatCompletion,
+        ChatCompletion,
         (*_OF_BODIES, 429, 500),
         schemas.ChatFields,
-        answers.ChatCompletionChunk,
+        ChatCompletionChunk,
     ),
     Operation(
         "post",
@@ -108,13 +114,13 @@ OPERATIONS = (
         ResponseEvent,
         BARE_STREAM,
     ),
-    Operation("get", "/v1/models", "The model that is served.", answers.ModelList),
-    Operation("get", "/v1/models/{model}", "One model by its name.", answers.Model, (404,)),
+    Operation("get", "/v1/models", "The model that is served.", status.ModelList),
+    Operation("get", "/v1/models/{model}", "One model by its name.", status.Model, (404,)),
     Operation(
         "post",
         "/tokenize",
         "Token ids of a text or of a chat.",
-        answers.Tokenized,
+        status.Tokenized,
         _OF_BODIES,
         schemas.TokenizeFields,
     ),
@@ -122,7 +128,7 @@ OPERATIONS = (
         "post",
         "/detokenize",
         "The text of token ids, special tokens included.",
-        answers.Detokenized,
+        status.Detokenized,
         _OF_BODIES,
         schemas.DetokenizeFields,
     ),
@@ -130,38 +136,38 @@ OPERATIONS = (
         "get",
         "/health",
         "Whether the server serves, and with all its instances.",
-        answers.HealthStatus,
+        status.HealthStatus,
         (503,),
     ),
-    Operation("get", "/ping", "The same.", answers.HealthStatus, (503,)),
-    Operation("post", "/ping", "The same.", answers.HealthStatus, (503,)),
-    Operation("get", "/version", "The version of loong.", answers.Version),
-    Operation("get", "/load", "How many requests are in flight.", answers.Load),
+    Operation("get", "/ping", "The same.", status.HealthStatus, (503,)),
+    Operation("post", "/ping", "The same.", status.HealthStatus, (503,)),
+    Operation("get", "/version", "The version of loong.", status.Version),
+    Operation("get", "/load", "How many requests are in flight.", status.Load),
     Operation("get", "/metrics", "All metrics, for Prometheus.", "text/plain"),
-    Operation("get", "/trace", "The last minutes of the cluster, for Perfetto.", answers.Trace),
-    Operation("get", "/openapi.json", "This document.", answers.Document),
+    Operation("get", "/trace", "The last minutes of the cluster, for Perfetto.", status.Trace),
+    Operation("get", "/openapi.json", "This document.", status.Document),
     Operation(
         "post",
         "/start_profile",
         "Begin a trace, and answer once all workers have.",
-        answers.Status,
+        status.Status,
         (400, 404, 500),
     ),
-    Operation("post", "/stop_profile", "End it, and name its file.", answers.TraceFile, (400, 404, 500)),
+    Operation("post", "/stop_profile", "End it, and name its file.", status.TraceFile, (400, 404, 500)),
     Operation(
         "post",
         "/admin/faults",
         "Inject a fault, on a server with `--allow-fault-injection`.",
-        answers.InjectedFault,
+        status.InjectedFault,
         (*_OF_BODIES, 409, 500),
         FaultFields,
     ),
-    Operation("get", "/admin/instances", "The instances and their states.", answers.Instances),
+    Operation("get", "/admin/instances", "The instances and their states.", status.Instances),
     Operation(
         "post",
         "/admin/scale",
         "Change the number of instances of a server on CPUs, while requests go on.",
-        answers.Instances,
+        status.Instances,
         (*_OF_BODIES, 409),
         ScaleFields,
         query=(
@@ -246,9 +252,9 @@ def _contents(operation: Operation) -> Iterator[tuple[str, Json]]:
         yield _EVENT_STREAM, {"schema": _event(operation.event, operation.stream_format)}
 
 
-def _event(model: type[BaseModel], form: StreamFormat) -> Json:
+def _event(model: type[Struct], form: StreamFormat) -> Json:
     """Return the schema of one event of a stream."""
-    reported = {"anyOf": [_reference(model), _reference(answers.Error)]}
+    reported = {"anyOf": [_reference(model), _reference(Error)]}
     data: Json = {"type": "string", "contentMediaType": "application/json", "contentSchema": reported}
     description = f"A `{model.__name__}`, or an `Error`"
     if form.last_event:
@@ -262,30 +268,34 @@ def _event(model: type[BaseModel], form: StreamFormat) -> Json:
 
 
 def _error(status: int) -> Json:
-    content = {"application/json": {"schema": _reference(answers.Error)}}
+    content = {"application/json": {"schema": _reference(Error)}}
     return {"description": _WHY[status], "content": content}
 
 
-def _reference(model: type[BaseModel]) -> Json:
-    return {"$ref": _REF.format(model=model.__name__)}
+def _reference(model: type[BaseModel | Struct]) -> Json:
+    return {"$ref": f"{_COMPONENTS}{model.__name__}"}
 
 
 def _component_schemas() -> Json:
     requests = [op.request for op in OPERATIONS if op.request is not None]
-    answered = [
-        model
-        for op in OPERATIONS
-        for model in (op.answer, op.event, answers.Error)
-        if isinstance(model, type)
-    ]
-    _, reported = models_json_schema([(model, "serialization") for model in answered], ref_template=_REF)
-    _, asked = models_json_schema([(model, "validation") for model in requests], ref_template=_REF)
+    template = _COMPONENTS + "{model}"
+    _, asked = models_json_schema([(model, "validation") for model in requests], ref_template=template)
     is_generation = {model.__name__: issubclass(model, schemas.GenerationFields) for model in requests}
     parsed = {
         name: _as_parsed(schema, is_generation=is_generation.get(name, False))
         for name, schema in asked["$defs"].items()
     }
-    return {**reported["$defs"], **parsed, VALUE_NAME: VALUE_SCHEMA}
+    return {**_answers(), **parsed, VALUE_NAME: VALUE_SCHEMA}
+
+
+def _answers() -> Json:
+    """Return the schemas of answers and events. A base of several events is any of them."""
+    models: list[type[Struct]] = [Error]
+    models += [model for op in OPERATIONS for model in (op.answer, op.event) if isinstance(model, type)]
+    options = {model.__name__: model.__subclasses__() or [model] for model in models}
+    by_name: Mapping[str, object] = {name: reduce(or_, options[name]) for name in options}
+    found, components = described(by_name.values(), _COMPONENTS + "{name}")
+    return {**dict(zip(by_name, found, strict=True)), **components}
 
 
 def _as_parsed(schema: Json, *, is_generation: bool) -> Json:

@@ -7,7 +7,7 @@ from pathlib import Path
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from yarl import URL
 
-from loong.engine.health import HealthState
+from loong.server.answers.status import HealthStatus
 from loong.server.api.errors import ApiError
 from loong.server.api.json_bodies import json_response
 from loong.server.cluster_app import cluster_routes
@@ -91,4 +91,4 @@ def _without_engine(http: web.Request, error: BaseException) -> web.Response:
     message = f"the run directory {socket.parent} is gone, so the state of the cluster cannot be shown"
     if http.path not in _PROBES:
         raise ApiError(503, message, "unhealthy") from error
-    return json_response({"status": HealthState.DEGRADED.value, "message": message})
+    return json_response(HealthStatus("degraded", message))

@@ -65,7 +65,7 @@ class ResponseToolChoice(Schema):
         """Return the choice as chats have it."""
         return self.type if self.name is None else {"type": "function", "function": {"name": self.name}}
 
-    def as_given(self) -> object:
+    def as_given(self) -> str | dict[str, str]:
         """Return the choice as answers repeat it."""
         return self.type if self.name is None else {"type": "function", "name": self.name}
 

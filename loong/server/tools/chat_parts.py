@@ -1,16 +1,21 @@
 """Answers that may call tools, in the format of chats."""
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
 
+from msgspec import UNSET
+
+from loong.server.answers.chats import (
+    AssistantMessage,
+    CalledFunction,
+    FunctionDelta,
+    MessageDelta,
+    ToolCall,
+    ToolCallDelta,
+)
 from loong.server.tools.parts import CallArguments, CallStart, Part
 
-Json: TypeAlias = dict[str, object]
 
-TOOL_CALLS = "tool_calls"  # the finish reason, and the field of the calls
-
-
-def message_of(parts: Iterable[Part]) -> Json:
+def message_of(parts: Iterable[Part]) -> AssistantMessage:
     """Return the assistant's turn. Its content is null if it has calls and no text."""
     content: list[str] = []
     starts: list[CallStart] = []
@@ -24,20 +29,13 @@ def message_of(parts: Iterable[Part]) -> Json:
                 arguments.append([])
             case CallArguments():
                 arguments[part.index].append(part.text)
-    message: Json = {"role": "assistant", "content": "".join(content) if content or not starts else None}
-    if starts:
-        message[TOOL_CALLS] = [
-            _call(start, "".join(pieces)) for start, pieces in zip(starts, arguments, strict=True)
-        ]
-    return message
-
-
-def _call(start: CallStart, arguments: str) -> Json:
-    return {
-        "id": start.call_id,
-        "type": "function",
-        "function": {"name": start.name, "arguments": arguments},
-    }
+    calls = [
+        ToolCall(start.call_id, CalledFunction(start.name, "".join(pieces)))
+        for start, pieces in zip(starts, arguments, strict=True)
+    ]
+    return AssistantMessage(
+        content="".join(content) if content or not calls else None, tool_calls=calls or UNSET
+    )
 
 
 class ChoiceDeltas:
@@ -48,23 +46,30 @@ class ChoiceDeltas:
         self._has_content = False
         self.has_calls = False
 
-    def of(self, parts: Iterable[Part], *, is_needed: bool, is_last: bool) -> Iterator[Json]:
+    def of(self, parts: Iterable[Part], *, is_needed: bool, is_last: bool) -> Iterator[MessageDelta]:
         """Yield the deltas of some parts, the role before the first, and at least one if `is_needed`."""
         parts = list(parts)
         if is_last and not (parts or self._has_content or self.has_calls):
             parts = [""]
         if not self._has_begun and (parts or is_needed):
             self._has_begun = True
-            yield {"role": "assistant", "content": "" if parts and isinstance(parts[0], str) else None}
+            content = "" if parts and isinstance(parts[0], str) else None
+            yield MessageDelta(role="assistant", content=content)
         for part in parts:
             match part:
                 case str():
                     self._has_content = True
-                    yield {"content": part}
+                    yield MessageDelta(content=part)
                 case CallStart():
                     self.has_calls = True
-                    yield {TOOL_CALLS: [{"index": part.index, **_call(part, "")}]}
+                    yield MessageDelta(tool_calls=[_begun(part)])
                 case CallArguments():
-                    yield {TOOL_CALLS: [{"index": part.index, "function": {"arguments": part.text}}]}
+                    call = ToolCallDelta(index=part.index, function=FunctionDelta(arguments=part.text))
+                    yield MessageDelta(tool_calls=[call])
         if is_last or (is_needed and not parts):
-            yield {}
+            yield MessageDelta()
+
+
+def _begun(start: CallStart) -> ToolCallDelta:
+    function = FunctionDelta(name=start.name, arguments="")
+    return ToolCallDelta(index=start.index, id=start.call_id, type="function", function=function)

@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 import schemathesis
 from http_answers import error_of, events_of, get_json, post
@@ -15,10 +16,12 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from scripted_engine import ScriptedEngine, Serving, say
 
 from loong.core.request import LIMITS, NUM_SEEDS
+from loong.server.answers.chats import ChatCompletionChunk
+from loong.server.answers.completions import Completion
+from loong.server.answers.errors import Error
 from loong.server.api.listen import bound_socket, serve
 from loong.server.api.parsing import HARMLESS
 from loong.server.app import create_app
-from loong.server.reference.answer_schemas import ChatCompletionChunk, Completion, Error
 from loong.server.reference.api_reference import api_reference
 from loong.server.reference.openapi import document
 from loong.server.settings import ServerSettings
@@ -87,10 +90,10 @@ async def test_events_are_of_their_schemas(serving: Serving, path: str) -> None:
         events = events_of(await post(url, path, logprobs="chat" in path or 2, **body))
     model = ChatCompletionChunk if "chat" in path else Completion
     for event in events:
-        model.model_validate(event)
+        msgspec.convert(event, model)
     async with serving(ScriptedEngine(fail_at=1)) as url:
         *_, error = events_of(await post(url, path, logprobs="chat" in path or 2, **body))
-    Error.model_validate(error)
+    msgspec.convert(error, Error)
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/speech"])

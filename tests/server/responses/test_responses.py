@@ -1,8 +1,11 @@
 import json
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from http_answers import error_of, post
 from listening import serving_with
@@ -12,11 +15,12 @@ from template_styles import STYLES
 from tokenizers import Tokenizer as Backend
 
 from loong.core.request import FinishReason
-from loong.server.responses.answer_schemas import Response, ResponseEvent
+from loong.server.answers.responses import Response, ResponseEvent
 from loong.server.text.chat_template import ChatTemplate
 from loong.server.text.tokenizer import Tokenizer
 
 PATH = "/v1/responses"
+EVENT: Any = reduce(or_, ResponseEvent.__subclasses__())
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "name": "weather", "parameters": PARAMETERS}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "日本"}}\n</tool_call>'
@@ -37,7 +41,7 @@ def reported(response: httpx.Response) -> list[dict[str, Any]]:
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
         assert event["sequence_number"] == number
-        ResponseEvent.model_validate(event)
+        msgspec.convert(event, EVENT)
         events.append(event)
     return events
 
@@ -57,7 +61,7 @@ async def test_a_text_is_answered_by_a_message(serving: Serving, tokenizer: Toke
     async with serving(engine) as url:
         body = {"input": "hi", "instructions": "be nice", "metadata": {"a": "b"}, "temperature": 0.5}
         answer = (await post(url, PATH, model="tiny", **body)).json()
-    Response.model_validate(answer)
+    msgspec.convert(answer, Response)
     prompt = tokenizer.decode(engine.requests[0].prompt_token_ids, skip_special_tokens=False)
     assert prompt == "<|bos|><|system|>be nice<|end|><|user|>hi<|end|><|assistant|>"
     assert engine.requests[0].sampling_params.temperature == 0.5

@@ -3,13 +3,14 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import msgspec
 import pytest
 from http_answers import error_of, events_of, get_json, post
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.request import FinishReason, NewRequest
-from loong.server.reference.answer_schemas import ChatCompletion, ChatCompletionChunk
+from loong.server.answers.chats import ChatCompletion, ChatCompletionChunk
 from loong.server.text.tokenizer import Tokenizer
 from loong.server.tools.fields import MAX_TOOLS, MAX_TOOLS_BYTES
 
@@ -66,7 +67,7 @@ def put_together(events: Sequence[dict[str, Any]], index: int = 0) -> tuple[dict
 async def test_calls_are_reported_and_not_as_text(serving: Serving) -> None:
     async with serving(saying(BOTH)) as url:
         answer = (await post(url, PATH, messages=MESSAGES, tools=TOOLS)).json()
-    ChatCompletion.model_validate(answer)
+    msgspec.convert(answer, ChatCompletion)
     (choice,) = answer["choices"]
     message = choice["message"]
     assert (message["role"], message["content"]) == ("assistant", "Let me see.")
@@ -138,7 +139,7 @@ async def test_a_stream_reports_what_the_whole_answer_does(
         whole = (await post(url, PATH, **body)).json()["choices"][0]
         events = events_of(await post(url, PATH, stream=True, **body))
     for event in events:
-        ChatCompletionChunk.model_validate(event)
+        msgspec.convert(event, ChatCompletionChunk)
     message, finish_reason = put_together(events)
     assert (message["content"], called(message)) == (whole["message"]["content"], called(whole["message"]))
     assert finish_reason == whole["finish_reason"]
