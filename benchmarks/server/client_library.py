@@ -1,9 +1,7 @@
-"""Measures what the HTTP client of `loong bench` saves over a library's, and its JSON reader over msgspec's.
+"""Measures what the HTTP client of `loong bench` saves over a library's.
 
 The client and aiohttp's read the same streams from the minimal server of `load_generator.py`: many short
-ones, and some long ones. Processor time decides how many of them a core can follow. A body with a million
-token ids is read by msgspec, which holds the interpreter all the while. The server's reader takes it in
-pieces, in a thread. The longest pause of an event loop meanwhile decides for how long streams stop.
+ones, and some long ones. Processor time decides how many of them a core can follow.
 """
 
 import asyncio
@@ -22,16 +20,13 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from result import print_result, script_parser
 
-from loong.server.api.large_json import compile_ahead, read_large_json
 from loong.workloads.client.client import Target, run_load
 from loong.workloads.client.sse import EventDecoder
 from loong.workloads.report.report import table
 from loong.workloads.request import WorkloadRequest
 
 LONG, SHORT = at_once(100), paced(500, 4.0)
-NUM_IDS = 1_000_000
 Read: TypeAlias = Callable[[str, Sequence[WorkloadRequest]], Coroutine[Any, Any, int]]
-LOOK = 0.0005  # seconds between two looks at the clock
 
 
 async def by_loong(url: str, requests: Sequence[WorkloadRequest]) -> int:
@@ -75,31 +70,15 @@ def token_time(read: Read, requests: Sequence[WorkloadRequest], core: int) -> fl
 READS = (by_loong, by_aiohttp)
 
 
-async def longest_pause(read: Callable[[bytes], object], body: bytes) -> float:
-    """Return the longest pause of the loop, in seconds, while a thread reads a body."""
-    reading = asyncio.create_task(asyncio.to_thread(read, body))
-    longest, before = 0.0, time.perf_counter()
-    while not reading.done():
-        await asyncio.sleep(LOOK)
-        now = time.perf_counter()
-        longest, before = max(longest, now - before - LOOK), now
-    return longest
-
-
 def main() -> None:
-    """Measure all four, and print them."""
+    """Measure both, and print them."""
     parser = script_parser("client_library", __doc__)
     parser.add_argument("--server-core", type=int, default=1, help="core of the server (%(default)s)")
     args = parser.parse_args()
-    compile_ahead()
-    body = msgspec.json.encode({"prompt": list(range(100_000, 100_000 + NUM_IDS))})
     core = args.server_core
     rows = {
         "us of a token, 100 long streams": [1e6 * token_time(read, LONG, core) for read in READS],
         "us of a token, 500 short streams/s": [1e6 * token_time(read, SHORT, core) for read in READS],
-        "ms of the longest pause, a million ids": [
-            1e3 * asyncio.run(longest_pause(read, body)) for read in (read_large_json, msgspec.json.decode)
-        ],
     }
     cells = [(name, *(f"{number:.1f}" for number in numbers)) for name, numbers in rows.items()]
     print(table(("", "loong", "library"), cells), end="\n\n")

@@ -20,7 +20,6 @@ from result import print_result, script_parser
 
 from loong.engine.client import EngineLimits
 from loong.model.tiny import CONFIG, tiny_model
-from loong.server.api.large_json import compile_ahead
 from loong.server.text.tokenizer import Tokenizer
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "support"))
@@ -35,7 +34,6 @@ LIMITS = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 
 async def longest_stalls(tokenizer: Tokenizer, num_rounds: int) -> dict[str, list[float]]:
     """Return the longest stalls in seconds, by request and round."""
-    compile_ahead()
     gc.freeze()  # as the server does when it is up
     found: dict[str, list[float]] = {}
     for name in LARGE_REQUESTS:

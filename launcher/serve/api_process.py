@@ -14,7 +14,6 @@ from loong.launcher.serve.front import LAST_WORDS_SECONDS
 from loong.processes.child import config_of, leave_signals_to_parent, name_process
 from loong.processes.logs import log_to_stderr
 from loong.processes.stacks import stacks_on_request
-from loong.server.api.large_json import compile_ahead
 from loong.server.api.listen import allow_many_connections, serve, stop_listening
 from loong.server.app import create_remote_app
 from loong.server.context import SERVER
@@ -55,7 +54,6 @@ async def _answer(config: ApiProcessConfig, listener: socket.socket, channel: so
     await client.open(channel)
     tokenizer = Tokenizer.from_folder(Path(config.tokenizer_folder), config.eos_token_ids)
     tokenizer.make_ahead()
-    compile_ahead()
     allow_many_connections()
     app = create_remote_app(client, tokenizer, config.settings, CollectorRegistry(), config.cluster)
     runner = await serve(app, listener, shutdown_timeout=LAST_WORDS_SECONDS)

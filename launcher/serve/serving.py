@@ -21,7 +21,6 @@ from loong.launcher.serve.status_line import log_status
 from loong.launcher.serve.stop_signals import StopSignals
 from loong.processes.fork_server import ForkServer
 from loong.processes.stacks import stacks_on_request
-from loong.server.api.large_json import compile_ahead
 from loong.server.api.listen import allow_many_connections
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,6 @@ async def _serve(config: ServeConfig, listener: socket, fork_server: ForkServer 
     dump = StateDump()
     with stacks_on_request("the engine's process", dump.request):
         prepared = await prepare(config)
-        compile_ahead()
         allow_many_connections()
         signals = StopSignals()
         log_missing_grammars()

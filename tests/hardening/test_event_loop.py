@@ -10,7 +10,6 @@ from scripted_engine import ScriptedEngine, Serving
 from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.instance import ESPGroup
 from loong.engine.client import EngineLimits
-from loong.server.api.large_json import compile_ahead
 
 BIG = EngineLimits(max_model_len=2**24, max_request_kv=2**24, vocab_size=264)
 MOST_IN_A_TURN = 0.2  # of a request's computation; `benchmarks/server/loop_stalls.py` bounds it in seconds
@@ -36,7 +35,6 @@ async def test_a_long_trace_does_not_hold_up_the_others(serving: Serving) -> Non
 
 @pytest.mark.parametrize("name", LARGE_REQUESTS)
 async def test_a_large_request_does_not_hold_up_the_others(serving: Serving, name: str) -> None:
-    compile_ahead()
     request = request_bytes(name)
     async with serving(ScriptedEngine(limits=BIG)) as url, watched() as stalls:
         assert await asyncio.to_thread(send_and_wait, url, request) == 200

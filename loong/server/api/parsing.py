@@ -8,11 +8,13 @@ import re
 from collections.abc import Mapping, Sequence, Sized
 from typing import TypeVar, get_args
 
+import msgspec
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails
 
 from loong.core.request import number_text
 from loong.core.similar_words import meant
+from loong.foreign_json import NOT_JSON
 from loong.server.api.errors import ApiError, bad_request
 from loong.server.api.schema_base import Schema
 
@@ -55,8 +57,8 @@ Fields = TypeVar("Fields", bound=Schema)
 def read_json(body: bytes) -> object:
     """Return the value of a body. Raises a 400 if it is not JSON."""
     try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError as error:
+        return msgspec.json.decode(body)
+    except NOT_JSON as error:
         raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from error
 
 
