@@ -1,4 +1,4 @@
-"""The GPUs of this host, as its driver reports them without allocating their memory."""
+"""The GPUs of this host that workers use."""
 
 import os
 from collections.abc import Sequence
@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 from loong.core.errors import ClusterError, ConfigError
 from loong.hardware.devices import DEVICES
-from loong.hardware.machine import output_of
+from loong.hardware.driver import MIB, DriverGpu, driver_gpus
 
-MIB = 2**20
 _DIFFERENCE = 0.02  # of free memory, between hosts
 
 
@@ -26,15 +25,14 @@ def host_gpus() -> tuple[Gpu, ...]:
 
     Raises `ConfigError` if there is none, or the driver does not report how much of its memory is free.
     """
-    query = ["--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
+    if not _is_installed("pynvml"):
+        raise ConfigError("--device cuda needs NVIDIA's management library; `pip install nvidia-ml-py`")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        query.append(f"--id={visible}")
-    lines = [] if visible == "" else output_of("nvidia-smi", *query).splitlines()
-    if not lines:
+    gpus = driver_gpus(visible)
+    if not gpus:
         among = "" if visible is None else f" among CUDA_VISIBLE_DEVICES={visible}"
-        raise ConfigError(f"--device cuda needs an NVIDIA GPU, but nvidia-smi reports none{among}")
-    return tuple(_parsed(line) for line in lines)
+        raise ConfigError(f"--device cuda needs an NVIDIA GPU, but the driver reports none{among}")
+    return tuple(map(_usable, gpus))
 
 
 def check_alike(hosts: Sequence[Sequence[Gpu]]) -> None:
@@ -81,8 +79,7 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _parsed(line: str) -> Gpu:
-    name, _, free = line.rpartition(", ")
-    if not free.isdecimal():
-        raise ConfigError(f"nvidia-smi does not report how much memory is free: {line!r}")
-    return Gpu(name, int(free) * MIB)
+def _usable(gpu: DriverGpu) -> Gpu:
+    if gpu.free_bytes is None:
+        raise ConfigError(f"the driver does not report how much memory of {gpu.name} is free")
+    return Gpu(gpu.name, gpu.free_bytes)

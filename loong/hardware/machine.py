@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from loong.hardware.driver import MIB, driver_gpus, driver_version
+
 COMMAND_SECONDS = 10.0
 
 
@@ -19,9 +21,9 @@ def machine_facts() -> dict[str, str]:
         "load_average": "{:.2f}, {:.2f}, {:.2f} over 1, 5, 15 minutes".format(*os.getloadavg()),
         "memory_gib": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f}",
     }
-    gpus = output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    if gpus:
-        facts["gpus"] = gpus
+    if gpus := driver_gpus():
+        version = driver_version()
+        facts["gpus"] = "\n".join(f"{gpu.name}, {gpu.total_bytes // MIB} MiB, {version}" for gpu in gpus)
     commit = git_commit()
     if commit is not None:
         facts["git_commit"] = commit

@@ -1,6 +1,10 @@
 import re
 import sys
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from loong.core.errors import ClusterError, ConfigError
 from loong.fabric.memory.chunked_channel import ChunkedChannel
 from loong.fabric.memory.symmetric import SIZES
 from loong.hardware.gpus import Gpu, check_alike, check_torch, cost_device, host_gpus
+from loong.hardware.machine import machine_facts
 from loong.hardware.memory import GRAPH_BYTES, ClusterSize, arena_bytes, fit_gpu_kv_capacity
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard
@@ -22,33 +27,101 @@ ROOM = 1000 * CONFIG.kv_layout().bytes_per_token
 GRAPHS = GRAPH_BYTES + H200_GRAPH_LIMITS.num_copied(2000) * CONFIG.kv_layout().row_bytes
 
 
-def install_driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    """A program of the driver's name that prints these lines."""
-    program = folder / "nvidia-smi"
-    program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
+class NVMLError(Exception):
+    """The error of every call of the driver's interface."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Memory of a GPU in bytes; `free` is None where the driver does not report it."""
+
+    total: int
+    free: int | None
+
+
+class Driver(ModuleType):
+    """The driver's interface, with these GPUs: names and free MiB, in the order of their indices."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, *gpus: tuple[str, int | None], is_loaded: bool = True) -> None:
+        super().__init__("pynvml")
+        self.__spec__ = ModuleSpec("pynvml", None)
+        self._gpus, self._is_loaded, self.num_open = gpus, is_loaded, 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self._is_loaded:
+            raise NVMLError
+        self.num_open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.num_open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "590.1"
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self._gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        if index >= len(self._gpus):
+            raise NVMLError
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        return self.nvmlDeviceGetHandleByIndex(int(uuid.removeprefix("GPU-")))
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return self._gpus[handle][0]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Memory:  # noqa: N802
+        free = self._gpus[handle][1]
+        if free is None:
+            raise NVMLError
+        return Memory(200_000 << 20, (free << 20) + 5)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Driver], Driver]:
+    """Return what makes a driver that of this host."""
+
+    def installed(driver: Driver) -> Driver:
+        monkeypatch.setitem(sys.modules, "pynvml", driver)
+        return driver
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return installed
+
+
+Install: TypeAlias = Callable[[Driver], Driver]
 
 
 def gpu(free_bytes: int) -> Gpu:
     return Gpu("NVIDIA H200", free_bytes)
 
 
-def test_the_driver_reports_names_and_memory_of_all_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_driver(tmp_path, monkeypatch, "NVIDIA H200, 143000", "NVIDIA A100-SXM4-80GB, 3")
+def test_the_driver_reports_names_and_memory_of_all_gpus(install: Install) -> None:
+    driver = install(Driver(("NVIDIA H200", 143000), ("NVIDIA A100-SXM4-80GB", 3)))
     first, second = host_gpus()
     assert first == Gpu("NVIDIA H200", 143000 << 20)
     assert [cost_device(first), cost_device(second)] == ["h200", "a100"]
+    gpus = "NVIDIA H200, 200000 MiB, 590.1\nNVIDIA A100-SXM4-80GB, 200000 MiB, 590.1"
+    assert machine_facts()["gpus"] == gpus
+    assert driver.num_open == 0
 
 
 def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="nvidia-smi reports none"):
+    for driver in (Driver(), Driver(("NVIDIA H200", 1), is_loaded=False)):
+        install(driver)
+        with pytest.raises(ConfigError, match="the driver reports none"):
+            host_gpus()
+        assert "gpus" not in machine_facts()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(ConfigError, match="`pip install nvidia-ml-py`"):
         host_gpus()
+    assert "gpus" not in machine_facts()
     with pytest.raises(ConfigError, match="no roofline of NVIDIA T4, only of h200"):
         cost_device(Gpu("NVIDIA T4", 1))
 
@@ -112,22 +185,26 @@ def test_what_does_not_fit_is_refused_with_its_numbers() -> None:
         fit_gpu_kv_capacity(CONFIG, gpus, ClusterSize(1, 2), None, 1.0, H200_GRAPH_LIMITS)
 
 
-def test_the_driver_is_asked_for_the_gpus_that_workers_may_see(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("visible", ["2,1", " 2, GPU-1", "GPU-2,GPU-1,"])
+def test_only_gpus_that_workers_may_see_are_reported(
+    install: Install, monkeypatch: pytest.MonkeyPatch, visible: str
 ) -> None:
-    install_driver(tmp_path, monkeypatch, "all")
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = --id=2,3 ] && echo "NVIDIA H200, 8"\n')
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert host_gpus() == (Gpu("NVIDIA H200", 8 << 20),)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigError, match=r"reports none among CUDA_VISIBLE_DEVICES=$"):
+    install(Driver(("NVIDIA T4", 7), ("NVIDIA H200", 8), ("NVIDIA H100", 9)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert host_gpus() == (Gpu("NVIDIA H100", 9 << 20), Gpu("NVIDIA H200", 8 << 20))
+
+
+@pytest.mark.parametrize("visible", ["", "3", "0,GPU-3"])
+def test_a_host_without_the_gpus_that_workers_may_see_is_named(
+    install: Install, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    install(Driver(("NVIDIA H200", 8)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ConfigError, match=f"reports none among CUDA_VISIBLE_DEVICES={visible}$"):
         host_gpus()
 
 
-def test_a_driver_that_does_not_report_the_memory_is_quoted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_driver(tmp_path, monkeypatch, "NVIDIA H200, [N/A]")
-    with pytest.raises(ConfigError, match=r"how much memory is free: 'NVIDIA H200, \[N/A\]'"):
+def test_a_driver_that_does_not_report_the_memory_is_named(install: Install) -> None:
+    install(Driver(("NVIDIA H200", None)))
+    with pytest.raises(ConfigError, match="how much memory of NVIDIA H200 is free"):
         host_gpus()
