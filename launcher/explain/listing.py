@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, starmap, takewhile, zip_longest
 from operator import eq
 
-from loong.core.request import RequestId
+from loong.core.request import FinishReason, RequestId
 from loong.observability.decision_log.story.phrases import capital, counted, duration, times
 from loong.observability.decision_log.story.steps import WaitedFor, summed
 from loong.observability.decision_log.story.summary import Latency, Summary
@@ -136,6 +136,6 @@ def _incidents(summary: Summary) -> list[str]:
         incidents.append(f"lost KV {times(summary.num_losses)}")
     if summary.end is None:
         incidents.append("not over")
-    elif summary.end not in ("length", "stop"):
+    elif summary.end not in (FinishReason.LENGTH, FinishReason.STOP):
         incidents.append(summary.end)
     return incidents

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from math import inf
 
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
-from loong.core.request import RequestId
+from loong.core.request import FinishReason, RequestId
 
 TokensOf = tuple[tuple[InstanceId, int], ...]
 """Tokens in the pools of some instances."""
@@ -24,7 +26,7 @@ class BatchSlice:
 
     batch_id: int
     group: ESPGroup
-    phase: str  # prefill, decode or mixed
+    phase: Phase
     started_at: float
     ended_at: float
     request_ids: tuple[RequestId, ...]
@@ -50,6 +52,15 @@ class KVMove:
     is_committed: bool
 
 
+class ChangeKind(StrEnum):
+    """The kind of a change of an instance."""
+
+    LOST = "lost"
+    JOINED = "joined"
+    DRAINING = "draining"
+    LEFT = "left"
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceChange:
     """An instance was lost, joined, began to drain or left, at a time of the executor.
@@ -58,7 +69,7 @@ class InstanceChange:
     """
 
     instance_id: InstanceId
-    kind: str  # lost, joined, draining or left
+    kind: ChangeKind
     time: float
     reason: str = ""
 
@@ -80,8 +91,6 @@ class RequestSpan:
     """A request from its arrival to its end.
 
     Times are the executor's, None for events that have not happened.
-
-    `end` is the value of a `FinishReason`.
     """
 
     request_id: RequestId
@@ -89,7 +98,7 @@ class RequestSpan:
     arrived_at: float
     first_token_at: float | None = None
     ended_at: float | None = None
-    end: str | None = None
+    end: FinishReason | None = None
 
     def moved_by(self, seconds: float) -> "RequestSpan":
         """Return the span on a clock that shows `seconds` more."""

@@ -1,13 +1,13 @@
 """The reasons of a plan: choices of a policy, and their alternatives. Nothing acts on them."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from loong.core.request import RequestId
 from loong.core.value import value
 
 
-class DecisionKind(Enum):
+class DecisionKind(StrEnum):
     """The kind of a decision. Waits and deferrals are reported in every plan, all others once."""
 
     WAIT = "wait"  # requests that do not run now

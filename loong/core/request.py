@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import StrEnum
 from itertools import chain
 from math import inf, log10
 from operator import attrgetter
@@ -58,7 +58,7 @@ _ALWAYS_GIVEN = (
 )
 
 
-class FinishReason(Enum):
+class FinishReason(StrEnum):
     """The reason why a request ended.
 
     The values are the OpenAI API's, `abort` and `error` are vLLM's, the last two are ours.

@@ -56,7 +56,7 @@ class RequestSpans:
 
     def _finish(self, time: float, request_id: RequestId, reason: FinishReason) -> None:
         if (span := self._live.pop(request_id, None)) is not None:
-            self._ended.append(replace(span, ended_at=time, end=reason.value))
+            self._ended.append(replace(span, ended_at=time, end=reason))
 
 
 def _size_of_span(span: RequestSpan) -> int:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from loong.core.applied import Applied, CommittedBatch
 from loong.core.cluster_history import (
     BatchSlice,
+    ChangeKind,
     ClusterHistory,
     InstanceChange,
     KVLevel,
     KVMove,
 )
+from loong.core.cost.work import phase_with
 from loong.core.events import (
     BatchFinished,
     Event,
@@ -135,7 +137,7 @@ class Timeline:
         return BatchSlice(
             batch.batch_id,
             batch.plan.group,
-            _phase(len(prefilled), len(batch.inputs)),
+            phase_with(bool(prefilled) or not batch.inputs, len(prefilled) < len(batch.inputs)),
             ended.running.started_at,
             ended_at,
             batch.plan.request_ids,
@@ -166,13 +168,13 @@ def _size_of_change(change: InstanceChange) -> int:
 def _change(event: Event) -> InstanceChange | None:
     match event:
         case InstanceLost():
-            return InstanceChange(event.instance_id, "lost", event.time, event.reason)
+            return InstanceChange(event.instance_id, ChangeKind.LOST, event.time, event.reason)
         case InstanceJoined():
-            return InstanceChange(event.instance.instance_id, "joined", event.time)
+            return InstanceChange(event.instance.instance_id, ChangeKind.JOINED, event.time)
         case InstanceDraining():
-            return InstanceChange(event.instance_id, "draining", event.time)
+            return InstanceChange(event.instance_id, ChangeKind.DRAINING, event.time)
         case InstanceLeft():
-            return InstanceChange(event.instance_id, "left", event.time)
+            return InstanceChange(event.instance_id, ChangeKind.LEFT, event.time)
         case _:
             return None
 
@@ -180,12 +182,6 @@ def _change(event: Event) -> InstanceChange | None:
 def _with_pools_of(snapshot: Snapshot, ended: BatchSlice) -> BatchSlice:
     used = tuple((i, snapshot.instance[i].kv_used) for i, _ in ended.kv_used if i in snapshot.instance)
     return replace(ended, kv_used=used)
-
-
-def _phase(num_prefilled: int, num_requests: int) -> str:
-    if not num_requests or num_prefilled == num_requests:
-        return "prefill"
-    return "mixed" if num_prefilled else "decode"
 
 
 def _move(instruction: MoveKV, started_at: float, event: MigrationFinished) -> KVMove:

@@ -8,12 +8,14 @@ from ended_batches import ended
 from loong.core.applied import Applied
 from loong.core.cluster_history import (
     BatchSlice,
+    ChangeKind,
     ClusterHistory,
     InstanceChange,
     KVLevel,
     KVMove,
     RequestSpan,
 )
+from loong.core.cost.work import Phase
 from loong.core.events import (
     BatchFinished,
     Event,
@@ -29,7 +31,7 @@ from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, ReleaseKV, RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, QueryBlock, Transfer
-from loong.core.request import Request, SamplingParams
+from loong.core.request import FinishReason, Request, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.observability.timeline import Timeline
 
@@ -142,7 +144,7 @@ def test_the_sizes_of_pools_are_reported() -> None:
 
 
 def test_a_run_begins_at_its_first_batch_after_the_warm_up() -> None:
-    pieces = [BatchSlice(i, ESPGroup((i,)), "decode", 2.0 * i, 2.0 * i + 1, (), ()) for i in range(4)]
+    pieces = [BatchSlice(i, ESPGroup((i,)), Phase.DECODE, 2.0 * i, 2.0 * i + 1, (), ()) for i in range(4)]
     moves = [KVMove(i, "r", 0, 1, 4, time, time + 1, is_committed=True) for i, time in ((0, 1.5), (1, 5.0))]
     history = ClusterHistory(tuple(pieces), tuple(moves), {0: 9}).after(2.5)
     assert times(history) == [(2, 0.0, 1.0), (3, 2.0, 3.0)]
@@ -152,9 +154,12 @@ def test_a_run_begins_at_its_first_batch_after_the_warm_up() -> None:
 
 
 def test_requests_that_came_after_a_time_begin_a_clock_of_its_own() -> None:
-    requests = (RequestSpan("a", 5, 1.0, 2.0, 3.0, "stop"), RequestSpan("b", 5, 4.0, 6.0, 7.0, "stop"))
+    requests = (
+        RequestSpan("a", 5, 1.0, 2.0, 3.0, FinishReason.STOP),
+        RequestSpan("b", 5, 4.0, 6.0, 7.0, FinishReason.STOP),
+    )
     later = ClusterHistory((), (), {}, (*requests, RequestSpan("c", 5, 5.0))).after(3.5)
-    assert later.requests == (RequestSpan("b", 5, 0.0, 2.0, 3.0, "stop"), RequestSpan("c", 5, 1.0))
+    assert later.requests == (RequestSpan("b", 5, 0.0, 2.0, 3.0, FinishReason.STOP), RequestSpan("c", 5, 1.0))
 
 
 def test_changes_of_instances_are_kept_with_their_reasons() -> None:
@@ -166,10 +171,10 @@ def test_changes_of_instances_are_kept_with_their_reasons() -> None:
     )
     changes = history_of((), *events).changes
     assert changes == (
-        InstanceChange(1, "lost", 2.0, "it was killed"),
-        InstanceChange(1, "joined", 3.0),
-        InstanceChange(2, "draining", 4.0),
-        InstanceChange(2, "left", 5.0),
+        InstanceChange(1, ChangeKind.LOST, 2.0, "it was killed"),
+        InstanceChange(1, ChangeKind.JOINED, 3.0),
+        InstanceChange(2, ChangeKind.DRAINING, 4.0),
+        InstanceChange(2, ChangeKind.LEFT, 5.0),
     )
     assert [change.time for change in ClusterHistory(changes=changes).after(2.5).changes] == [0.5, 1.5, 2.5]
 

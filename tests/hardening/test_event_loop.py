@@ -8,6 +8,7 @@ from large_requests import LARGE_REQUESTS, request_bytes, send_and_wait, watched
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
 from loong.engine.client import EngineLimits
 
@@ -25,7 +26,7 @@ def _garbage_of_other_tests_is_not_looked_at() -> Iterator[None]:
 
 async def test_a_long_trace_does_not_hold_up_the_others(serving: Serving) -> None:
     group, kv = ESPGroup((0, 1, 2, 3)), tuple((i, 1000) for i in range(4))
-    batches = [BatchSlice(i, group, "decode", i, i + 1, ("a",) * 20, kv, kv) for i in range(10_000)]
+    batches = [BatchSlice(i, group, Phase.DECODE, i, i + 1, ("a",) * 20, kv, kv) for i in range(10_000)]
     async with serving(ScriptedEngine(past=ClusterHistory(tuple(batches)))) as url, watched() as stalls:
         answer = await asyncio.to_thread(httpx.get, f"{url}/trace", timeout=60)
     assert answer.status_code == 200

@@ -18,7 +18,7 @@ from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, IterationPlan, KVMigration, QueryBlock, Transfer
-from loong.core.request import Request, SamplingParams
+from loong.core.request import FinishReason, Request, SamplingParams
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.lines import EndedLine
 from loong.observability.decision_log.recent import RecentLines
@@ -59,7 +59,7 @@ def push_move(timeline: Timeline) -> None:
 
 
 def push_line(recent: RecentLines, num_letters: int) -> None:
-    recent(EndedLine(0.0, "r", "stop", 1), bytes(num_letters))
+    recent(EndedLine(0.0, "r", FinishReason.STOP, 1), bytes(num_letters))
 
 
 @contextmanager

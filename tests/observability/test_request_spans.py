@@ -29,7 +29,7 @@ def test_a_request_is_followed_from_its_arrival_to_its_end() -> None:
     ):
         spans.on_event(event)
     ended, live = spans.spans()
-    assert ended == RequestSpan("a", 5, 1.0, 3.0, 4.0, "length")
+    assert ended == RequestSpan("a", 5, 1.0, 3.0, 4.0, FinishReason.LENGTH)
     assert live == RequestSpan("b", 8, 2.0)
 
 
@@ -42,7 +42,7 @@ def test_tokens_of_one_whose_client_left_change_nothing() -> None:
         produced(3.0, "a", FinishReason.STOP),
     ):
         spans.on_event(event)
-    assert spans.spans() == (RequestSpan("a", 5, 1.0, None, 2.0, "abort"),)
+    assert spans.spans() == (RequestSpan("a", 5, 1.0, None, 2.0, FinishReason.ABORT),)
 
 
 def test_an_answer_that_is_complete_before_its_tokens_ends_as_the_answer_does() -> None:
@@ -54,7 +54,7 @@ def test_an_answer_that_is_complete_before_its_tokens_ends_as_the_answer_does() 
         produced(3.0, "a", FinishReason.LENGTH),
     ):
         spans.on_event(event)
-    assert spans.spans() == (RequestSpan("a", 5, 1.0, 2.0, 2.5, "stop"),)
+    assert spans.spans() == (RequestSpan("a", 5, 1.0, 2.0, 2.5, FinishReason.STOP),)
 
 
 def test_a_request_that_a_plan_gives_up_ends_in_an_error() -> None:
@@ -62,7 +62,7 @@ def test_a_request_that_a_plan_gives_up_ends_in_an_error() -> None:
     timeline.on_event(arrived("a", 1.0), Applied())
     plan = IterationPlan(failures=(Failure("a", "no room"),))
     timeline.on_plan([], Snapshot(1.5, ()), plan, ())
-    assert timeline.history().requests == (RequestSpan("a", 5, 1.0, None, 1.5, "error"),)
+    assert timeline.history().requests == (RequestSpan("a", 5, 1.0, None, 1.5, FinishReason.ERROR),)
 
 
 def test_no_more_are_kept_than_asked_for() -> None:

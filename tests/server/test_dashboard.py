@@ -15,7 +15,8 @@ from decision_logs import EventReporter, prefill_two
 from http_answers import get_json
 from scripted_engine import ScriptedEngine, Serving
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVLevel
+from loong.core.cluster_history import BatchSlice, ChangeKind, ClusterHistory, InstanceChange, KVLevel
+from loong.core.cost.work import Phase
 from loong.core.events import RequestAborted
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import Snapshot
@@ -28,7 +29,7 @@ from loong.workloads.report.timeline_cells import Work
 
 INSTANCES = tuple(ElasticInstance(i, 1, InstanceKind.FULL, 100) for i in range(3))
 OLD, NEW = (
-    BatchSlice(7, ESPGroup((1, 0)), "prefill", start, start + 0.5, ("r1", "r2"), ((1, 20), (0, 10)))
+    BatchSlice(7, ESPGroup((1, 0)), Phase.PREFILL, start, start + 0.5, ("r1", "r2"), ((1, 20), (0, 10)))
     for start in (10.0, 299.0)
 )
 
@@ -97,7 +98,10 @@ async def test_changes_of_instances_are_reported_in_every_tick_for_as_long_as_a_
     serving: Serving,
 ) -> None:
     dashboard = source()
-    old, new = InstanceChange(1, "joined", -1.0), InstanceChange(2, "lost", 200.0, "it was killed")
+    old, new = (
+        InstanceChange(1, ChangeKind.JOINED, -1.0),
+        InstanceChange(2, ChangeKind.LOST, 200.0, "it was killed"),
+    )
     repair = replace(NEW, num_recomputed_tokens=5)
     past = ClusterHistory((repair,), changes=(old, new))
     async with serving(ScriptedEngine(cluster=two_requests(dashboard), past=past), dashboard) as url:

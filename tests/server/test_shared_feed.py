@@ -12,6 +12,7 @@ from raw_http import raw_connection
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.recent import RecentLines
@@ -48,7 +49,7 @@ class Story:
     def end_a_batch(self) -> None:
         self.num_batches += 1
         batches = tuple(
-            BatchSlice(i, ESPGroup((0,)), "decode", i - 1.0, float(i), ("r",), ())
+            BatchSlice(i, ESPGroup((0,)), Phase.DECODE, i - 1.0, float(i), ("r",), ())
             for i in range(1, self.num_batches + 1)
         )
         self._engine.past = ClusterHistory(batches)
@@ -179,7 +180,7 @@ async def test_reports_that_wait_share_an_index() -> None:
 
 async def test_traces_that_nobody_reads_are_bounded(serving: Serving) -> None:
     group, kv = ESPGroup((0, 1, 2, 3)), tuple((i, 1000) for i in range(4))
-    batches = [BatchSlice(i, group, "decode", i, i + 1, ("a",) * 20, kv, kv) for i in range(10_000)]
+    batches = [BatchSlice(i, group, Phase.DECODE, i, i + 1, ("a",) * 20, kv, kv) for i in range(10_000)]
     async with (
         serving(ScriptedEngine(past=ClusterHistory(tuple(batches)))) as url,
         httpx.AsyncClient(timeout=60) as client,
@@ -203,7 +204,7 @@ async def test_traces_that_nobody_reads_are_bounded(serving: Serving) -> None:
 
 async def test_a_trace_that_nobody_reads_is_given_up(serving: Serving) -> None:
     group, kv = ESPGroup((0, 1, 2, 3)), tuple((i, 1000) for i in range(4))
-    batches = [BatchSlice(i, group, "decode", i, i + 1, ("a",) * 20, kv, kv) for i in range(10_000)]
+    batches = [BatchSlice(i, group, Phase.DECODE, i, i + 1, ("a",) * 20, kv, kv) for i in range(10_000)]
     engine = ScriptedEngine(past=ClusterHistory(tuple(batches)))
     async with serving(engine, write_timeout=0.2) as url, AsyncExitStack() as stack:
         for _ in range(MAX_UNREAD_TRACES + 1):

@@ -8,6 +8,7 @@ from scripted_engine import ScriptedEngine, Serving
 
 import loong
 from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.cost.work import Phase
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import ClusterStats, Snapshot
@@ -130,7 +131,7 @@ async def test_version_load_and_model_are_reported(serving: Serving) -> None:
 
 
 async def test_a_trace_is_of_what_the_engine_did(serving: Serving) -> None:
-    batch = BatchSlice(7, ESPGroup((1, 0)), "prefill", 1.5, 2.0, ("r1", "r2"), ((0, 10), (1, 20)))
+    batch = BatchSlice(7, ESPGroup((1, 0)), Phase.PREFILL, 1.5, 2.0, ("r1", "r2"), ((0, 10), (1, 20)))
     history = ClusterHistory((batch,), (), {0: 100, 1: 100})
     async with serving(ScriptedEngine(past=history)) as url:
         assert await get_json(url, "/trace") == msgspec.json.decode(chrome_trace(history))

@@ -9,7 +9,7 @@ from itertools import groupby
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
-from loong.core.cluster_history import ClusterHistory, InstanceChange
+from loong.core.cluster_history import ChangeKind, ClusterHistory, InstanceChange
 from loong.core.group_changes import GroupChange
 from loong.core.placement import InstanceId
 from loong.workloads.distributions.scalings import Scaling, scalings_of
@@ -52,10 +52,10 @@ SCALING_MARKERS = {
 }
 SCALING_POINTS = 4
 CHANGE_MARKS = {  # of instances
-    "lost": ("X", "an instance is lost"),
-    "joined": ("P", "an instance joins"),
-    "draining": ("d", "an instance is to leave"),
-    "left": ("s", "an instance leaves"),
+    ChangeKind.LOST: ("X", "an instance is lost"),
+    ChangeKind.JOINED: ("P", "an instance joins"),
+    ChangeKind.DRAINING: ("d", "an instance is to leave"),
+    ChangeKind.LEFT: ("s", "an instance leaves"),
 }
 CHANGE_POINTS = 7
 MAX_TICKS = 48
@@ -229,7 +229,7 @@ def _draw_changes(
         shown = [
             change
             for change in changes
-            if change.kind == kind and change.instance_id in height and scale.start <= change.time < scale.end
+            if change.kind is kind and change.instance_id in height and scale.start <= change.time < scale.end
         ]
         if shown:
             panel.plot(

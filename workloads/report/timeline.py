@@ -2,19 +2,22 @@
 
 from itertools import groupby
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from loong.core.cluster_history import (
     BatchSlice,
+    ChangeKind,
     ClusterHistory,
     InstanceChange,
     KVLevel,
     KVMove,
     RequestSpan,
 )
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
+from loong.core.request import FinishReason
 
 MICROSECOND = 1e-6
 
@@ -40,7 +43,7 @@ class _WireEvent(msgspec.Struct):
 class _WireBatch(msgspec.Struct):
     batch_id: int
     group: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
-    phase: Literal["prefill", "decode", "mixed"]
+    phase: Phase
     request_ids: tuple[str, ...] = ()
     num_prefill_tokens: int = 0
     longest_prompt: int = 0
@@ -63,11 +66,11 @@ class _WireRequest(msgspec.Struct):
     num_prompt_tokens: int
     first_token_at: float | None = None
     ended_at: float | None = None
-    end: str | None = None
+    end: FinishReason | None = None
 
 
 class _WireChange(msgspec.Struct):
-    kind: str
+    kind: ChangeKind
     reason: str = ""
 
 

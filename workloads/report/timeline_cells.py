@@ -10,7 +10,8 @@ from enum import Enum
 from math import ceil
 from typing import TypeAlias
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.cluster_history import BatchSlice, ChangeKind, ClusterHistory
+from loong.core.cost.work import Phase
 from loong.core.placement import InstanceId
 from loong.workloads.plots.style import BLUE, GREEN, VERMILION
 
@@ -94,7 +95,7 @@ def kv_shares(history: ClusterHistory, instance_id: InstanceId) -> list[tuple[fl
     gone = [
         (change.time, 0.0)
         for change in history.changes
-        if change.instance_id == instance_id and change.kind in ("lost", "left")
+        if change.instance_id == instance_id and change.kind in (ChangeKind.LOST, ChangeKind.LEFT)
     ]
     held = [
         (time, tokens / capacity)
@@ -161,10 +162,10 @@ def _columns_of(batch: BatchSlice, scale: Scale) -> range:
 
 def _cell(batch: BatchSlice, long_prompt: int) -> Cell:
     members = frozenset(batch.group.instance_ids)
-    if batch.phase == "decode":
+    if batch.phase is Phase.DECODE:
         return Cell(members, Work.DECODE, decodes=False, longest_prompt=0)
     work = Work.LONG if 0 < long_prompt <= batch.longest_prompt else Work.SHORT
-    return Cell(members, work, batch.phase == "mixed", batch.longest_prompt)
+    return Cell(members, work, batch.phase is Phase.MIXED, batch.longest_prompt)
 
 
 def stretches(row: Row) -> Iterator[tuple[Cell, range]]:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, fields, replace
-from enum import Enum
+from enum import StrEnum
 from operator import attrgetter
 
 from loong.core.instance import ESPGroup
@@ -49,7 +49,7 @@ class InstanceWork:
 _counts = attrgetter(*(count.name for count in fields(InstanceWork)))
 
 
-class Phase(Enum):
+class Phase(StrEnum):
     """The kind of queries in a step: chunks of prompts, single tokens after all others, or both."""
 
     PREFILL = "prefill"

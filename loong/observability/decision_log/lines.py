@@ -8,6 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from loong.core.cost.work import Phase, phase_with
+from loong.core.decision import DecisionKind
+from loong.core.instance import InstanceKind
 from loong.core.request import FinishReason
 
 VERSION = 6
@@ -26,8 +29,6 @@ EventName: TypeAlias = Literal[
     "instance_draining",
     "instance_left",
 ]
-ABORT = FinishReason.ABORT.value
-InstanceKindName: TypeAlias = Literal["full", "attention", "host"]
 TokensByInstance: TypeAlias = dict[int, int]
 Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]  # that can be reckoned with
 
@@ -49,7 +50,7 @@ class InstanceState(_Part, frozen=True):
     instance_id: int
     kv_used: int
     kv_capacity: int
-    kind: InstanceKindName = "full"
+    kind: InstanceKind = InstanceKind.FULL
     batch_id: int | None = None
     is_draining: bool = False
 
@@ -62,7 +63,7 @@ class Cause(_Part, frozen=True):
     batch_id: int | None = None
     migration_id: int | None = None
     instance_id: int | None = None
-    reason: str = ABORT
+    reason: FinishReason = FinishReason.ABORT
 
 
 class Chunk(_Part, frozen=True):
@@ -107,6 +108,11 @@ class LoggedBatch(_Part, frozen=True):
     num_steps: int = 1
     predicted_seconds: Number | None = None  # of one step
     holder_ids: tuple[int, ...] = ()
+
+    @property
+    def phase(self) -> Phase:
+        """The kind of its queries."""
+        return phase_with(bool(self.chunks), bool(self.decodes))
 
     @property
     def num_requests(self) -> int:
@@ -162,9 +168,9 @@ class ConsideredAlternative(_Part, frozen=True):
 
 
 class Reason(_Part, frozen=True):
-    """The policy's choice for some requests, and its alternatives. `kind` is that of a `DecisionKind`."""
+    """The policy's choice for some requests, and its alternatives."""
 
-    kind: str
+    kind: DecisionKind
     request_ids: tuple[str, ...]
     chosen: str
     alternatives: tuple[ConsideredAlternative, ...] = ()
@@ -249,11 +255,11 @@ class FirstTokenLine(_Line, frozen=True, tag="first_token"):
 
 
 class EndedLine(_Line, frozen=True, tag="ended"):
-    """A request has ended. `reason` is that of a `FinishReason`, `ABORT` if its client left."""
+    """A request has ended, with ABORT if its client left."""
 
     time: Number
     request_id: str
-    reason: str
+    reason: FinishReason
     num_output_tokens: int
 
 

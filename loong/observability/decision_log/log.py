@@ -201,7 +201,7 @@ class DecisionLog:
         self._forget(request_id)
         num_tokens = self._num_tokens.pop(request_id, None)
         if num_tokens is not None:
-            self._write(lines.EndedLine(time, request_id, reason.value, num_tokens))
+            self._write(lines.EndedLine(time, request_id, reason, num_tokens))
 
     def _end_batch(self, event: BatchFinished, batch: CommittedBatch | None) -> None:
         assert batch is not None, "a batch that has finished has ended"

@@ -66,7 +66,7 @@ def planned_line(
 def instance_states(instances: Iterable[ElasticInstance]) -> tuple[InstanceState, ...]:
     """Return instances in the form of a line."""
     return tuple(
-        InstanceState(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value, i.batch_id, i.is_draining)
+        InstanceState(i.instance_id, i.kv_used, i.kv_capacity, i.kind, i.batch_id, i.is_draining)
         for i in instances
     )
 
@@ -76,7 +76,7 @@ def _cause(event: Event) -> Cause:
         case RequestArrived():
             return Cause("request_arrived", request_id=event.request.request_id)
         case RequestAborted():
-            return Cause("request_aborted", request_id=event.request_id, reason=event.reason.value)
+            return Cause("request_aborted", request_id=event.request_id, reason=event.reason)
         case TokensProduced():
             has_ended = any(token.finish_reason for token in event.tokens)
             return Cause("tokens_produced" if has_ended else "lease_ending", batch_id=event.batch_id)
@@ -168,4 +168,4 @@ def _reason(decision: Decision) -> Reason:
     weighed = tuple(
         ConsideredAlternative(alternative.what, alternative.cost) for alternative in decision.alternatives
     )
-    return Reason(decision.kind.value, decision.request_ids, decision.chosen, weighed)
+    return Reason(decision.kind, decision.request_ids, decision.chosen, weighed)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from loong.core.decision import DecisionKind
-from loong.core.request import RequestId
+from loong.core.request import FinishReason, RequestId
 from loong.observability.decision_log.lines import (
     ArrivedLine,
     BatchStartedLine,
@@ -37,7 +37,7 @@ class RequestRun:
     started_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
-    end: str | None = None
+    end: FinishReason | None = None
     num_output_tokens: int = 0  # known at the end
     dops: list[int] = field(default_factory=list)
     num_preemptions: int = 0
@@ -129,7 +129,7 @@ class RequestRuns:
             if (run := self._live.get(preempted.request_id)) is not None:
                 run.num_preemptions, run.waits_for = run.num_preemptions + 1, None
         for reason in plan.reasons:
-            if reason.kind == DecisionKind.WAIT.value:
+            if reason.kind is DecisionKind.WAIT:
                 for request_id in reason.request_ids:
                     if (run := self._live.get(request_id)) is not None:
                         run.waits_for = reason.chosen

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, KVMove, RequestSpan
+from loong.core.cluster_history import (
+    BatchSlice,
+    ChangeKind,
+    ClusterHistory,
+    InstanceChange,
+    KVMove,
+    RequestSpan,
+)
 from loong.core.instance import ESPGroup
 from loong.observability.decision_log.lines import (
     ArrivedLine,
@@ -75,13 +82,13 @@ class _Reading:
                 self.moves.append(_move(*self.moving.pop(line.migration_id), line))
             case InstanceLostLine():
                 self._lose(line.instance_id)
-                self.changes.append(InstanceChange(line.instance_id, "lost", line.time, line.why))
+                self.changes.append(InstanceChange(line.instance_id, ChangeKind.LOST, line.time, line.why))
             case InstanceJoinedLine():
-                self.changes.append(InstanceChange(line.instance_id, "joined", line.time))
+                self.changes.append(InstanceChange(line.instance_id, ChangeKind.JOINED, line.time))
             case InstanceDrainingLine():
-                self.changes.append(InstanceChange(line.instance_id, "draining", line.time))
+                self.changes.append(InstanceChange(line.instance_id, ChangeKind.DRAINING, line.time))
             case InstanceLeftLine():
-                self.changes.append(InstanceChange(line.instance_id, "left", line.time))
+                self.changes.append(InstanceChange(line.instance_id, ChangeKind.LEFT, line.time))
 
     def _plan(self, line: PlannedLine) -> None:
         self._see(line.instances)
@@ -109,12 +116,11 @@ class _Reading:
         The log does not say what its pools hold at the end, so the counts reserved at its start stand for
         both.
         """
-        phase = "decode" if not batch.chunks else "mixed" if batch.decodes else "prefill"
         counts = tuple((i, reserved[i]) for i in batch.instance_ids)
         return BatchSlice(
             batch.batch_id,
             ESPGroup(batch.instance_ids),
-            phase,
+            batch.phase,
             self.started.pop(end.batch_id),
             end.time,
             (*(chunk.request_id for chunk in batch.chunks), *(one.request_id for one in batch.decodes)),

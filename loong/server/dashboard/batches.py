@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from loong.core.cost.work import Phase
 from loong.core.request import RequestId
 from loong.observability.decision_log.lines import LoggedBatch, PlannedLine
 from loong.observability.decision_log.story.index import LogIndex
@@ -22,7 +23,7 @@ class BatchReport(msgspec.Struct, frozen=True):
     """A planned batch. Seconds are of one step, and None stands for unknown."""
 
     id: int
-    phase: str
+    phase: Phase
     instances: tuple[int, ...]
     max_steps: int
     num_steps: int | None
@@ -41,7 +42,7 @@ def report_of_batch(index: LogIndex, batch_id: int) -> BatchReport | None:
     end = index.batch_ends.get(batch_id)
     return BatchReport(
         batch_id,
-        "decode" if not batch.chunks else "mixed" if batch.decodes else "prefill",
+        batch.phase,
         batch.instance_ids,
         index.max_steps(batch),
         None if end is None else end.num_steps,

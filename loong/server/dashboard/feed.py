@@ -7,7 +7,8 @@ from math import ceil, inf
 import msgspec
 
 import loong
-from loong.core.cluster_history import BatchSlice, InstanceChange, KVMove
+from loong.core.cluster_history import BatchSlice, ChangeKind, InstanceChange, KVMove
+from loong.core.cost.work import Phase, phase_with
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.engine.health import HealthState
 from loong.observability.decision_log.runs import RequestRun
@@ -31,7 +32,7 @@ class FeedBatch(msgspec.Struct, frozen=True):
 
     id: int
     instances: tuple[int, ...]
-    phase: str
+    phase: Phase
     start: float
     end: float | None
     num_requests: int
@@ -45,7 +46,7 @@ class FeedChange(msgspec.Struct, frozen=True):
     """A change of an instance: lost, joined, draining or left."""
 
     instance: int
-    kind: str
+    kind: ChangeKind
     time: float
     reason: str
 
@@ -246,7 +247,7 @@ def _ended(batch: BatchSlice) -> FeedBatch:
 def _running(batch: RunningBatch, snapshot: Snapshot) -> FeedBatch:
     plan = batch.plan
     prefilled = {r for r in plan.request_ids if sum(len(b.positions) for b in plan.blocks_of(r)) > 1}
-    phase = "decode" if not prefilled else "mixed" if len(prefilled) < len(plan.request_ids) else "prefill"
+    phase = phase_with(bool(prefilled), len(prefilled) < len(plan.request_ids))
     prompts = (snapshot.request[i].num_prompt_tokens for i in prefilled if i in snapshot.request)
     return FeedBatch(
         batch.batch_id,

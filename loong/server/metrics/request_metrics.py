@@ -5,7 +5,7 @@ from loong.server.metrics.prometheus import E2E_SECONDS, ITL_SECONDS, TOKENS, TT
 
 _MAX_UNCOUNTED = 32
 ADMISSION_CODES = ("queue_full", "rate_limit_exceeded", "shutting_down", "too_many_bodies")
-SERVED = (FinishReason.STOP.value, FinishReason.LENGTH.value)
+SERVED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class RequestMetrics:
@@ -48,7 +48,7 @@ class RequestMetrics:
         """Count an ended request. Only a request that was served completely has a latency."""
         self._count_tokens()
         self._success.labels(self._model_name, reason.value).inc()
-        if reason.value in SERVED:
+        if reason in SERVED:
             self._e2e.observe(latency)
             self._outputs.observe(num_output_tokens)
 

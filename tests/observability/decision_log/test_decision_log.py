@@ -24,7 +24,7 @@ from loong.core.events import (
 )
 from loong.core.placement import KVSegment
 from loong.core.plan import Eviction, Failure, IterationPlan, LeaseEnd, Preemption
-from loong.core.request import SLO
+from loong.core.request import SLO, FinishReason
 from loong.observability.decision_log import lines
 from loong.observability.decision_log.lines import Cause, Chunk, Decode, InstanceState, Line
 from loong.observability.decision_log.log import decision_log
@@ -57,7 +57,7 @@ def test_a_run_of_one_request_reads_like_this(tmp_path: Path) -> None:
         lines.BatchEndedLine(1.5, 1, num_steps=1, seconds=0.5),
         lines.PlannedLine(1.5, (Cause("batch_finished", batch_id=1),), filled, batches=(lease,)),
         lines.BatchStartedLine(1.5, 2),
-        lines.EndedLine(2.25, "r000", "length", num_output_tokens=3),
+        lines.EndedLine(2.25, "r000", FinishReason.LENGTH, num_output_tokens=3),
         lines.BatchEndedLine(2.25, 2, num_steps=2, seconds=0.375),
     )
 
@@ -71,7 +71,7 @@ def test_a_request_that_leaves_as_soon_as_it_comes_is_reported_to_arrive_and_to_
         log.on_plan(events, state.snapshot(1.5), IterationPlan(), ())
     assert read_log(path)[1:] == (
         lines.ArrivedLine(1.0, "r000", 4, 3, (InstanceState(0, 0, 9),)),
-        lines.EndedLine(1.5, "r000", "abort", num_output_tokens=0),
+        lines.EndedLine(1.5, "r000", FinishReason.ABORT, num_output_tokens=0),
     )
 
 
@@ -172,7 +172,9 @@ def test_the_policys_reasons_are_kept_and_infinite_costs_are_impossible(tmp_path
 
     log = reported(tmp_path / "log", instances_with([20]), script)
     expected = (lines.ConsideredAlternative("1", 0.5), lines.ConsideredAlternative("2", None))
-    assert of_kind(lines.PlannedLine, log)[0].reasons == (lines.Reason("dop", ("r000",), "1", expected),)
+    assert of_kind(lines.PlannedLine, log)[0].reasons == (
+        lines.Reason(DecisionKind.DOP, ("r000",), "1", expected),
+    )
 
 
 def test_what_a_request_waits_for_is_written_when_it_is_new_and_again_once_it_has_run(tmp_path: Path) -> None:
@@ -236,7 +238,9 @@ def test_a_request_that_a_plan_fails_ends_with_an_error_and_the_reason(tmp_path:
         reporter.plan(2.0, plan)
 
     log = reported(tmp_path / "log", instances_with([20] * 3), script)
-    assert of_kind(lines.EndedLine, log) == [lines.EndedLine(2.0, "r000", "error", num_output_tokens=1)]
+    assert of_kind(lines.EndedLine, log) == [
+        lines.EndedLine(2.0, "r000", FinishReason.ERROR, num_output_tokens=1)
+    ]
     assert of_kind(lines.PlannedLine, log)[-1].reasons[0].chosen == "it is too large"
 
 
@@ -271,7 +275,9 @@ def test_what_an_aborted_request_is_still_given_does_not_count(tmp_path: Path) -
         reporter.report(BatchFinished(4.0, 3, 2))
 
     log = reported(tmp_path / "log", instances_with([20] * 3), script)
-    assert of_kind(lines.EndedLine, log) == [lines.EndedLine(3.5, "r000", "abort", num_output_tokens=2)]
+    assert of_kind(lines.EndedLine, log) == [
+        lines.EndedLine(3.5, "r000", FinishReason.ABORT, num_output_tokens=2)
+    ]
 
 
 def test_who_looks_at_an_idle_cluster_sees_all_that_happened(tmp_path: Path) -> None:

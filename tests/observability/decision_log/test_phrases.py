@@ -3,6 +3,7 @@
 import pytest
 
 from loong.core.decision import DecisionKind
+from loong.core.request import FinishReason
 from loong.observability.decision_log.lines import Cause, ConsideredAlternative, EventName, Reason
 from loong.observability.decision_log.story import phrases
 from loong.observability.decision_log.story.steps import WaitedFor
@@ -77,9 +78,13 @@ def test_every_cause_has_words(event: EventName, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("abort", "the client of r leaves"), ("stop", "the answer to r is complete"), ("error", "r fails")],
+    [
+        (FinishReason.ABORT, "the client of r leaves"),
+        (FinishReason.STOP, "the answer to r is complete"),
+        (FinishReason.ERROR, "r fails"),
+    ],
 )
-def test_only_a_client_that_left_is_said_to_leave(reason: str, words: str) -> None:
+def test_only_a_client_that_left_is_said_to_leave(reason: FinishReason, words: str) -> None:
     assert phrases.happenings([Cause("request_aborted", "r", reason=reason)]) == words
 
 
@@ -103,13 +108,16 @@ def test_a_reason_names_what_was_passed_over() -> None:
         ConsideredAlternative("4", None),
     )
     words = "The policy on DoP: 2 (250 ms), rather than 1 (500 ms) and 4 (impossible)."
-    reasons = [Reason("dop", ("r",), "2", weighed), Reason("migrate", ("r",), "all on 0")]
+    reasons = [
+        Reason(DecisionKind.DOP, ("r",), "2", weighed),
+        Reason(DecisionKind.MIGRATE, ("r",), "all on 0"),
+    ]
     assert list(phrases.policy_words(reasons)) == [words, "The policy on moving KV: all on 0."]
 
 
 def test_every_kind_of_decision_has_words() -> None:
-    waits = {DecisionKind.WAIT.value}  # reported with their time instead
-    assert phrases.SUBJECTS.keys() == {kind.value for kind in DecisionKind} - waits
+    waits = {DecisionKind.WAIT}  # reported with their time instead
+    assert phrases.SUBJECTS.keys() == set(DecisionKind) - waits
 
 
 def test_what_was_waited_for_is_reported_with_its_time_and_what_took_least_together() -> None:

@@ -542,7 +542,7 @@ def test_a_first_token_that_takes_no_time_is_in_time() -> None:
     log = (
         ArrivedLine(1.0, "r", num_prompt_tokens=4, max_tokens=9, instances=(), ttft_slo=2.0),
         FirstTokenLine(1.0, "r"),
-        EndedLine(9.0, "r", "length", num_output_tokens=9),
+        EndedLine(9.0, "r", FinishReason.LENGTH, num_output_tokens=9),
     )
     assert story_of(indexed(log), "r").summary.ttft == Latency(0.0, 2.0, is_late=False)
 

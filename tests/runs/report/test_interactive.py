@@ -9,6 +9,7 @@ import pytest
 from eventful_run import eventful_run
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story.index import indexed
@@ -69,7 +70,7 @@ def test_colors_are_those_of_the_other_pictures(log: Path) -> None:
 
 def test_the_page_may_ask_no_network_and_what_clients_send_stays_data(log: Path) -> None:
     name = "</script><script>alert(1)</script>"
-    batch = BatchSlice(1, ESPGroup((0,)), "prefill", 0.0, 1.0, (name,), ())
+    batch = BatchSlice(1, ESPGroup((0,)), Phase.PREFILL, 0.0, 1.0, (name,), ())
     history = ClusterHistory((batch,), requests=(RequestSpan(name, 9, 0.0, 1.0),))
     page = interactive_page({name: WatchedRun.of(history)}, name)
     assert "default-src 'none'" in page
@@ -80,7 +81,7 @@ def test_the_page_may_ask_no_network_and_what_clients_send_stays_data(log: Path)
 
 def test_a_run_of_too_many_bars_is_shown_to_a_time_that_the_page_names() -> None:
     batches = tuple(
-        BatchSlice(i, ESPGroup((0, 1)), "decode", float(i), i + 1.0, ("a",), ()) for i in range(MAX_BARS)
+        BatchSlice(i, ESPGroup((0, 1)), Phase.DECODE, float(i), i + 1.0, ("a",), ()) for i in range(MAX_BARS)
     )
     page = interactive_page({"esp": WatchedRun.of(ClusterHistory(batches))}, "a run")
     (policy,) = data_of(page)["policies"]

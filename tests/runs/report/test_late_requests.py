@@ -6,12 +6,14 @@ from decision_logs import EventReporter, prefill_two
 from run_documents import run_row, write_run
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory, RequestSpan
+from loong.core.cost.work import Phase
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.request import FinishReason
 from loong.observability.decision_log.log import DecisionLog
 from loong.observability.decision_log.recent import RecentLines, index_of
 from loong.runs.report.late_requests import NO_WAIT, UNKNOWN_REASON, late_requests, stories_of
 
-SPANS = tuple(RequestSpan(f"r{i}", 9, 0.0, float(i), 20.0, "stop") for i in range(1, 15))
+SPANS = tuple(RequestSpan(f"r{i}", 9, 0.0, float(i), 20.0, FinishReason.STOP) for i in range(1, 15))
 
 
 def test_without_a_run_the_slowest_to_a_token_come_first() -> None:
@@ -28,7 +30,7 @@ def test_those_that_exceed_their_slo_most_are_chosen_and_failed_ones_come_first(
         ttft_targets=[1.0, 2.0, 3.0, 4.0],
     )
     (run,) = write_run(tmp_path, [row]).runs
-    batch = BatchSlice(1, ESPGroup((0,)), "prefill", 0.5, 1.0, ("r3",), (), longest_prompt=9)
+    batch = BatchSlice(1, ESPGroup((0,)), Phase.PREFILL, 0.5, 1.0, ("r3",), (), longest_prompt=9)
     found = late_requests(ClusterHistory((batch,), (), {}, SPANS), run)
     assert [(late.span.request_id, late.verdict, late.target) for late in found] == [
         ("r2", "failed", 2.0),

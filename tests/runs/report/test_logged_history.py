@@ -5,7 +5,7 @@ from eventful_run import LONG, eventful_run
 from plans import decode, move
 from simulation import instances_with
 
-from loong.core.cluster_history import InstanceChange
+from loong.core.cluster_history import ChangeKind, InstanceChange
 from loong.core.events import InstanceLost
 from loong.core.plan import IterationPlan
 from loong.runs.report.logged_history import history_of_log
@@ -50,4 +50,4 @@ def test_what_was_under_way_on_an_instance_that_was_lost_never_ends(tmp_path: Pa
     history = history_of_log(tmp_path / "log")
     assert [(batch.batch_id, batch.ended_at) for batch in history.batches] == [(1, 1.0), (2, 1.0)]
     assert not history.moves
-    assert history.changes == (InstanceChange(1, "lost", 3.0, "it was silent"),)
+    assert history.changes == (InstanceChange(1, ChangeKind.LOST, 3.0, "it was silent"),)

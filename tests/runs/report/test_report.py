@@ -9,6 +9,7 @@ import pytest
 from run_documents import LOOSE, RULE, run_row, sweep, write_run
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
 from loong.runs.report.report import report_folder
 from loong.server.metrics.trace import chrome_trace
@@ -62,7 +63,7 @@ def page_of(folder: Path) -> Page:
 
 def history() -> ClusterHistory:
     held = ((0, 10), (1, 20))
-    batch = BatchSlice(1, ESPGroup((0, 1)), "prefill", 2.0, 4.0, ("a",), held, held, 900, 900)
+    batch = BatchSlice(1, ESPGroup((0, 1)), Phase.PREFILL, 2.0, 4.0, ("a",), held, held, 900, 900)
     return ClusterHistory((batch,), (), {0: 100, 1: 100})
 
 

@@ -14,8 +14,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from scripted_engine import ScriptedEngine, Serving
 
+from loong.core.decision import DecisionKind
 from loong.core.placement import Placement
-from loong.core.request import RequestView
+from loong.core.request import FinishReason, RequestView
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.lines import (
     ArrivedLine,
@@ -75,7 +76,7 @@ def one_request(request_observers: RequestObservers) -> None:
         BatchStartedLine(2.0, 1),
         FirstTokenLine(4.0, "r"),
         PlannedLine(5.0, (Cause("batch_finished"),), (), preempted=(Preempted("r", {0: 6}),)),
-        EndedLine(8.5, "r", "stop", 10),
+        EndedLine(8.5, "r", FinishReason.STOP, 10),
     ):
         request_observers.runs(line, b"")
 
@@ -175,9 +176,9 @@ async def test_requests_that_wait_are_distinguished_by_reason(serving: Serving) 
         assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 0, "deferred": 0}
         engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views)
         reasons = (
-            Reason("wait", ("deferred", "preempted", "gone"), DEFERRED_BY_DEADLINE),
-            Reason("wait", ("no place",), BUSY),
-            Reason("defer", ("new",), PAUSED),
+            Reason(DecisionKind.WAIT, ("deferred", "preempted", "gone"), DEFERRED_BY_DEADLINE),
+            Reason(DecisionKind.WAIT, ("no place",), BUSY),
+            Reason(DecisionKind.DEFER, ("new",), PAUSED),
         )
         causes = (Cause("request_arrived"),)
         lines: list[Line] = [ArrivedLine(0.0, i, 6, 20, ()) for i in ids]

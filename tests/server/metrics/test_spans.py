@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from scripted_engine import ScriptedEngine, Serving
 
 from loong.core.errors import ConfigError
+from loong.core.request import FinishReason
 from loong.observability.decision_log.recent import RecentLines
 from loong.observability.decision_log.runs import RequestRun, RequestRuns
 from loong.server.metrics.request_observers import RequestObservers, Targets
@@ -19,7 +20,9 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 def over(request_id: str = "r", started_at: float | None = 2.0) -> RequestRun:
     """Return one that waits 1 s, prefills for 2 and decodes for 4; or that leaves while it waits."""
-    run = RequestRun(request_id, 6, 20, 1.0, started_at=started_at, ended_at=8.0, end="stop", dops=[4, 1])
+    run = RequestRun(
+        request_id, 6, 20, 1.0, started_at=started_at, ended_at=8.0, end=FinishReason.STOP, dops=[4, 1]
+    )
     run.first_token_at = None if started_at is None else 4.0
     run.num_output_tokens = 10
     return run

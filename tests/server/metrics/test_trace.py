@@ -7,18 +7,21 @@ import msgspec
 import pytest
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
 from loong.server.metrics.trace import chrome_trace, letters
 
 ALL = ESPGroup((1, 0, 2))
-PREFILL = BatchSlice(7, ALL, "prefill", 1.5, 2.0, ("r1", "r2"), ((1, 20), (0, 10), (2, 0)), ((0, 9),), 30, 25)
-CHUNK = BatchSlice(8, ESPGroup((0, 1, 2)), "mixed", 2.001, 2.5, ("r1",), ((0, 12),))
-DECODE = BatchSlice(9, ESPGroup((2,)), "decode", 2.5, 2.75, ("r2",), ((2, 3),))
+PREFILL = BatchSlice(
+    7, ALL, Phase.PREFILL, 1.5, 2.0, ("r1", "r2"), ((1, 20), (0, 10), (2, 0)), ((0, 9),), 30, 25
+)
+CHUNK = BatchSlice(8, ESPGroup((0, 1, 2)), Phase.MIXED, 2.001, 2.5, ("r1",), ((0, 12),))
+DECODE = BatchSlice(9, ESPGroup((2,)), Phase.DECODE, 2.5, 2.75, ("r2",), ((2, 3),))
 MOVES = tuple(
     KVMove(i, "r1", source, 2, 100, 1.0 + 0.1 * i, 2.0, is_committed=i != 2) for i, source in ((1, 0), (2, 1))
 )
-LATE = BatchSlice(10, ESPGroup((0, 2)), "decode", 2.75, 3.0, ("r1",), ())
-BEHIND = BatchSlice(11, ESPGroup((2,)), "decode", 2.9, 2.95, ("r2",), ())  # while 0 ends the one before
+LATE = BatchSlice(10, ESPGroup((0, 2)), Phase.DECODE, 2.75, 3.0, ("r1",), ())
+BEHIND = BatchSlice(11, ESPGroup((2,)), Phase.DECODE, 2.9, 2.95, ("r2",), ())  # while 0 ends the one before
 HISTORY = ClusterHistory((PREFILL, CHUNK, DECODE), MOVES, {0: 100, 1: 100, 2: 100})
 
 
@@ -115,7 +118,7 @@ def test_a_server_that_has_done_nothing_has_an_empty_trace() -> None:
 
 
 def test_batches_far_apart_are_groups_apart() -> None:
-    later = [BatchSlice(i, ESPGroup((0,)), "decode", float(i), i + 0.5, (), ()) for i in range(3)]
+    later = [BatchSlice(i, ESPGroup((0,)), Phase.DECODE, float(i), i + 0.5, (), ()) for i in range(3)]
     groups = [event for event in events_of(ClusterHistory(tuple(later))) if event.get("cat") == "group"]
     assert len(groups) == 3
     assert all(after["ts"] > before["ts"] + before["dur"] for before, after in pairwise(groups))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.cost.work import Phase
 from loong.core.group_changes import GroupChange
 from loong.core.instance import ESPGroup
 from loong.hardware.model_shape import shape_of
@@ -22,7 +23,7 @@ def batch(
 ) -> BatchSlice:
     start = float(batch_id)
     return BatchSlice(
-        batch_id, ESPGroup(group), "mixed", start, start + 1.0, request_ids, (), holder_ids=holder_ids
+        batch_id, ESPGroup(group), Phase.MIXED, start, start + 1.0, request_ids, (), holder_ids=holder_ids
     )
 
 

@@ -8,8 +8,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 from matplotlib.patches import Patch
 
-from loong.core.cluster_history import BatchSlice, ClusterHistory, InstanceChange, RequestSpan
+from loong.core.cluster_history import BatchSlice, ChangeKind, ClusterHistory, InstanceChange, RequestSpan
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
+from loong.core.request import FinishReason
 from loong.workloads.plots.style import PINK, house_style, write_figure
 from loong.workloads.plots.timeline import kv_strip, timelines_figure
 from loong.workloads.report.timeline_cells import (
@@ -26,17 +28,19 @@ RGBA: TypeAlias = tuple[float, float, float, float]
 CAPACITY = dict.fromkeys(range(4), 8000)
 
 
-def piece(batch_id: int, group: tuple[int, ...], phase: str, start: float, end: float) -> BatchSlice:
+def piece(batch_id: int, group: tuple[int, ...], phase: Phase, start: float, end: float) -> BatchSlice:
     held = tuple((i, 1000 * (i + 1)) for i in group)
     return BatchSlice(batch_id, ESPGroup(group), phase, start, end, ("a",), held, held)
 
 
 def elastic() -> ClusterHistory:
     """Return a long prefill on four instances whose decode goes on with two, while short requests run."""
-    long = replace(piece(0, (2, 0, 1, 3), "prefill", 0.0, 2.0), num_prefill_tokens=9000, longest_prompt=9000)
-    short = replace(piece(1, (2,), "mixed", 2.0, 2.8), num_prefill_tokens=300, longest_prompt=300)
+    long = replace(
+        piece(0, (2, 0, 1, 3), Phase.PREFILL, 0.0, 2.0), num_prefill_tokens=9000, longest_prompt=9000
+    )
+    short = replace(piece(1, (2,), Phase.MIXED, 2.0, 2.8), num_prefill_tokens=300, longest_prompt=300)
     steps = [
-        piece(2 + i, (0, 1), "decode", time, time + 0.019)
+        piece(2 + i, (0, 1), Phase.DECODE, time, time + 0.019)
         for i, time in enumerate(np.arange(2.0, 3.0, 0.02).tolist())
     ]
     return ClusterHistory((long, *steps, short), (), CAPACITY)
@@ -44,7 +48,7 @@ def elastic() -> ClusterHistory:
 
 def queued() -> ClusterHistory:
     """Return the same, with a long and a short prompt that come while nothing runs them."""
-    requests = (RequestSpan("a", 9000, 0.1, 2.0, 2.9, "length"), RequestSpan("b", 300, 0.5))
+    requests = (RequestSpan("a", 9000, 0.1, 2.0, 2.9, FinishReason.LENGTH), RequestSpan("b", 300, 0.5))
     return replace(elastic(), requests=requests)
 
 
@@ -74,9 +78,9 @@ def test_work_has_the_same_colors_in_every_run(tmp_path: Path) -> None:
 
 def served() -> ClusterHistory:
     """Decodes on one instance whose KV is on two others, of which one prefills."""
-    prefill = replace(piece(0, (0,), "prefill", 0.0, 3.0), num_prefill_tokens=9000, longest_prompt=9000)
-    lease = replace(piece(1, (2,), "decode", 1.0, 2.0), holder_ids=(0, 1))
-    return ClusterHistory((prefill, piece(2, (1,), "decode", 0.0, 0.5), lease), (), CAPACITY)
+    prefill = replace(piece(0, (0,), Phase.PREFILL, 0.0, 3.0), num_prefill_tokens=9000, longest_prompt=9000)
+    lease = replace(piece(1, (2,), Phase.DECODE, 1.0, 2.0), holder_ids=(0, 1))
+    return ClusterHistory((prefill, piece(2, (1,), Phase.DECODE, 0.0, 0.5), lease), (), CAPACITY)
 
 
 def test_an_instance_that_serves_others_is_marked_as_long_as_it_does(tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_an_instance_that_serves_others_is_marked_as_long_as_it_does(tmp_path: P
 
 
 def test_changes_of_instances_are_marked_and_named(tmp_path: Path) -> None:
-    changes = (InstanceChange(1, "lost", 1.0, "killed"), InstanceChange(9, "joined", 1.5))
+    changes = (InstanceChange(1, ChangeKind.LOST, 1.0, "killed"), InstanceChange(9, ChangeKind.JOINED, 1.5))
     text = drawn({"esp": replace(elastic(), changes=changes)}, tmp_path)
     assert "an instance is lost" in text
     assert "an instance joins" in text
@@ -101,14 +105,17 @@ def test_changes_of_instances_are_marked_and_named(tmp_path: Path) -> None:
 
 
 def test_an_instance_that_is_lost_or_has_left_holds_nothing() -> None:
-    changes = tuple(InstanceChange(i, kind, 5.0) for i, kind in enumerate(("lost", "left", "draining")))
+    changes = tuple(
+        InstanceChange(i, kind, 5.0)
+        for i, kind in enumerate((ChangeKind.LOST, ChangeKind.LEFT, ChangeKind.DRAINING))
+    )
     history = replace(elastic(), changes=changes)
     assert [kv_shares(history, i)[-1][1] > 0 for i in range(3)] == [False, False, True]
 
 
 def test_an_instance_serves_batches_that_meet_as_if_they_were_one() -> None:
     parts = [(0.0, 1.0), (0.9, 2.0), (5.0, 6.0)]
-    leases = [replace(piece(n, (2,), "decode", *times), holder_ids=(0,)) for n, times in enumerate(parts)]
+    leases = [replace(piece(n, (2,), Phase.DECODE, *times), holder_ids=(0,)) for n, times in enumerate(parts)]
     history = ClusterHistory(tuple(leases), (), CAPACITY)
     found = served_stretches(history, Scale(0.0, 12.0, 0, 0.0))
     assert found == {0: [range(201), range(500, 601)]}
@@ -165,7 +172,7 @@ def test_each_policy_adds_a_panel_of_the_same_width(tmp_path: Path) -> None:
 
 
 def test_the_labels_of_steps_too_short_for_words_are_left_out(tmp_path: Path) -> None:
-    batches = (piece(0, (0,), "prefill", 1.0, 1.01), piece(1, (1, 2), "decode", 0.0, 4.0))
+    batches = (piece(0, (0,), Phase.PREFILL, 1.0, 1.01), piece(1, (1, 2), Phase.DECODE, 0.0, 4.0))
     text = drawn({"esp": ClusterHistory(batches)}, tmp_path)
     assert "DoP 2: decode" in text
     assert "DoP 1" not in text
@@ -174,9 +181,10 @@ def test_the_labels_of_steps_too_short_for_words_are_left_out(tmp_path: Path) ->
 def test_no_label_is_cut_by_a_gap_or_covers_another() -> None:
     """Blocks of one group with gaps of a two-hundredth of the picture, and others just as wide as a label."""
     starts = np.arange(0.0, 10.0, 0.5).tolist()
-    batches = [piece(n, (0, 1), "decode", start, start + 0.45) for n, start in enumerate(starts)]
+    batches = [piece(n, (0, 1), Phase.DECODE, start, start + 0.45) for n, start in enumerate(starts)]
     batches += [
-        piece(100 + n, (2,), ("prefill", "decode")[n % 2], n * 0.31, (n + 1) * 0.31) for n in range(32)
+        piece(100 + n, (2,), (Phase.PREFILL, Phase.DECODE)[n % 2], n * 0.31, (n + 1) * 0.31)
+        for n in range(32)
     ]
     with house_style():
         figure = timelines_figure({"esp": ClusterHistory(tuple(batches), (), CAPACITY)})
@@ -204,13 +212,18 @@ def test_a_window_shows_its_seconds_alone(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_no_larger_a_picture_than_a_busy_one(tmp_path: Path) -> None:
-    busy = [piece(i, (i % 4,), ("prefill", "decode")[i % 2], i / 1e3, (i + 1) / 1e3) for i in range(20_000)]
+    busy = [
+        piece(i, (i % 4,), (Phase.PREFILL, Phase.DECODE)[i % 2], i / 1e3, (i + 1) / 1e3)
+        for i in range(20_000)
+    ]
     assert len(drawn({"esp": ClusterHistory(tuple(busy), (), CAPACITY)}, tmp_path)) < 2_000_000
 
 
 def test_a_column_shows_what_took_most_of_it() -> None:
     scale = Scale(0.0, 1200.0, 0, 0.0)  # a column is a second
-    history = ClusterHistory((piece(0, (0,), "decode", 0.0, 0.7), piece(1, (0,), "prefill", 0.7, 2.1)))
+    history = ClusterHistory(
+        (piece(0, (0,), Phase.DECODE, 0.0, 0.7), piece(1, (0,), Phase.PREFILL, 0.7, 2.1))
+    )
     row = rows_of(history, scale)[0]
     assert [(column, row[column].work) for column in sorted(row)] == [
         (0, Work.DECODE),
@@ -220,7 +233,7 @@ def test_a_column_shows_what_took_most_of_it() -> None:
 
 
 def test_long_prompts_are_at_least_a_quarter_of_the_longest() -> None:
-    batches = [replace(piece(i, (0,), "prefill", 0.0, 1.0), longest_prompt=i) for i in (400, 99, 402)]
+    batches = [replace(piece(i, (0,), Phase.PREFILL, 0.0, 1.0), longest_prompt=i) for i in (400, 99, 402)]
     assert long_prompt_of(batches) == 101
     assert long_prompt_of([]) == 0
 
@@ -235,8 +248,8 @@ def test_the_same_run_is_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_strip_of_kv_is_of_the_window_alone() -> None:
-    late = piece(1, (0,), "decode", 8.0, 9.0)
-    history = ClusterHistory((piece(0, (0,), "decode", 0.0, 1.0), late), (), {0: 1000})
+    late = piece(1, (0,), Phase.DECODE, 8.0, 9.0)
+    history = ClusterHistory((piece(0, (0,), Phase.DECODE, 0.0, 1.0), late), (), {0: 1000})
     before = replace(history, batches=history.batches[:1])
     window = Scale(2.0, 7.0, 0, 1.0)
     assert list(kv_strip(0.0, kv_shares(history, 0), window)) == list(
@@ -245,7 +258,7 @@ def test_the_strip_of_kv_is_of_the_window_alone() -> None:
 
 
 def test_many_instances_make_lower_rows_rather_than_a_picture_without_end() -> None:
-    batches = tuple(piece(i, (2 * i, 2 * i + 1), "decode", 0.0, 1.0) for i in range(64))
+    batches = tuple(piece(i, (2 * i, 2 * i + 1), Phase.DECODE, 0.0, 1.0) for i in range(64))
     with house_style():
         width, height = timelines_figure({"esp": ClusterHistory(batches)}).get_size_inches()
     assert height < 3 * width

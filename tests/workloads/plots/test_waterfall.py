@@ -6,19 +6,21 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from loong.core.cluster_history import BatchSlice, RequestSpan
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
+from loong.core.request import FinishReason
 from loong.workloads.plots.style import PALE_INK, house_style
 from loong.workloads.plots.waterfall import LateRequest, waterfall_figure
 from loong.workloads.report.timeline_cells import Work
 
 
 def batch(batch_id: int, group: tuple[int, ...], start: float, end: float) -> BatchSlice:
-    return BatchSlice(batch_id, ESPGroup(group), "mixed", start, end, ("a", "b"), ())
+    return BatchSlice(batch_id, ESPGroup(group), Phase.MIXED, start, end, ("a", "b"), ())
 
 
 STEPS = (batch(1, (0, 1, 2), 3.0, 5.0), batch(2, (0,), 5.5, 6.0), batch(3, (0, 1), 6.0, 8.0))
 LONG = LateRequest(
-    RequestSpan("a", 9000, 1.0, 5.0, 8.0, "length"),
+    RequestSpan("a", 9000, 1.0, 5.0, 8.0, FinishReason.LENGTH),
     STEPS,
     3.0,
     True,

@@ -1,12 +1,13 @@
 from dataclasses import replace
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
 from loong.workloads.report.informative_window import informative_window
 
 
 def batch(name: str, group: tuple[int, ...], start: float, end: float, prompt: int = 0) -> BatchSlice:
-    phase = "prefill" if prompt else "decode"
+    phase = Phase.PREFILL if prompt else Phase.DECODE
     return BatchSlice(int(start * 1e3), ESPGroup(group), phase, start, end, (name,), (), (), prompt, prompt)
 
 

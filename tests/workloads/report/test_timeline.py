@@ -5,26 +5,32 @@ import pytest
 
 from loong.core.cluster_history import (
     BatchSlice,
+    ChangeKind,
     ClusterHistory,
     InstanceChange,
     KVLevel,
     KVMove,
     RequestSpan,
 )
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
+from loong.core.request import FinishReason
 from loong.server.metrics.trace import chrome_trace
 from loong.workloads.report.timeline import parse_trace
 
 PREFILL = BatchSlice(
-    1, ESPGroup((1, 0)), "prefill", 1.0, 2.0, ("a", "b"), ((1, 5), (0, 7)), ((1, 6), (0, 8)), 40, 30
+    1, ESPGroup((1, 0)), Phase.PREFILL, 1.0, 2.0, ("a", "b"), ((1, 5), (0, 7)), ((1, 6), (0, 8)), 40, 30
 )
-DECODE = BatchSlice(2, ESPGroup((0,)), "decode", 2.0, 2.5, ("a",), ((0, 9),), num_recomputed_tokens=3)
+DECODE = BatchSlice(2, ESPGroup((0,)), Phase.DECODE, 2.0, 2.5, ("a",), ((0, 9),), num_recomputed_tokens=3)
 REQUESTS = (
-    RequestSpan("a", 30, 0.5, 1.5, 2.5, "stop"),
+    RequestSpan("a", 30, 0.5, 1.5, 2.5, FinishReason.STOP),
     RequestSpan("b", 10, 0.75, 2.0),
     RequestSpan("c", 9, 2.25),
 )
-CHANGES = (InstanceChange(2, "lost", 1.25, "it was killed"), InstanceChange(2, "joined", 2.5))
+CHANGES = (
+    InstanceChange(2, ChangeKind.LOST, 1.25, "it was killed"),
+    InstanceChange(2, ChangeKind.JOINED, 2.5),
+)
 MOVE = KVMove(4, "b", 1, 0, 5, 2.25, 2.75, is_committed=True)
 
 

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loong.core.cluster_history import BatchSlice, ClusterHistory, KVMove, RequestSpan
+from loong.core.cost.work import Phase
 from loong.core.instance import ESPGroup
+from loong.core.request import FinishReason
 from loong.workloads.report.timeline_cells import Scale
 from loong.workloads.report.waiting import waiting_by_column, waits_of
 
@@ -15,14 +17,14 @@ TIMES = st.integers(0, 40).map(float)
 
 
 def batch(start: float, end: float, *request_ids: str) -> BatchSlice:
-    return BatchSlice(1, ESPGroup((0,)), "decode", start, end, request_ids, ())
+    return BatchSlice(1, ESPGroup((0,)), Phase.DECODE, start, end, request_ids, ())
 
 
 def waits(history: ClusterHistory) -> list[tuple[float, float]]:
     return [(wait.start, wait.end) for wait in waits_of(history)]
 
 
-SPAN = RequestSpan("a", 9, 1.0, 4.0, 9.0, "stop")
+SPAN = RequestSpan("a", 9, 1.0, 4.0, 9.0, FinishReason.STOP)
 
 
 def test_a_request_waits_before_and_between_its_batches() -> None:
@@ -39,7 +41,7 @@ def test_a_request_does_not_wait_while_its_kv_moves() -> None:
 def test_a_request_without_any_batch_waits_to_its_end_or_that_of_the_run() -> None:
     never, open_one = (
         replace(SPAN, first_token_at=None, ended_at=ended, end=end)
-        for ended, end in ((5.0, "abort"), (None, None))
+        for ended, end in ((5.0, FinishReason.ABORT), (None, None))
     )
     assert waits(ClusterHistory((batch(0.0, 8.0, "b"),), requests=(never,))) == [(1.0, 5.0)]
     assert waits(ClusterHistory((batch(0.0, 8.0, "b"),), requests=(open_one,))) == [(1.0, 8.0)]
@@ -62,7 +64,9 @@ def test_the_strip_holds_the_seconds_waited_in_its_window(
         waited.append((time, time + pause))
         batches.append(batch(time + pause, time + pause + length, "a"))
         time += pause + length
-    history = ClusterHistory(tuple(batches), requests=(RequestSpan("a", 9, arrived, time, time, "stop"),))
+    history = ClusterHistory(
+        tuple(batches), requests=(RequestSpan("a", 9, arrived, time, time, FinishReason.STOP),)
+    )
     scale = Scale(float(window[0]), float(sum(window)), 0, 0.0)
     shown = sum(max(0.0, min(end, scale.end) - max(start, scale.start)) for start, end in waited)
     assert sum(waiting_by_column(waits_of(history), scale)) * scale.column == pytest.approx(shown, abs=1e-6)

@@ -5,11 +5,10 @@ from collections.abc import Iterable
 
 import msgspec
 
+from loong.core.instance import InstanceKind
 from loong.core.request import RequestId
 from loong.observability.decision_log.lines import InstanceState
 from loong.observability.decision_log.story.index import LogIndex
-
-HOST = "host"
 
 
 class Busy(msgspec.Struct, frozen=True):
@@ -53,7 +52,7 @@ def found_by(index: LogIndex, request_id: RequestId) -> StoryFindings:
         ),
         busy=_busy(index, arrived.instances),
         idle_ids=idle_ids(arrived.instances),
-        host_ids=tuple(i.instance_id for i in arrived.instances if i.kind == HOST),
+        host_ids=tuple(i.instance_id for i in arrived.instances if i.kind is InstanceKind.HOST),
         draining_ids=tuple(i.instance_id for i in arrived.instances if i.is_draining),
         lost_ids=index.lost_before[request_id],
         kv_free=kv_free,
@@ -64,7 +63,7 @@ def found_by(index: LogIndex, request_id: RequestId) -> StoryFindings:
 
 def room_of(instances: Iterable[InstanceState]) -> tuple[int, int]:
     """Return the free KV slots of instances that take new KV, and their capacity, in tokens."""
-    pools = [i for i in instances if i.kind != HOST and not i.is_draining]
+    pools = [i for i in instances if i.kind is not InstanceKind.HOST and not i.is_draining]
     capacity = sum(i.kv_capacity for i in pools)
     return capacity - sum(i.kv_used for i in pools), capacity
 
@@ -72,7 +71,9 @@ def room_of(instances: Iterable[InstanceState]) -> tuple[int, int]:
 def idle_ids(instances: Iterable[InstanceState]) -> tuple[int, ...]:
     """Return the instances that a batch can run on."""
     return tuple(
-        i.instance_id for i in instances if i.kind != HOST and not i.is_draining and i.batch_id is None
+        i.instance_id
+        for i in instances
+        if i.kind is not InstanceKind.HOST and not i.is_draining and i.batch_id is None
     )
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loong.observability.decision_log.lines import ABORT, BatchEndedLine, Cause, Chunk, EndedLine
+from loong.core.request import FinishReason
+from loong.observability.decision_log.lines import BatchEndedLine, Cause, Chunk, EndedLine
 from loong.observability.decision_log.story.index import LogIndex, Ran
 from loong.observability.decision_log.story.steps import StoryPart
 
@@ -60,7 +61,7 @@ def _outcome(index: LogIndex, ran: Ran) -> tuple[float | None, int]:
 def _num_steps_to(ended: EndedLine, ran: Ran, num_prompt_tokens: int) -> int:
     """Return the steps of a request in the batch in which it ended."""
     if isinstance(ran.part, Chunk):
-        return 0 if ended.reason == ABORT else 1
+        return 0 if ended.reason is FinishReason.ABORT else 1
     num_before = ran.part.first_position + 1 - num_prompt_tokens
     return max(0, ended.num_output_tokens - num_before)  # one step was predicted, if its batch was lost
 

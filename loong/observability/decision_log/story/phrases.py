@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
+from loong.core.cluster_history import ChangeKind
+from loong.core.decision import DecisionKind
+from loong.core.request import FinishReason
 from loong.observability.decision_log.lines import Cause, Reason
 from loong.observability.decision_log.story.steps import InstanceChange, WaitedFor
 
@@ -88,7 +91,12 @@ def happenings(causes: Sequence[Cause]) -> str:
     return some_of(list(map(_cause_words, reported)))
 
 
-_CHANGES = {"lost": "is lost", "joined": "joins", "draining": "is to leave", "left": "leaves"}
+_CHANGES = {
+    ChangeKind.LOST: "is lost",
+    ChangeKind.JOINED: "joins",
+    ChangeKind.DRAINING: "is to leave",
+    ChangeKind.LEFT: "leaves",
+}
 
 
 def change_words(changes: Iterable[InstanceChange]) -> Iterator[str]:
@@ -101,7 +109,7 @@ def change_words(changes: Iterable[InstanceChange]) -> Iterator[str]:
         yield f"Meanwhile {some_of(reported)}."
 
 
-_ABORTS = {"abort": "the client of {} leaves", "error": "{} fails"}
+_ABORTS = {FinishReason.ABORT: "the client of {} leaves", FinishReason.ERROR: "{} fails"}
 
 
 def _cause_words(cause: Cause) -> str:
@@ -123,7 +131,9 @@ def _cause_words(cause: Cause) -> str:
         case "migration_finished":
             return f"migration {cause.migration_id} ends"
         case "instance_lost" | "instance_joined" | "instance_draining" | "instance_left":
-            return f"instance {cause.instance_id} {_CHANGES[cause.event.removeprefix('instance_')]}"
+            return (
+                f"instance {cause.instance_id} {_CHANGES[ChangeKind(cause.event.removeprefix('instance_'))]}"
+            )
 
 
 def difference(measured: float, predicted: float) -> str:
@@ -137,13 +147,13 @@ def difference(measured: float, predicted: float) -> str:
 
 
 SUBJECTS = {
-    "defer": "its turn",
-    "dop": "DoP",
-    "migrate": "moving KV",
-    "preempt": "preemption",
-    "evict": "dropping KV",
-    "end_lease": "ending a lease",
-    "fail": "failure",
+    DecisionKind.DEFER: "its turn",
+    DecisionKind.DOP: "DoP",
+    DecisionKind.MIGRATE: "moving KV",
+    DecisionKind.PREEMPT: "preemption",
+    DecisionKind.EVICT: "dropping KV",
+    DecisionKind.END_LEASE: "ending a lease",
+    DecisionKind.FAIL: "failure",
 }
 
 

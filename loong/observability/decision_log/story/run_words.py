@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from loong.core.cost.work import Phase
 from loong.observability.decision_log.story.phrases import (
     batches,
     counted,
@@ -22,7 +23,7 @@ from loong.observability.decision_log.story.steps import ComputedBatches, StoryP
 def run_words(run: ComputedBatches) -> Iterator[str]:
     """Yield sentences on the work, its instances, its duration, and the place of its KV."""
     dop = f"DoP {len(run.instance_ids)}"
-    if run.phase == "prefill":
+    if run.phase is Phase.PREFILL:
         dop += f" of {run.num_idle} idle"
     group = f"{instances(run.instance_ids)} ({dop})"
     if run.holder_ids:
@@ -51,7 +52,7 @@ def _scaling(run: ComputedBatches) -> Iterator[str]:
 
 def _what(run: ComputedBatches) -> str:
     num_tokens = sum(part.num_tokens for part in run.parts)
-    if run.phase == "decode":
+    if run.phase is Phase.DECODE:
         is_leased = any(part.max_steps > 1 for part in run.parts)
         num_batches = counted(len(run.parts), "lease" if is_leased else "batch")
         return f"Decode of {counted(num_tokens, 'token')} in {num_batches}"
@@ -87,7 +88,7 @@ def _time(run: ComputedBatches) -> str:
     if not done:
         return "not done when the log ends" if run.parts[-1].until is None else "cut off"
     seconds, num_steps = sum(part.seconds for part in done), sum(part.num_steps for part in done)
-    took = f"{duration(seconds / num_steps)} a token" if run.phase == "decode" else duration(seconds)
+    took = f"{duration(seconds / num_steps)} a token" if run.phase is Phase.DECODE else duration(seconds)
     if all(part.predicted_seconds is not None for part in done):
         predicted = sum(part.num_steps * (part.predicted_seconds or 0.0) for part in done)
         took += f", {difference(seconds, predicted)}"
@@ -96,7 +97,7 @@ def _time(run: ComputedBatches) -> str:
 
 def _where_kv_stays(run: ComputedBatches, kept_on: Mapping[int, int]) -> str:
     computed_on = _sum(part.computed_on for part in run.parts)
-    if run.phase == "decode":
+    if run.phase is Phase.DECODE:
         return f"New KV goes to {holdings(kept_on)}"
     keeping = f"Its KV stays on {holdings(kept_on)}"
     if not (others := sorted(computed_on.keys() - kept_on.keys())):

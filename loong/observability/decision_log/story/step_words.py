@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import assert_never
 
+from loong.core.request import FinishReason
 from loong.observability.decision_log.story.phrases import (
     batches,
     change_words,
@@ -34,9 +35,9 @@ from loong.observability.decision_log.story.story import Story
 from loong.observability.decision_log.story.summary import Latency
 
 _ENDS = {
-    "length": "It ends with {}, all that it may have.",
-    "stop": "Its answer is complete, after {}.",
-    "abort": "Its client leaves, after {}.",
+    FinishReason.LENGTH: "It ends with {}, all that it may have.",
+    FinishReason.STOP: "Its answer is complete, after {}.",
+    FinishReason.ABORT: "Its client leaves, after {}.",
 }
 
 

@@ -2,10 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from loong.core.cluster_history import ChangeKind
+from loong.core.cost.work import Phase
+from loong.core.request import FinishReason
 from loong.observability.decision_log.lines import Cause, Reason, TokensByInstance
 
 
@@ -36,7 +39,7 @@ class InstanceChange(msgspec.Struct, frozen=True):
 
     time: float
     instance_id: int
-    kind: Literal["lost", "joined", "draining", "left"]
+    kind: ChangeKind
     why: str = ""
 
 
@@ -95,7 +98,7 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
     that served KV.
     """
 
-    phase: Literal["prefill", "decode"]
+    phase: Phase
     instance_ids: tuple[int, ...]
     joined_ids: tuple[int, ...]
     left_ids: tuple[int, ...]
@@ -172,7 +175,7 @@ class First(_Step, frozen=True, tag="first_token"):
 class End(_Step, frozen=True, tag="end"):
     """The end of the request."""
 
-    reason: str
+    reason: FinishReason
     num_output_tokens: int
 
 

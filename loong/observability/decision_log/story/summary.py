@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from loong.core.request import RequestId
-from loong.observability.decision_log.lines import ABORT
+from loong.core.request import FinishReason, RequestId
 from loong.observability.decision_log.story.index import LogIndex
 from loong.observability.decision_log.story.steps import (
     ComputedBatches,
@@ -44,7 +43,7 @@ class Summary(msgspec.Struct, frozen=True):
     user: str
     arrived_at: float
     ended_at: float | None
-    end: str | None
+    end: FinishReason | None
     num_prompt_tokens: int
     max_tokens: int
     num_output_tokens: int | None
@@ -110,7 +109,7 @@ def _tpot(steps: Iterable[StoryStep], slo: float | None) -> Latency:
         elif (
             isinstance(step, End)
             and first is not None
-            and step.reason != ABORT
+            and step.reason is not FinishReason.ABORT
             and step.num_output_tokens > 1
         ):
             seconds = (step.time - first.time) / (step.num_output_tokens - 1)

@@ -8,6 +8,8 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from loong.core.cluster_history import ChangeKind
+from loong.core.cost.work import Phase
 from loong.core.decision import DecisionKind
 from loong.core.request import RequestId
 from loong.observability.decision_log.lines import (
@@ -86,7 +88,7 @@ class _Trail:
         """Add the log's next entry."""
         match entry:
             case Considered():
-                is_wait = entry.reason.kind == DecisionKind.WAIT.value
+                is_wait = entry.reason.kind is DecisionKind.WAIT
                 (self.waits if is_wait else self.considered).append(entry)
             case Ran():
                 self._run(entry)
@@ -132,7 +134,7 @@ class _Trail:
         self.steps.append(
             ComputedBatches(
                 began,
-                phase="decode" if chunk is None else "prefill",
+                phase=Phase.DECODE if chunk is None else Phase.PREFILL,
                 instance_ids=group,
                 joined_ids=tuple(i for i in group if i not in before),
                 left_ids=tuple(i for i in before if i not in group),
@@ -300,10 +302,10 @@ class _Trail:
 def _change(line: InstanceLine) -> InstanceChange:
     match line:
         case InstanceLostLine():
-            return InstanceChange(line.time, line.instance_id, "lost", line.why)
+            return InstanceChange(line.time, line.instance_id, ChangeKind.LOST, line.why)
         case InstanceJoinedLine():
-            return InstanceChange(line.time, line.instance_id, "joined")
+            return InstanceChange(line.time, line.instance_id, ChangeKind.JOINED)
         case InstanceDrainingLine():
-            return InstanceChange(line.time, line.instance_id, "draining")
+            return InstanceChange(line.time, line.instance_id, ChangeKind.DRAINING)
         case InstanceLeftLine():
-            return InstanceChange(line.time, line.instance_id, "left")
+            return InstanceChange(line.time, line.instance_id, ChangeKind.LEFT)
