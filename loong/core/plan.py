@@ -191,11 +191,21 @@ class KVMigration:
         return self.segment._replace(instance_id=self.destination_id)
 
 
+class PreemptionReason(Enum):
+    """The reason why a request loses its KV. The values are labels of a metric."""
+
+    NO_ROOM = "no_room"  # others need its slots to go on, and it came last
+    TOO_LONG = "too_long"  # the instances of its group can never hold all of it
+    REPAIR = "repair"  # there is no room to compute KV again that was lost with an instance
+    CHANGED_ROLES = "changed_roles"  # its KV is on instances for prompts and on instances for decodes
+
+
 @dataclass(frozen=True, slots=True)
 class Preemption:
     """A request's KV is dropped; it waits, and is computed again from its known tokens."""
 
     request_id: RequestId
+    reason: PreemptionReason = PreemptionReason.NO_ROOM
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,14 @@ from functools import cached_property
 
 from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.placement import InstanceId, OwnerId, tokens_by_instance
-from loong.core.plan import BatchPlan, Borrowing, IterationPlan, KVMigration, LeaseExtension
+from loong.core.plan import (
+    BatchPlan,
+    Borrowing,
+    IterationPlan,
+    KVMigration,
+    LeaseExtension,
+    PreemptionReason,
+)
 from loong.core.positions import common, subtract
 from loong.core.request import RequestId, RequestView
 from loong.core.value import value
@@ -108,12 +115,17 @@ class ClusterStats:
     num_program_calls_of_several: int = 0  # prompts
     busy_seconds: float = 0.0
     two_prompt_groups_seconds: float = 0.0
-    num_preemptions: int = 0
     num_cached_tokens: int = 0
     num_losses: int = 0
     num_joins: int = 0
     num_leaves: int = 0
     num_batches_by_dop: Mapping[int, int] = field(default_factory=dict)
+    num_preemptions_by_reason: Mapping[PreemptionReason, int] = field(default_factory=dict)
+
+    @property
+    def num_preemptions(self) -> int:
+        """The number of all preemptions."""
+        return sum(self.num_preemptions_by_reason.values())
 
 
 @dataclass(frozen=True)

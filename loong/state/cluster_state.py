@@ -86,9 +86,9 @@ class ClusterState:
         self._counts.add(
             num_program_calls=len(plan.program_sizes),
             num_program_calls_of_several=sum(size > 1 for size in plan.program_sizes),
-            num_preemptions=len(plan.preemptions),
             num_failed=len(plan.failures),
         )
+        self._counts.add_preemptions(preemption.reason for preemption in plan.preemptions)
         requests, flights = self._requests, self._flights
         instructions: list[Instruction] = []
         for borrowing in plan.effective_borrowings:

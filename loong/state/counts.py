@@ -7,6 +7,7 @@ from itertools import chain
 from loong.core.attention_tasks import num_retained_tokens
 from loong.core.group_changes import GroupChange, group_changes
 from loong.core.placement import InstanceId
+from loong.core.plan import PreemptionReason
 from loong.core.snapshot import ClusterStats, RunningBatch
 from loong.state.busy_times import BusyTimes
 from loong.state.live_request import LiveRequest
@@ -19,6 +20,7 @@ class Counts:
         self.times = BusyTimes()
         self._by_name: Counter[str] = Counter()
         self._num_batches_by_dop: Counter[int] = Counter()
+        self._num_preemptions_by_reason: Counter[PreemptionReason] = Counter()
 
     @property
     def stats(self) -> ClusterStats:
@@ -26,6 +28,7 @@ class Counts:
         return ClusterStats(
             **self._by_name,
             num_batches_by_dop=dict(self._num_batches_by_dop),
+            num_preemptions_by_reason=dict(self._num_preemptions_by_reason),
             busy_seconds=self.times.busy,
             two_prompt_groups_seconds=self.times.two_prompt_groups,
         )
@@ -34,6 +37,10 @@ class Counts:
         """Add to the counts of these names."""
         for name, increment in increments.items():
             self._by_name[name] += increment
+
+    def add_preemptions(self, reasons: Iterable[PreemptionReason]) -> None:
+        """Count preemptions by their reasons."""
+        self._num_preemptions_by_reason.update(reasons)
 
     def add_batch(self, batch: RunningBatch, lives: Iterable[LiveRequest]) -> None:
         """Count a new batch of these requests, which are as they were before it."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup
 from loong.core.placement import tokens_by_instance
-from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption, Transfer
+from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption, PreemptionReason, Transfer
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.fixed_groups import FixedGroup, Load, Partition, groups_of, promised, take
@@ -55,12 +55,12 @@ def plan_fixed_groups(
     take(found.waiting, groups, max_tokens, load)
     batches: list[BatchPlan | None] = []
     ends: list[LeaseEnd] = []
-    victims: list[RequestView] = []
+    victims: list[Preemption] = []
     for group in groups:
         has_prompts = bool(group.prefills or group.joining)
         if group.batches:
             ends += lease_ends(group.batches) if has_prompts else ()
-        elif leaving := group.too_long or latest_in_the_way(group.decodes + group.prefills, group.num_free):
+        elif leaving := preemptions(group):
             victims += leaving  # the next plan, which follows at once, can use their slots
         elif has_prompts:
             batches.append(filling.step(group, cost_model, max_tokens))
@@ -68,10 +68,18 @@ def plan_fixed_groups(
             batches.append(plan_lease(group.free, group.decodes, cost_model, config.lease_steps))
     plan = IterationPlan(
         batches=tuple(batch for batch in batches if batch is not None),
-        preemptions=tuple(Preemption(view.request_id) for view in victims),
+        preemptions=tuple(victims),
         lease_ends=tuple(ends),
     )
     return with_borrowings(plan, snapshot)
+
+
+def preemptions(group: FixedGroup) -> list[Preemption]:
+    """Return preemptions of what its instances can never hold, or else of the last that are in the way."""
+    if group.too_long:
+        return [Preemption(view.request_id, PreemptionReason.TOO_LONG) for view in group.too_long]
+    latest = latest_in_the_way(group.decodes + group.prefills, group.num_free)
+    return [Preemption(view.request_id) for view in latest]
 
 
 def _prompts_alone(group: FixedGroup, cost_model: CostModel, max_tokens: int) -> BatchPlan:

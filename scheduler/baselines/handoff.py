@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from loong.core.decision import Decision, DecisionKind
 from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
-from loong.core.plan import KVMigration, Preemption
+from loong.core.plan import KVMigration, Preemption, PreemptionReason
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import arrival_order
@@ -34,7 +34,13 @@ class Handoff:
     @property
     def preemptions(self) -> tuple[Preemption, ...]:
         """Return preemptions of the prompts that must be computed again."""
-        return tuple(Preemption(view.request_id) for view in self.on_both)
+        return tuple(
+            Preemption(
+                view.request_id,
+                PreemptionReason.NO_ROOM if view.is_decoding else PreemptionReason.CHANGED_ROLES,
+            )
+            for view in self.on_both
+        )
 
     @property
     def decisions(self) -> Iterator[Decision]:

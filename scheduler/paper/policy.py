@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, IterationPlan, Preemption
+from loong.core.plan import BatchPlan, IterationPlan, Preemption, PreemptionReason
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.future_kv import paper_weight
@@ -50,7 +50,10 @@ def plan_esp_paper(snapshot: Snapshot, cost_model: CostModel, config: PolicyConf
     return replace(
         plan,
         batches=(*plan.batches, *(batch for batch in repairs if isinstance(batch, BatchPlan))),
-        preemptions=(*plan.preemptions, *(Preemption(view.request_id) for view in leaving)),
+        preemptions=(
+            *plan.preemptions,
+            *(Preemption(view.request_id, PreemptionReason.REPAIR) for view in leaving),
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from loong.core.cluster_history import BatchSlice, ClusterHistory
 from loong.core.cost.work import Phase
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
+from loong.core.plan import PreemptionReason
 from loong.core.snapshot import ClusterStats, Snapshot
 from loong.engine.health import Health, HealthState, Trouble, dead
 from loong.server.api.listen import bound_socket
@@ -26,7 +27,7 @@ STATS = ClusterStats(
     busy_seconds=2.5,
     num_retained_tokens=500,
     num_migrated_tokens=70,
-    num_preemptions=1,
+    num_preemptions_by_reason={PreemptionReason.TOO_LONG: 2, PreemptionReason.NO_ROOM: 1},
     num_batches_by_dop={1: 10, 2: 4, 8: 1, 10: 2, 128: 1},
 )
 CLUSTER = Snapshot(
@@ -56,7 +57,9 @@ async def test_the_clusters_metrics_are_its_snapshot(serving: Serving) -> None:
         samples = await _samples(url)
     assert samples["vllm:kv_cache_usage_perc", ""] == 0.25
     assert samples["vllm:num_requests_running", ""] == samples["vllm:num_requests_waiting", ""] == 0
-    assert samples["vllm:num_preemptions_total", ""] == 1
+    assert samples["vllm:num_preemptions_total", ""] == 3
+    by_reason = {reason: samples["loong:preemptions_total", reason.value] for reason in PreemptionReason}
+    assert by_reason == {**dict.fromkeys(PreemptionReason, 0), **STATS.num_preemptions_by_reason}
     assert samples["loong:esp_scale_up_total", ""] == 3
     assert samples["loong:esp_scale_down_total", ""] == 2
     assert samples["loong:esp_hand_over_total", ""] == 9

@@ -11,6 +11,7 @@ import msgspec
 from loong.core.cost.work import Phase, phase_with
 from loong.core.decision import DecisionKind
 from loong.core.instance import InstanceKind
+from loong.core.plan import PreemptionReason
 from loong.core.request import FinishReason
 
 VERSION = 6
@@ -136,6 +137,7 @@ class Preempted(_Part, frozen=True):
 
     request_id: str
     kv: TokensByInstance
+    reason: PreemptionReason = PreemptionReason.NO_ROOM
 
 
 class Evicted(_Part, frozen=True):

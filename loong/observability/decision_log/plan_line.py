@@ -21,7 +21,7 @@ from loong.core.events import (
 from loong.core.instance import ElasticInstance
 from loong.core.instructions import Instruction, MoveKV, RequestInput, RunBatch
 from loong.core.placement import KVSegment, tokens_by_instance
-from loong.core.plan import BatchPlan, Eviction, IterationPlan
+from loong.core.plan import BatchPlan, Eviction, IterationPlan, Preemption
 from loong.core.positions import num_below
 from loong.core.request import RequestId
 from loong.core.snapshot import Snapshot
@@ -55,7 +55,7 @@ def planned_line(
         instances=instance_states(snapshot.instances),
         batches=tuple(_batch(run) for run in instructions if isinstance(run, RunBatch)),
         migrations=tuple(_migration(m) for m in instructions if isinstance(m, MoveKV)),
-        preempted=tuple(_preempted(p.request_id, snapshot) for p in plan.preemptions),
+        preempted=tuple(_preempted(preemption, snapshot) for preemption in plan.preemptions),
         evicted=tuple(_evicted(plan.evictions, snapshot)),
         ended_leases=tuple(EndedLease(end.batch_id, end.step) for end in plan.lease_ends),
         extended_leases=tuple(ExtendedLease(e.batch_id, e.num_steps) for e in plan.lease_extensions),
@@ -150,8 +150,9 @@ def _migration(instruction: MoveKV) -> Migration:
     )
 
 
-def _preempted(request_id: str, snapshot: Snapshot) -> Preempted:
-    return Preempted(request_id, dict(snapshot.request[request_id].placement.tokens_by_instance()))
+def _preempted(preemption: Preemption, snapshot: Snapshot) -> Preempted:
+    placement = snapshot.request[preemption.request_id].placement
+    return Preempted(preemption.request_id, dict(placement.tokens_by_instance()), preemption.reason)
 
 
 def _evicted(evictions: Iterable[Eviction], snapshot: Snapshot) -> Iterator[Evicted]:

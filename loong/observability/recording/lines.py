@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import inf
-from typing import TypeAlias, assert_never
+from typing import Any, TypeAlias, assert_never
 
 import msgspec
 
@@ -228,8 +228,16 @@ def event_of(line: EventLine) -> Event:
 def planned_line(plan: IterationPlan) -> PlanRecord:
     """Return a plan as a line. Equal plans have equal digests everywhere."""
     batches = tuple(replace(batch, predicted_time=None) for batch in plan.batches)
-    text = _plan_encoder.encode(replace(plan, batches=batches, decisions=()))
+    fields: object = replace(plan, batches=batches, decisions=())
+    if plan.preemptions:
+        fields = _without_reasons(msgspec.to_builtins(fields, enc_hook=_encode_range))
+    text = _plan_encoder.encode(fields)
     return PlanRecord(blake2b(text, digest_size=8).hexdigest(), msgspec.Raw(text))
+
+
+def _without_reasons(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan without the reasons of its preemptions."""
+    return {**plan, "preemptions": [{"request_id": one["request_id"]} for one in plan["preemptions"]]}
 
 
 def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from loong.core.instance import ElasticInstance
+from loong.core.plan import PreemptionReason
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import ClusterStats, Snapshot
 from loong.engine.client import ClusterView
@@ -79,6 +80,7 @@ class ClusterCollector(Collector):
             "vllm:kv_cache_usage_perc", "KV in use; 1 is all.", used / capacity if capacity else 0
         )
         yield self._counter("vllm:num_preemptions", "Requests that lost their KV.", stats.num_preemptions)
+        yield self._preemptions(stats.num_preemptions_by_reason)
         yield self._counter(
             "loong:computed_tokens", "Tokens whose KV was computed.", stats.num_computed_tokens
         )
@@ -127,6 +129,13 @@ class ClusterCollector(Collector):
         )
         family.add_metric((self._model_name, "capacity"), len(waiting) - num_deferred)
         family.add_metric((self._model_name, "deferred"), num_deferred)
+        return family
+
+    def _preemptions(self, counts: Mapping[PreemptionReason, int]) -> CounterMetricFamily:
+        what = "Requests that lost their KV, by reason."
+        family = CounterMetricFamily("loong:preemptions", what, labels=("model_name", "reason"))
+        for reason in PreemptionReason:
+            family.add_metric((self._model_name, reason.value), counts.get(reason, 0))
         return family
 
     def _by_state(self) -> GaugeMetricFamily:

@@ -309,8 +309,9 @@ def test_a_preemption_is_reported_with_the_room_and_who_takes_it(tmp_path: Path)
         reporter.plan(3.0, IterationPlan((prefill([views["r000"]], (0,)),)))
 
     text = story(reported(tmp_path / "log", THREE, script), "r000")
-    kv = "its KV, 6 tokens on instances 0 and 1 (3 tokens each), is dropped, to be computed again"
-    assert f"It is preempted: {kv}. 48 of 60 tokens of KV were free; batch 3 starts there." in text
+    why = "It is preempted, as others need its room, and it came last."
+    kv = "Its KV, 6 tokens on instances 0 and 1 (3 tokens each), is dropped, to be computed again"
+    assert f"{why} {kv}. 48 of 60 tokens of KV were free; batch 3 starts there." in text
     assert "The policy on preemption: r000, which came last." in text
     assert "Having waited 1.00 s, it starts as the client of nobody leaves." in text
     assert "Prefill again of 7 tokens (0 to 6) in one chunk on instance 0" in text

@@ -9,7 +9,7 @@ from simulation import Run, instances_with, simulate, timed_request
 from snapshots import begun, decoding, snapshot_of
 
 from loong.core.check_plan import check_plan
-from loong.core.plan import BatchPlan, IterationPlan, Preemption
+from loong.core.plan import BatchPlan, IterationPlan, Preemption, PreemptionReason
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
@@ -93,7 +93,7 @@ def test_a_move_that_failed_in_part_is_completed() -> None:
 
 def test_a_prompt_on_both_parts_is_computed_anew() -> None:
     plan = planned([begun("r", 90, 40, (0, 1))], [300, 300])
-    assert plan.preemptions == (Preemption("r"),)
+    assert plan.preemptions == (Preemption("r", PreemptionReason.CHANGED_ROLES),)
 
 
 def test_one_instance_that_is_left_does_both() -> None:

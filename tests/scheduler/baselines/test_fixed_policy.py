@@ -12,7 +12,7 @@ from simulation import Run, simulate, timed_request
 from snapshots import decoding, snapshot_of, waiting
 
 from loong.core.check_plan import check_plan
-from loong.core.plan import BatchPlan, IterationPlan, Preemption
+from loong.core.plan import BatchPlan, IterationPlan, Preemption, PreemptionReason
 from loong.core.request import Request
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy, policy_kind
@@ -148,6 +148,14 @@ def test_where_decodes_have_no_slots_the_latest_gives_way_and_no_other(name: str
     plan = make_policy(name, PolicyConfig())(snapshot, CPU)
     check_plan(snapshot, plan)
     assert plan == IterationPlan(preemptions=(Preemption("r2"),))
+
+
+def test_what_its_group_can_never_hold_is_preempted_for_that() -> None:
+    long = replace(decoding("long", 20, (0,)), max_tokens=100)
+    plan = make_policy("replicas", PolicyConfig())(
+        snapshot_of([60, 200], [long, decoding("r", 20, (0,))]), CPU
+    )
+    assert plan.preemptions == (Preemption("long", PreemptionReason.TOO_LONG),)
 
 
 @pytest.mark.parametrize("name", [*FIXED, "disaggregated-1"])

@@ -11,7 +11,7 @@ from snapshots import decoding, running, snapshot_of, waiting
 from loong.core.check_plan import check_plan
 from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption, PreemptionReason
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
@@ -206,7 +206,7 @@ def test_lost_kv_takes_idle_instances_where_slots_lack() -> None:
 def test_the_latest_arrival_gives_way_to_lost_kv() -> None:
     late = chat("late", 1, num_prompt=30, max_tokens=2, arrival_time=1.0)
     plan = planned(snapshot_of([25, 55], [replace(hurt("hurt", 60, 0, 1, 9), max_tokens=2), late]))
-    assert plan.preemptions == (Preemption("late"),)
+    assert plan.preemptions == (Preemption("late", PreemptionReason.REPAIR),)
     assert not plan.batches
 
 
@@ -214,5 +214,5 @@ def test_a_request_whose_lost_kv_does_not_fit_where_it_is_begins_anew() -> None:
     busy = chat("busy", 2)
     batch = running(7, leased([busy], 2))
     plan = planned(snapshot_of([25, 25, 1000], [hurt("hurt", 60, 0, 1, 9), busy], [batch]))
-    assert plan.preemptions == (Preemption("hurt"),)
+    assert plan.preemptions == (Preemption("hurt", PreemptionReason.REPAIR),)
     assert not plan.batches

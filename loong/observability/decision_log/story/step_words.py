@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import assert_never
 
+from loong.core.plan import PreemptionReason
 from loong.core.request import FinishReason
 from loong.observability.decision_log.story.phrases import (
     batches,
@@ -34,6 +35,12 @@ from loong.observability.decision_log.story.steps import (
 from loong.observability.decision_log.story.story import Story
 from loong.observability.decision_log.story.summary import Latency
 
+_PREEMPTED = {
+    PreemptionReason.NO_ROOM: "others need its room, and it came last",
+    PreemptionReason.TOO_LONG: "its group can never hold all of it",
+    PreemptionReason.REPAIR: "there is no room to compute KV again that was lost",
+    PreemptionReason.CHANGED_ROLES: "its KV is on instances for prompts and on instances for decodes",
+}
 _ENDS = {
     FinishReason.LENGTH: "It ends with {}, all that it may have.",
     FinishReason.STOP: "Its answer is complete, after {}.",
@@ -55,7 +62,8 @@ def step_words(step: StoryStep, story: Story) -> Iterator[str]:
             yield from policy_words(step.reasons)
         case Drop():
             kv = f"{counted(sum(step.kv.values()), 'token')} on {holdings(step.kv)}"
-            yield f"It is preempted: its KV, {kv}, is dropped, to be computed again."
+            yield f"It is preempted, as {_PREEMPTED[step.reason]}."
+            yield f"Its KV, {kv}, is dropped, to be computed again."
             room = f"{step.kv_free:,} of {step.kv_capacity:,} tokens of KV were free"
             if others := step.batch_ids:
                 room += f"; {batches(others)} {verb('start', others)} there"

@@ -8,6 +8,7 @@ import msgspec
 
 from loong.core.cluster_history import ChangeKind
 from loong.core.cost.work import Phase
+from loong.core.plan import PreemptionReason
 from loong.core.request import FinishReason
 from loong.observability.decision_log.lines import Cause, Reason, TokensByInstance
 
@@ -139,6 +140,7 @@ class Drop(_Step, frozen=True, tag="drop"):
     kv_free: int
     kv_capacity: int
     reasons: tuple[Reason, ...] = ()
+    reason: PreemptionReason = PreemptionReason.NO_ROOM
 
 
 class Evict(_Step, frozen=True, tag="evict"):

@@ -201,7 +201,8 @@ class _Trail:
         plan, kv = dropped.plan, dropped.preempted.kv
         batch_ids = tuple(batch.batch_id for batch in self.index.batches_planned_at(plan.time, kv))
         kv_free, kv_capacity = room_of(plan.instances)
-        self.steps.append(Drop(plan.time, kv, batch_ids, kv_free, kv_capacity, reasons=self._take_reasons()))
+        reasons, why = self._take_reasons(), dropped.preempted.reason
+        self.steps.append(Drop(plan.time, kv, batch_ids, kv_free, kv_capacity, reasons, why))
         self._lose_kv(plan.time)
 
     def _evict(self, entry: EvictedKV) -> None:
