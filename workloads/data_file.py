@@ -1,8 +1,9 @@
 """Requests of a file: a published trace or data set, or one of our own."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,8 @@ class DataFile:
     def replayed(self, seed: np.random.SeedSequence, speedup: float) -> Iterator[WorkloadRequest]:
         """Return the requests at their times, the first of others' files at 0.
 
+        A session is where its first turn is.
+
         Raises:
             ConfigError: the format has no times.
         """
@@ -70,4 +73,13 @@ class DataFile:
             WorkloadRequest((time - start) / speedup, shape)
             for time, shape in zip(recording.times, self.shapes(seed), strict=True)
         ]
-        return iter(sorted(requests, key=lambda request: request.arrival_time))
+        return _by_start(requests)
+
+
+def _by_start(requests: Iterable[WorkloadRequest]) -> Iterator[WorkloadRequest]:
+    """Return requests by arrival, each session by its first."""
+    starts: list[tuple[float, WorkloadRequest]] = []
+    for request in requests:
+        start = starts[-1][0] if request.shape.is_follower else request.arrival_time
+        starts.append((start, request))
+    return (request for _, request in sorted(starts, key=itemgetter(0)))

@@ -1,6 +1,6 @@
 """The workloads that have a name, and their definitions."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,15 +9,20 @@ from loong.core.errors import ConfigError
 from loong.workloads.distributions import fits
 from loong.workloads.distributions.arrivals import Paced
 from loong.workloads.distributions.laws import Beta, Law, Skewed, Zipf
+from loong.workloads.distributions.sessions import agents, chats
 from loong.workloads.request import RequestShape
 from loong.workloads.source import Draw, in_blocks
 
 FITS: Mapping[str, Draw] = {
     "sharegpt": fits.sharegpt,
-    "leval": fits.leval,
     "lveval": fits.lveval,
     "mixed": fits.mixed,
     "victim-attacker": fits.victim_attacker,
+}
+
+SESSIONS: Mapping[str, Callable[[np.random.SeedSequence], Iterator[RequestShape]]] = {
+    "agents": agents,
+    "chats": chats,
 }
 
 # LoongServe's ablation of static and elastic parallelism has 10 to 200,000 tokens. Infinite-LLM's nine traces
@@ -39,7 +44,7 @@ LAWS: Mapping[str, Law] = {
     "infinite-8": Beta(1, 2_000_000, 498_609, 261_817.24),
 }
 
-NAMES = (*FITS, *LAWS)
+NAMES = (*FITS, *SESSIONS, *LAWS)
 OWN_PACES: Mapping[str, Paced] = {
     "victim-attacker": Paced(fits.VICTIMS_PER_SECOND, burstiness=float("inf")),
 }
@@ -62,4 +67,6 @@ class Named:
         """Return shapes without end."""
         if self.name in LAWS:
             return LAWS[self.name].shapes(seed)
+        if self.name in SESSIONS:
+            return SESSIONS[self.name](seed)
         return in_blocks(FITS[self.name], seed)

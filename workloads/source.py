@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from loong.workloads.distributions.lengths import Lengths
-from loong.workloads.request import RequestShape, TokenRun
+from loong.workloads.request import NUM_SEEDS, RequestShape, TokenRun
 
 Draw = Callable[[np.random.Generator, int], list[RequestShape]]
 
@@ -14,14 +14,14 @@ SHAPES_AT_ONCE = (
 )
 
 
-def in_blocks(draw: Draw, seed: np.random.SeedSequence) -> Iterator[RequestShape]:
+def in_blocks(draw: Draw, seed: np.random.SeedSequence, size: int = SHAPES_AT_ONCE) -> Iterator[RequestShape]:
     """Yield shapes in blocks of one size, each from its own random stream.
 
     So the first shapes are the same for any number that is drawn.
     """
     while True:
         [block_seed] = seed.spawn(1)
-        yield from draw(np.random.default_rng(block_seed), SHAPES_AT_ONCE)
+        yield from draw(np.random.default_rng(block_seed), size)
 
 
 def private_prompts(rng: np.random.Generator, prompts: Lengths, outputs: Lengths) -> list[RequestShape]:
@@ -34,4 +34,4 @@ def private_prompts(rng: np.random.Generator, prompts: Lengths, outputs: Lengths
 
 def new_seed(rng: np.random.Generator) -> int:
     """Draw the seed of a run of tokens."""
-    return int(rng.integers(2**63))
+    return int(rng.integers(NUM_SEEDS))

@@ -29,9 +29,10 @@ from loong.observability.timeline import Timeline
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.recalibration import RecalibratedCostModel, Recalibration
 from loong.scheduler.policy import Policy, make_policy
+from loong.simulation.arrivals import is_admissible, request_id_of, request_of
 from loong.simulation.cluster import SimulatedCluster
 from loong.simulation.points import counters_of
-from loong.simulation.run import REFUSED, is_admissible, record_of, request_id_of, request_of
+from loong.simulation.run import REFUSED, record_of
 from loong.simulation.watch import Watch
 from loong.state.cluster_state import ClusterState
 from loong.workloads.metrics.counters import ServerCounters
@@ -142,6 +143,7 @@ def _with_tokens(request: Request, sent: WorkloadRequest, request_id: RequestId)
 
 def _record(request_id: RequestId, sent: WorkloadRequest, watch: Watch, start: float) -> RequestRecord:
     if request_id not in watch.token_times:
-        return record_of(request_id, sent, (), REFUSED)
+        return record_of(request_id, sent, sent.arrival_time, (), REFUSED)
     times = [time - start for time in watch.token_times[request_id]]
-    return record_of(request_id, sent, times, None if len(times) == sent.num_output_tokens else TOO_LATE)
+    error = None if len(times) == sent.num_output_tokens else TOO_LATE
+    return record_of(request_id, sent, sent.arrival_time, times, error)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from math import inf
 
@@ -77,7 +77,7 @@ class MeasuredServer:
         load = self._config.load
         if load.num_warmups:
             shapes = _like(load, load.num_warmups)
-            warm_ups = [WorkloadRequest(0.0, shape.reseeded(FIRST_WARM_UP_SEED)) for shape in shapes]
+            warm_ups = [WorkloadRequest(0.0, shape.alone().reseeded(FIRST_WARM_UP_SEED)) for shape in shapes]
             await self._send("warm-up", warm_ups, load.max_concurrency)
 
     async def capacity(self, shapes: Sequence[RequestShape]) -> float:
@@ -88,7 +88,7 @@ class MeasuredServer:
         """
         await self.find_model()
         offset = next(self._run_seeds)
-        sent = [WorkloadRequest(0.0, shape.reseeded(offset)) for shape in shapes]
+        sent = [WorkloadRequest(0.0, shape.alone().reseeded(offset)) for shape in shapes]
         records = await self._send("capacity", sent, self._config.load.max_concurrency)
         return len(records) / max(record.finish_time for record in records)
 
@@ -120,7 +120,7 @@ class MeasuredServer:
         """
         check_lengths(requests, self._served.max_model_len)
         offset = next(self._run_seeds)
-        fresh = [WorkloadRequest(r.arrival_time, r.shape.reseeded(offset)) for r in requests]
+        fresh = [replace(request, shape=request.shape.reseeded(offset)) for request in requests]
         counters_before = await self._scraper.counters()
         history_before = await self._scraper.history()
         async with run_bar(progress, len(fresh), is_kept=self._config.is_single) as take:

@@ -201,8 +201,8 @@ class SLO:
 class NewRequest:
     """One prompt to complete, with one or more choices, before it has arrived at an engine.
 
-    The prompt is a tuple where requests are served. A simulation may give a `range`, which takes no memory
-    for its length. The caller checks its ids: there may be a million. `user` names the end user, as in
+    The prompt is a tuple where requests are served. A simulation has an array, or a `range`, which takes no
+    memory for its length. The caller checks its ids: there may be a million. `user` names the end user, as in
     the OpenAI API; "" is a user without a name. Each step of `priority` doubles the time that it may take to
     its first token; those below 0 halve it. `num_prompt_logprobs` None asks for no log probabilities of the
     prompt's tokens, another number for as many of the likeliest at each position too. Requests share KV with

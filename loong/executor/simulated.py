@@ -88,13 +88,13 @@ class SimulatedExecutor:
     """An `Executor` without workers: deterministic, and as fast as its policy.
 
     Requests arrive at their `arrival_time`, and are drawn one by one in that order (or `InvalidEventError` is
-    raised); `incidents` (aborts, losses, joins) happen at theirs. Every request produces its `max_tokens`:
-    the ids of its output tokens count up from 0 and stop nothing. Each instruction starts `plan_time` seconds
-    after it is submitted, and a batch when its instances have ended the batches before. A batch takes the
-    time of the cost model, times a random factor of median 1: `noise` is the standard deviation of the
-    factor's logarithm. Ends are reported before they come by the margin `lookahead`; without it, none is
-    predicted. Sending a batch while another runs takes less time, by up to `HIDDEN_SHARE`. A step that
-    instances outside its group serve delays the steps that run there.
+    raised); others may be added while it runs. `incidents` (aborts, losses, joins) happen at theirs. Every
+    request produces its `max_tokens`: the ids of its output tokens count up from 0 and stop nothing. Each
+    instruction starts `plan_time` seconds after it is submitted, and a batch when its instances have ended
+    the batches before. A batch takes the time of the cost model, times a random factor of median 1: `noise`
+    is the standard deviation of the factor's logarithm. Ends are reported before they come by the margin
+    `lookahead`; without it, none is predicted. Sending a batch while another runs takes less time, by up to
+    `HIDDEN_SHARE`. A step that instances outside its group serve delays the steps that run there.
     """
 
     def __init__(
@@ -113,6 +113,7 @@ class SimulatedExecutor:
         self._queue = BatchQueue(self._in_flight)
         self._random = Random(0)  # noqa: S311 - the same each time, guards nothing
         self._arrivals = iter(arrivals)
+        self._drawn: Request | None = None
         self._processors = processors or Processors()
         self._idle_tracker = IdleTracker(cost_model.host.idle)
         self._running: dict[int, _Running] = {}
@@ -129,6 +130,15 @@ class SimulatedExecutor:
     def now(self) -> float:
         """Return virtual seconds: the time of the last event."""
         return self._now
+
+    def add_arrival(self, request: Request) -> None:
+        """Let a request arrive that is not drawn. Raises `InvalidEventError` if its time has passed."""
+        if request.arrival_time < self._now:
+            raise InvalidEventError(
+                f"request {request.request_id} arrives at {request.arrival_time:g} s, "
+                f"but is drawn when it is {self._now:g} s already"
+            )
+        self._schedule(request.arrival_time, RequestArrived(request.arrival_time, request))
 
     def pause(self, seconds: float) -> None:
         """Let time pass. Raises `InvalidEventError` if something is due before."""
@@ -176,7 +186,8 @@ class SimulatedExecutor:
         """Apply a due event and return it; None if a loss has made it void."""
         match event:
             case RequestArrived():
-                self._draw_arrival()
+                if event.request is self._drawn:
+                    self._draw_arrival()
             case BatchFinished():
                 if self._running.pop(event.batch_id, None) is None:
                     return None
@@ -351,12 +362,6 @@ class SimulatedExecutor:
         heapq.heappush(self._due, (time, next(self._order), item))
 
     def _draw_arrival(self) -> None:
-        request = next(self._arrivals, None)
-        if request is None:
-            return
-        if request.arrival_time < self._now:
-            raise InvalidEventError(
-                f"request {request.request_id} arrives at {request.arrival_time:g} s, "
-                f"but is drawn when it is {self._now:g} s already"
-            )
-        self._schedule(request.arrival_time, RequestArrived(request.arrival_time, request))
+        self._drawn = next(self._arrivals, None)
+        if self._drawn is not None:
+            self.add_arrival(self._drawn)

@@ -22,7 +22,7 @@ def predicted_capacity(cluster: SimulatedCluster, shapes: Sequence[RequestShape]
 
     Raises `ConfigError` if none of them fits.
     """
-    load = Load([WorkloadRequest(0.0, shape) for shape in shapes])
+    load = Load([WorkloadRequest(0.0, shape.alone()) for shape in shapes])
     policy = make_policy(POLICY, PolicyConfig())
     run = simulate(policy, cluster, load, lambda _: SLOLimits(inf, inf, inf), host=host)
     ends = [record.finish_time for record in run.records if record.error is None]

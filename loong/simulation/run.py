@@ -2,19 +2,19 @@
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import chain, takewhile
 
 from loong.core.observer import Observer
-from loong.core.request import SLO, Request, RequestId, SamplingParams
+from loong.core.request import RequestId
 from loong.core.snapshot import ClusterStats
 from loong.engine.loop import Scheduling
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
 from loong.scheduler.policy import Policy
+from loong.simulation.arrivals import Arrivals, is_admissible, request_id_of
 from loong.simulation.cluster import SimulatedCluster
 from loong.simulation.config import Host, Load
 from loong.simulation.watch import Watch
@@ -70,80 +70,63 @@ def simulate(
             misses.add(sent.num_prompt_tokens)
     works = None if work_of is None else {name: work_of(sent) for name, sent in admitted.items()}
     watch = Watch(misses, admitted, works)
+    arrivals = Arrivals(load, cluster, limits_of, lambda: watch.is_decided)
     executor = SimulatedExecutor(
         cluster.cost_model,
-        _arrivals(load, cluster, limits_of, watch),
+        arrivals,
         processors=Processors(host.num_cores, cluster.instances[0].tp_size),
         plan_time=host.plan_time,
         noise=host.noise,
         lookahead=LookaheadMargin.on(cluster.cost_model.host),
     )
     scheduling = Scheduling(state, policy, cluster.cost_model, executor, observers)
-    asyncio.run(_drain(scheduling, watch))
-    records = []
-    for request_id, sent in numbered.items():
-        times = watch.token_times.get(request_id, array("d"))
-        has_ended = len(times) == sent.num_output_tokens
-        error = None if has_ended else CUT_OFF if request_id in admitted else REFUSED
-        records.append(record_of(request_id, sent, times, error))
+    asyncio.run(_drain(scheduling, watch, arrivals, executor))
+    records = [_record(name, sent, watch, admitted, executor.now) for name, sent in numbered.items()]
     return SimulatedRun(
         records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless, executor.now
     )
 
 
-async def _drain(scheduling: Scheduling, watch: Watch) -> None:
+def _record(
+    request_id: RequestId, sent: WorkloadRequest, watch: Watch, admitted: Container[RequestId], end: float
+) -> RequestRecord:
+    """Return the record of a request in a run that ended at `end`."""
+    times = watch.token_times.get(request_id, array("d"))
+    has_ended = len(times) == sent.num_output_tokens
+    error = None if has_ended else CUT_OFF if request_id in admitted else REFUSED
+    due_time = max(sent.arrival_time, end) if sent.shape.is_follower else sent.arrival_time
+    return record_of(request_id, sent, watch.arrival_time(request_id, due_time), times, error)
+
+
+async def _drain(
+    scheduling: Scheduling, watch: Watch, arrivals: Arrivals, executor: SimulatedExecutor
+) -> None:
     """Run to the end, or until the outcome is clear."""
     async with aclosing(scheduling.events()) as events:
         async for event in events:
             watch.take(event)
             if watch.is_hopeless:
                 return
-
-
-def _arrivals(load: Load, cluster: SimulatedCluster, limits_of: LimitsOf, watch: Watch) -> Iterator[Request]:
-    following = takewhile(lambda _: not watch.is_decided, load.following)
-    for number, sent in enumerate(chain(load.measured, following)):
-        if is_admissible(sent, cluster):
-            yield request_of(number, sent, limits_of)
-
-
-def is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster) -> bool:
-    """Return whether its KV can ever fit; the last output token needs none."""
-    return sent.num_prompt_tokens + sent.num_output_tokens - 1 <= cluster.max_request_tokens
-
-
-def request_of(number: int, sent: WorkloadRequest, limits_of: LimitsOf) -> Request:
-    """Return the request of a workload's entry, with its limits as its SLO.
-
-    Only the number of its tokens counts.
-    """
-    limits = limits_of(sent.num_prompt_tokens)
-    return Request(
-        request_id_of(number),
-        range(sent.num_prompt_tokens),
-        SamplingParams(max_tokens=sent.num_output_tokens),
-        SLO(limits.ttft, limits.tpot),
-        sent.shape.user,
-        arrival_time=sent.arrival_time,
-    )
+            for request in arrivals.released(event):
+                executor.add_arrival(request)
 
 
 def record_of(
-    request_id: RequestId, sent: WorkloadRequest, times: Sequence[float], error: str | None
+    request_id: RequestId,
+    sent: WorkloadRequest,
+    arrival_time: float,
+    times: Sequence[float],
+    error: str | None,
+    num_cached_tokens: int = 0,
 ) -> RequestRecord:
     """Return the record that a client would have made."""
     return RequestRecord(
         request=sent,
-        due_time=sent.arrival_time,
-        sent_time=sent.arrival_time,
+        due_time=arrival_time,
+        sent_time=arrival_time,
         token_times=times,
-        finish_time=times[-1] if times else sent.arrival_time,
-        usage=TokenUsage(sent.num_prompt_tokens, len(times)),
+        finish_time=times[-1] if times else arrival_time,
+        usage=TokenUsage(sent.num_prompt_tokens, len(times), num_cached_tokens),
         error=error,
         request_id=request_id,
     )
-
-
-def request_id_of(number: int) -> RequestId:
-    """Return an id; ids sort in the order of arrival."""
-    return f"r{number:06}"

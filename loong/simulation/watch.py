@@ -3,6 +3,7 @@
 import heapq
 from array import array
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from math import inf
 from typing import TypeAlias
 
@@ -51,6 +52,11 @@ class Watch:
         """Return whether every measured request, if they were named, has ended or missed."""
         return not self._undecided
 
+    def arrival_time(self, request_id: RequestId, default: float) -> float:
+        """Return when a request arrived, or `default` if it has not."""
+        request = self._requests.get(request_id)
+        return default if request is None else request.arrival_time
+
     def take(self, event: Event) -> None:
         """Process an event."""
         self.num_events += 1
@@ -77,7 +83,8 @@ class Watch:
         if self._measured is not None and request_id not in self._measured:
             return
         self.token_times[request_id] = array("d")
-        self._requests[request_id] = event.request
+        prompt = range(len(event.request.prompt_token_ids))  # its tokens would take memory to the end
+        self._requests[request_id] = replace(event.request, prompt_token_ids=prompt)
         self._arrivals.append(event.time)
         if slo is not None and slo.ttft is not None:
             heapq.heappush(self._deadlines, (event.time + slo.ttft, request_id, 1))

@@ -9,9 +9,10 @@ from simulation import instances_with
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
+from loong.simulation.arrivals import request_of
 from loong.simulation.cluster import SimulatedCluster
 from loong.simulation.config import Host, Load
-from loong.simulation.run import REFUSED, SimulatedRun, request_of, simulate
+from loong.simulation.run import REFUSED, SimulatedRun, simulate
 from loong.workloads.metrics.metrics import compute_metrics
 from loong.workloads.metrics.misses import Misses
 from loong.workloads.metrics.record import CUT_OFF

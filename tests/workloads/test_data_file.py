@@ -38,7 +38,16 @@ def test_what_is_saved_is_loaded_exactly(
     assert make_workload(f"trace:{path}", len(sent), seed=9) == sent
 
 
-@pytest.mark.parametrize("text", ["mixed@poisson(2)", "shared-prefix@gamma(1,0.5)", "victim-attacker"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mixed@poisson(2)",
+        "shared-prefix@gamma(1,0.5)",
+        "victim-attacker",
+        "agents@poisson(3)",
+        "0.5*chats+0.5*fixed(9)@poisson(3)",
+    ],
+)
 def test_a_saved_workload_is_that_workload(tmp_path: Path, text: str) -> None:
     sent = make_workload(text, 50, seed=4)
     path = tmp_path / "requests.jsonl"
@@ -81,7 +90,7 @@ def test_requests_of_one_moment_come_at_once_at_any_rate(tmp_path: Path) -> None
 def test_the_seed_chooses_the_tokens_of_a_trace(trace: str) -> None:
     one, same, other = (make_workload(trace, 3, seed=seed) for seed in (1, 1, 2))
     assert one == same
-    assert {r.shape.prompt[0].seed for r in one}.isdisjoint(r.shape.prompt[0].seed for r in other)
+    assert {r.shape.new_runs[0].seed for r in one}.isdisjoint(r.shape.new_runs[0].seed for r in other)
 
 
 def test_more_requests_than_a_file_has_are_refused(trace: str) -> None:

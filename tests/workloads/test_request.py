@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loong.workloads.request import RequestShape, TokenRun
+from loong.workloads.request import AnswerRun, RequestShape, TokenRun, Turn, WorkloadRequest
 
 
 @given(seed=st.integers(0, 2**63), sizes=st.tuples(st.integers(1, 500), st.integers(1, 500)))
@@ -25,3 +25,40 @@ def test_other_seeds_are_other_tokens_shared_as_before() -> None:
     first, second = (RequestShape((TokenRun(1, 64), TokenRun(seed, 8)), 2).reseeded(10) for seed in (2, 3))
     assert first.prompt[0] == second.prompt[0] == TokenRun(11, 64)
     assert first.prompt[1] != second.prompt[1]
+
+
+def second_turn() -> RequestShape:
+    first = RequestShape((TokenRun(1, 640), TokenRun(2, 64)), 320, turn=Turn(5, 0, 2))
+    return RequestShape((TokenRun(3, 128),), 64, turn=Turn(5, 1, 2, 1.5)).after(first, 320)
+
+
+def test_a_later_turn_begins_with_the_turn_before_and_its_answer() -> None:
+    turn = second_turn()
+    assert turn.prompt == (TokenRun(1, 640), TokenRun(2, 64), AnswerRun(320), TokenRun(3, 128))
+    assert turn.new_runs == (TokenRun(3, 128),)
+    assert (turn.is_follower, turn.is_followed, turn.think_time) == (True, False, 1.5)
+    request = WorkloadRequest(0.0, turn)
+    assert request.num_prompt_tokens == 640 + 64 + 320 + 128
+    assert request.prompt_token_ids(99, [7, 8]) == [7, 8, *TokenRun(3, 128).token_ids(99)]
+
+
+def test_an_answer_in_a_prompt_is_scaled_as_the_answer_itself() -> None:
+    turn = second_turn()
+    assert [run.num_tokens for run in turn.scaled(1 / 64).prompt] == [10, 4, 16, 4]
+    assert [run.num_tokens for run in turn.scaled(1 / 64, 1 / 64).prompt] == [10, 4, 5, 4]
+
+
+def test_a_turn_alone_has_random_tokens_for_answers_and_no_session() -> None:
+    alone, again = second_turn().alone(), second_turn().alone()
+    assert alone == again
+    assert alone.turn is None
+    assert alone.new_runs == alone.prompt
+    assert [run.num_tokens for run in alone.prompt] == [640, 64, 320, 128]
+    lone = RequestShape((TokenRun(1, 3),), 2)
+    assert lone.alone() == lone
+
+
+def test_other_seeds_keep_the_session() -> None:
+    turn = second_turn().reseeded(10)
+    assert turn.prompt == (TokenRun(11, 640), TokenRun(12, 64), AnswerRun(320), TokenRun(13, 128))
+    assert turn.turn == second_turn().turn

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from loong.core.errors import ConfigError
 from loong.workloads.data_file import DataFile
 from loong.workloads.distributions.arrivals import Arrivals, Closed, Paced, ReplayedArrivals
+from loong.workloads.distributions.documents import LEval
 from loong.workloads.distributions.laws import Beta, Fixed, Law, LogNormal, Uniform, Zipf
 from loong.workloads.distributions.mix import Mix, Single
 from loong.workloads.distributions.shared_prefix import SharedPrefix
@@ -40,6 +41,7 @@ def laws(draw: st.DrawFn) -> Law:
 singles: st.SearchStrategy[Single] = (
     st.sampled_from(NAMES).map(Named)
     | laws()
+    | st.integers(1, 1_000).map(LEval)
     | (st.none() | st.integers(1, 32_768)).map(SharedPrefix)
     | st.text(min_size=1).filter(lambda path: "'" not in path and "\n" not in path).map(DataFile)
 )
@@ -78,6 +80,9 @@ def test_what_a_workload_prints_reads_back_as_itself(source: AnySource, when: Ar
         ("2*sharegpt", Workload(Named("sharegpt"))),
         ("shared-prefix", Workload(SharedPrefix())),
         ("shared-prefix(2048)", Workload(SharedPrefix(2048))),
+        ("leval", Workload(LEval())),
+        ("leval(4)", Workload(LEval(4))),
+        ("agents@poisson(2)", Workload(Named("agents"), Paced(2))),
         ("trace:a/b-1.csv", Workload(DataFile("a/b-1.csv"))),
         ("trace:a.csv@replay(2)", Workload(DataFile("a.csv"), ReplayedArrivals(2))),
         ("trace:a.csv@replay", Workload(DataFile("a.csv"), ReplayedArrivals(1))),
@@ -112,6 +117,9 @@ def test_specs_mean_what_they_say(text: str, workload: Workload) -> None:
         ("beta(1,10,10,1)", "MEAN 10 is not between LOW 1 and HIGH 10"),
         ("beta(1,10,5,9)", "SD 9 is not from 0.004472 to 4.468, which this range and mean allow"),
         ("shared-prefix(40000)", "PREFIX 40000 is not from 1 to 32768 tokens"),
+        ("leval(0)", "QUESTIONS 0 is not from 1 to 1000 a document"),
+        ("leval(1.5)", "QUESTIONS 1.5 is no whole number"),
+        ("agents(3)", "character 7 ('('): +, @ or the end is expected"),
         ("shared-prefix(1,2)", "shared-prefix[(PREFIX)] needs 0 or 1 number, but has 2"),
         ("sharegpt+", "character 10 (the end): a workload is missing; choose from sharegpt, "),
         ("0*sharegpt", "character 1 ('0'): the weight 0 is not above 0"),

@@ -14,13 +14,14 @@ from loong.workloads.workload import Pace, make_workload, pace_of
 
 PROMPT_RANGES = {
     "sharegpt": (4, 2_300),
-    "leval": (2_700, 210_500),
     "lveval": (15_100, 497_300),
     "mixed": (4, 497_300),
     "zipf1.0": (10, 200_000),
     "zipf1.2": (10, 200_000),
     "zipf1.4": (10, 200_000),
     "victim-attacker": (512, 500_000),
+    "agents": (4_050, 500_000),
+    "chats": (4, 140_000),
     "infinite-0": (1, 60_000),
     "infinite-1": (1, 60_000),
     "infinite-2": (1, 60_000),
@@ -31,6 +32,7 @@ PROMPT_RANGES = {
     "infinite-7": (1, 1_200_000),
     "infinite-8": (1, 2_000_000),
 }
+OTHERS = ("shared-prefix", "leval", "leval(7)")
 # Of 700 requests of seed 0 at 2 a second, and of seed 7 in bursts at a 64th of the lengths. Results that are
 # published rest on these: a change here takes back what docs/goodput.md and the README say.
 CHECKSUMS = {
@@ -51,7 +53,7 @@ def test_every_workload_has_a_published_range() -> None:
 
 def checksum(name: str, **arguments: float) -> str:
     lines = (
-        f"{r.arrival_time!r} {[(t.seed, t.num_tokens) for t in r.shape.prompt]} {r.num_output_tokens}"
+        f"{r.arrival_time!r} {[(t.seed, t.num_tokens) for t in r.shape.new_runs]} {r.num_output_tokens}"
         for r in make_workload(name, 700, **arguments)  # type: ignore[arg-type]  # seed is an int below
     )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -64,15 +66,15 @@ def test_a_seed_gives_the_requests_that_published_results_had(name: str) -> None
     assert (checksum(name, seed=0, request_rate=2.0), bursts) == CHECKSUMS[name]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "leval"])
 def test_lengths_keep_to_the_published_range(name: str) -> None:
-    low, high = PROMPT_RANGES[name]
+    low, high = PROMPT_RANGES.get(name, (2_700, 210_500))
     for request in make_workload(name, 300, seed=1):
         assert low <= request.num_prompt_tokens <= high
-        assert MIN_OUTPUT_TOKENS <= request.num_output_tokens <= 1_000
+        assert MIN_OUTPUT_TOKENS <= request.num_output_tokens <= (4_000 if name == "agents" else 1_000)
 
 
-@pytest.mark.parametrize("name", [*NAMES, "shared-prefix"])
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_a_seed_names_one_workload(name: str) -> None:
     def make(seed: int) -> list[object]:
         requests = make_workload(name, 40, seed=seed, request_rate=3.0, length_scale=1 / 64)
@@ -88,7 +90,7 @@ def test_another_rate_leaves_the_prompts_as_they_are() -> None:
     assert [r.arrival_time for r in slow] == pytest.approx([10 * r.arrival_time for r in fast])
 
 
-@pytest.mark.parametrize("name", [*NAMES, "shared-prefix"])
+@pytest.mark.parametrize("name", [*NAMES, *OTHERS])
 def test_a_longer_run_begins_as_the_shorter_one(name: str) -> None:
     short, long = (make_workload(name, n, seed=4, request_rate=2.0) for n in (310, 700))
     assert long[:310] == short

@@ -13,7 +13,10 @@ from loong.workloads.request import WorkloadRequest
 MAX_ERROR_CHARACTERS = 300
 # The fields of a body that its request's shape decides, or that time its tokens.
 FIELDS_OF_THE_LOAD = frozenset(
-    ("model", "prompt", "max_tokens", "max_new_tokens", "stream", "stream_options", "user", "n")
+    (
+        *("model", "prompt", "max_tokens", "max_new_tokens", "stream", "stream_options", "user", "n"),
+        "return_token_ids",
+    )
 )
 
 
@@ -26,9 +29,10 @@ class ServerApi(Enum):
 
 @dataclass(slots=True)
 class ServerResponse:
-    """A streamed answer so far. `request_id` is the server's, as far as it says."""
+    """A streamed answer so far. `request_id` and `token_ids` are the server's, as far as it says."""
 
     token_times: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     usage: TokenUsage | None = None
     error: str | None = None
     is_done: bool = False
@@ -73,11 +77,17 @@ def wire_of(backend: ServerApi) -> Wire:
 class _Choice(msgspec.Struct):
     text: str = ""
     finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Error(msgspec.Struct):
@@ -106,6 +116,8 @@ def _openai_body(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if request.shape.is_followed:
+        body["return_token_ids"] = True
     if request.shape.user:
         body["user"] = request.shape.user
     return {**body, **extra}
@@ -121,7 +133,12 @@ def _take_openai(answer: ServerResponse, event: str, now: float) -> None:
         reason = chunk.error if isinstance(chunk.error, str) else chunk.error.message
         answer.fail(f"error in the stream: {reason}")
     if chunk.usage is not None:
-        answer.usage = TokenUsage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
+        details = chunk.usage.prompt_tokens_details
+        num_cached_tokens = None if details is None else details.cached_tokens
+        answer.usage = TokenUsage(chunk.usage.prompt_tokens, chunk.usage.completion_tokens, num_cached_tokens)
+    for choice in chunk.choices:
+        if choice.token_ids:
+            answer.token_ids += choice.token_ids
     if any(_has_output(answer, choice) for choice in chunk.choices):
         answer.token_times.append(now)
 
@@ -135,6 +152,7 @@ def _has_output(answer: ServerResponse, choice: _Choice) -> bool:
 
 
 class _LightToken(msgspec.Struct):
+    id: int | None = None
     prompt_tokens: int = 0
     count_output_tokens: int = 0
 
@@ -159,6 +177,8 @@ def _take_lightllm(answer: ServerResponse, event: str, now: float) -> None:
     """Take an event, which is a token; the last one is `finished`, and nothing comes after it."""
     chunk = _decode_light_event(event)
     answer.token_times.append(now)
+    if chunk.token.id is not None:
+        answer.token_ids.append(chunk.token.id)
     counted = chunk.token.count_output_tokens or len(answer.token_times)
     if chunk.token.prompt_tokens:
         answer.usage = TokenUsage(chunk.token.prompt_tokens, counted)

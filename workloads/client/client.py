@@ -8,7 +8,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import msgspec
@@ -20,6 +20,9 @@ from loong.workloads.client.http_response import HTTPFormatError
 from loong.workloads.client.sse import EventDecoder
 from loong.workloads.metrics.record import CUT_OFF, RequestRecord
 from loong.workloads.request import WorkloadRequest
+from loong.workloads.sessions import Places, places_of_sessions
+
+TURN_FAILED = "not sent: the turn before it failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +68,21 @@ async def run_load(
 ) -> list[RequestRecord]:
     """Send every request at its arrival time and return one record each, in the order of `requests`.
 
+    A later turn of a session is sent its think time after the answer before it, which becomes a part of its
+    prompt. Turns after a failed one fail without being sent.
+
     At most `max_concurrency` requests are in flight; one that is due waits for its turn. Failures are
     recorded, never raised. Bodies are encoded before the clock starts, 4 to 8 bytes a token, so that encoding
-    long prompts delays nothing. `is_hopeless` is called after every record, with the time of the run. Once it
-    returns true, no more is sent and requests in flight are aborted, as their records say. `in_flight` is
-    updated during the run.
+    long prompts delays nothing; those of later turns during the think time. `is_hopeless` is called after
+    every record, with the time of the run. Once it returns true, no more is sent and requests in flight are
+    aborted, as their records say. `in_flight` is updated during the run.
     """
     wire = wire_of(target.backend)
     headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"}
     pool = ConnectionPool(target.base_url, headers)
-    posts = [pool.request(wire.path, _encode(target, wire, request)) for request in requests]
+    sessions = places_of_sessions(requests)
+    firsts = [requests[places[0]] for places in sessions]
+    posts = [_post(target, wire, pool, first, first.prompt_token_ids(target.vocab_size)) for first in firsts]
     run = _Run(
         target,
         wire,
@@ -86,7 +94,7 @@ async def run_load(
     )
     try:
         with _without_collections():
-            return await run.send_all(requests, posts)
+            return await run.send_all(requests, sessions, posts)
     finally:
         pool.close()
 
@@ -106,6 +114,7 @@ class _Run:
     ) -> None:
         self._target, self._wire, self._pool, self._slots = target, wire, pool, slots
         self._on_record, self._is_hopeless, self._in_flight = on_record, is_hopeless, in_flight
+        self._records: dict[int, RequestRecord] = {}  # by the place of the request
         self._cut_off = asyncio.Event()
         self._start = perf_counter()
 
@@ -114,52 +123,81 @@ class _Run:
         return perf_counter() - self._start
 
     async def send_all(
-        self, requests: Sequence[WorkloadRequest], posts: Sequence[bytes]
+        self, requests: Sequence[WorkloadRequest], sessions: Sequence[Places], posts: Sequence[bytes]
     ) -> list[RequestRecord]:
-        """Send all requests on time, until the end or until the run is hopeless."""
-        tasks: list[asyncio.Task[RequestRecord]] = []
+        """Send all requests on time, until the end or until the run is hopeless.
+
+        `posts` are the first turns of the sessions.
+        """
+        tasks: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
-            sender = group.create_task(self._send_on_time(requests, posts, group, tasks))
+            sender = group.create_task(self._send_on_time(requests, sessions, posts, group, tasks))
             watcher = group.create_task(self._give_up(sender, tasks))
             await asyncio.wait([sender])
             if tasks:
                 await asyncio.wait(tasks)
             watcher.cancel()
-        sent = [None if task.cancelled() else task.result() for task in tasks]  # cancelled before it began
-        unsent = [None] * (len(requests) - len(sent))
         return [
-            record or self._unsent(request)
-            for request, record in zip(requests, [*sent, *unsent], strict=True)
+            self._records.get(place) or self._unsent(request, CUT_OFF)
+            for place, request in enumerate(requests)
         ]
 
     async def _send_on_time(
         self,
         requests: Sequence[WorkloadRequest],
+        sessions: Sequence[Places],
         posts: Sequence[bytes],
         group: asyncio.TaskGroup,
-        tasks: list[asyncio.Task[RequestRecord]],
+        tasks: list[asyncio.Task[None]],
     ) -> None:
         held_until = 0.0
-        for request, post in zip(requests, posts, strict=True):
-            wait = request.arrival_time - self.now()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            is_held_back = self._slots.locked()
-            await self._slots.acquire()
-            if is_held_back:
-                held_until = self.now()
-            due_time = max(request.arrival_time, held_until)
-            tasks.append(group.create_task(self._send(request, post, due_time)))
+        for places, post in zip(sessions, posts, strict=True):
+            turns = [requests[place] for place in places]
+            let_go = await self._take_slot(turns[0].arrival_time)
+            if let_go > turns[0].arrival_time:
+                held_until = let_go
+            session = self._send_session(places, turns, post, max(let_go, held_until))
+            tasks.append(group.create_task(session))
 
-    async def _give_up(
-        self, sender: asyncio.Task[None], tasks: Sequence[asyncio.Task[RequestRecord]]
+    async def _take_slot(self, due_time: float) -> float:
+        """Wait until a request is due and may be in flight; return when that was."""
+        wait = due_time - self.now()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        is_held_back = self._slots.locked()
+        await self._slots.acquire()
+        return self.now() if is_held_back else due_time
+
+    async def _send_session(
+        self, places: Places, turns: Sequence[WorkloadRequest], post: bytes, due_time: float
     ) -> None:
+        """Send the turns of a session, the first as `post`, each after the answer to the one before."""
+        request, tokens, hindrance = turns[0], list[int](), None
+        record, answer = await self._send(request, post, due_time)
+        self._records[places[0]] = record
+        for place, turn in zip(places[1:], turns[1:], strict=True):
+            hindrance = hindrance or _hindrance(record, answer)
+            if hindrance is not None:
+                self._records[place] = self._unsent(turn, hindrance)
+                self._report(self._records[place])
+                continue
+            due_time = record.finish_time + turn.shape.think_time
+            tokens = tokens or request.prompt_token_ids(self._target.vocab_size)
+            request = replace(turn, shape=turn.shape.after(request.shape, len(answer.token_ids)))
+            tokens = request.prompt_token_ids(self._target.vocab_size, [*tokens, *answer.token_ids])
+            post = _post(self._target, self._wire, self._pool, request, tokens)
+            record, answer = await self._send(request, post, await self._take_slot(due_time))
+            self._records[place] = record
+
+    async def _give_up(self, sender: asyncio.Task[None], tasks: Sequence[asyncio.Task[None]]) -> None:
         await self._cut_off.wait()
         sender.cancel()
         for task in tasks:
             task.cancel()
 
-    async def _send(self, request: WorkloadRequest, post: bytes, due_time: float) -> RequestRecord:
+    async def _send(
+        self, request: WorkloadRequest, post: bytes, due_time: float
+    ) -> tuple[RequestRecord, ServerResponse]:
         """Send one request and follow its stream to the end; then release the slot that it holds."""
         sent_time = self.now()
         answer = ServerResponse()
@@ -190,7 +228,7 @@ class _Run:
             request_id=answer.request_id,
         )
         self._report(record)
-        return record
+        return record, answer
 
     async def _follow(self, request: WorkloadRequest, post: bytes, answer: ServerResponse) -> None:
         decoder = EventDecoder()
@@ -216,14 +254,28 @@ class _Run:
         if self._is_hopeless is not None and self._is_hopeless(self.now()):
             self._cut_off.set()
 
-    def _unsent(self, request: WorkloadRequest) -> RequestRecord:
+    def _unsent(self, request: WorkloadRequest, error: str) -> RequestRecord:
         time = request.arrival_time
-        return RequestRecord(request, time, time, (), self.now(), None, CUT_OFF)
+        if request.shape.is_follower:
+            time = max(time, self.now())
+        return RequestRecord(request, time, time, (), self.now(), None, error)
 
 
-def _encode(target: Target, wire: Wire, request: WorkloadRequest) -> bytes:
-    prompt = request.prompt_token_ids(target.vocab_size)
-    return msgspec.json.encode(wire.body(target.model, request, prompt, target.extra_body))
+def _post(
+    target: Target, wire: Wire, pool: ConnectionPool, request: WorkloadRequest, prompt: list[int]
+) -> bytes:
+    body = msgspec.json.encode(wire.body(target.model, request, prompt, target.extra_body))
+    return pool.request(wire.path, body)
+
+
+def _hindrance(record: RequestRecord, answer: ServerResponse) -> str | None:
+    """Return why no turn can follow an answer; None if one can."""
+    if record.error is not None:
+        return CUT_OFF if record.error == CUT_OFF else TURN_FAILED
+    num_named, num_tokens = len(answer.token_ids), record.num_output_tokens
+    if num_named != num_tokens:
+        return f"not sent: the server names {num_named} of the {num_tokens} tokens of the answer before it"
+    return None
 
 
 @contextmanager

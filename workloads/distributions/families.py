@@ -5,12 +5,13 @@ from dataclasses import MISSING, dataclass, fields
 from typing import TypeAlias
 
 from loong.core.errors import ConfigError
+from loong.workloads.distributions.documents import LEval
 from loong.workloads.distributions.laws import LAWS, Law
 from loong.workloads.distributions.shared_prefix import SharedPrefix
 
-Family: TypeAlias = type[Law] | type[SharedPrefix]
+Family: TypeAlias = type[Law] | type[LEval] | type[SharedPrefix]
 
-_ALL: tuple[Family, ...] = (*LAWS, SharedPrefix)
+_ALL: tuple[Family, ...] = (LEval, *LAWS, SharedPrefix)
 FAMILIES = {family.name: family for family in _ALL}
 
 
@@ -23,7 +24,7 @@ def family_usage(family: Family) -> str:
     return f"{family.name}({','.join(needed)}{''.join(f'[,{word}]' for word in others)})"
 
 
-def built(family: Family, numbers: Sequence[float]) -> Law | SharedPrefix:
+def built(family: Family, numbers: Sequence[float]) -> Law | LEval | SharedPrefix:
     """Return the source of this family with these numbers, in the order of `family_usage`.
 
     Raises:
@@ -32,7 +33,7 @@ def built(family: Family, numbers: Sequence[float]) -> Law | SharedPrefix:
     parameters = _parameters(family)
     num_needed = sum(each.is_needed for each in parameters)
     check_count(family_usage(family), len(numbers), range(num_needed, len(parameters) + 1))
-    build: Callable[..., Law | SharedPrefix] = family
+    build: Callable[..., Law | LEval | SharedPrefix] = family
     return build(
         **{
             each.name: whole(each.word, number) if each.is_whole else number

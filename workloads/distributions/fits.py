@@ -24,28 +24,29 @@ def sharegpt(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
 
     Log-normal fits whose means are those the vLLM paper gives for ShareGPT: 161 in and 338 out.
     """
-    prompts = lengths.log_normal(
-        rng, num_requests, median=CHAT_MEDIAN, sigma=CHAT_SIGMA, low=4, high=MAX_SHAREGPT_PROMPT
-    )
-    return private_prompts(rng, prompts, _chat_outputs(rng, num_requests))
+    prompts = chat_prompts(rng, num_requests)
+    return private_prompts(rng, prompts, chat_outputs(rng, num_requests))
 
 
-def leval(rng: np.random.Generator, num_requests: int) -> list[RequestShape]:
+def leval(
+    rng: np.random.Generator, num_requests: int, num_questions: int = LEVAL_QUESTIONS_PER_DOCUMENT
+) -> list[RequestShape]:
     """Return questions on documents: 2,700 to 210,500 tokens in, tens to hundreds out.
 
     The ranges are LoongServe's for L-Eval.
 
     L-Eval asks some 2,000 questions on 508 documents, so four requests in a row share a document and differ
-    in the question at its end. Log-normal around 12,000 tokens, our choice.
+    in the question at its end. `num_questions` is another number of them. Log-normal around 12,000 tokens,
+    our choice.
     """
-    num_documents = -(-num_requests // LEVAL_QUESTIONS_PER_DOCUMENT)
+    num_documents = -(-num_requests // num_questions)
     totals = lengths.log_normal(rng, num_documents, median=12_000, sigma=0.9, low=2_700, high=210_500)
     documents = [TokenRun(new_seed(rng), int(total) - LEVAL_QUESTION_TOKENS) for total in totals]
     outputs = _question_outputs(rng, num_requests)
     return [
         RequestShape(
             (
-                documents[index // LEVAL_QUESTIONS_PER_DOCUMENT],
+                documents[index // num_questions],
                 TokenRun(new_seed(rng), LEVAL_QUESTION_TOKENS),
             ),
             int(output),
@@ -92,11 +93,19 @@ def answers(rng: np.random.Generator, prompts: lengths.Lengths) -> lengths.Lengt
     LoongServe's ablation on Zipf lengths replaces each by the nearest request of a data set. Here prompts up
     to ShareGPT's longest get a chat's answer, and longer ones a document question's.
     """
-    chats = _chat_outputs(rng, len(prompts))
+    chats = chat_outputs(rng, len(prompts))
     return np.where(prompts <= MAX_SHAREGPT_PROMPT, chats, _question_outputs(rng, len(prompts)))
 
 
-def _chat_outputs(rng: np.random.Generator, num_requests: int) -> lengths.Lengths:
+def chat_prompts(rng: np.random.Generator, num_requests: int) -> lengths.Lengths:
+    """Draw the lengths of messages to a chat."""
+    return lengths.log_normal(
+        rng, num_requests, median=CHAT_MEDIAN, sigma=CHAT_SIGMA, low=4, high=MAX_SHAREGPT_PROMPT
+    )
+
+
+def chat_outputs(rng: np.random.Generator, num_requests: int) -> lengths.Lengths:
+    """Draw the lengths of answers in a chat."""
     return lengths.log_normal(rng, num_requests, median=325, sigma=1.0, low=2, high=1_000)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from loong.core.errors import ConfigError
 from loong.workloads.data_file import DataFile
+from loong.workloads.distributions.documents import LEval
 from loong.workloads.distributions.laws import Law
 from loong.workloads.distributions.numerals import numeral
 from loong.workloads.distributions.shared_prefix import SharedPrefix
@@ -17,14 +18,14 @@ from loong.workloads.named import Named
 from loong.workloads.request import RequestShape
 from loong.workloads.source import SHAPES_AT_ONCE
 
-Single: TypeAlias = Named | Law | SharedPrefix | DataFile
+Single: TypeAlias = Named | LEval | Law | SharedPrefix | DataFile
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
     """At least two sources. A request is from a source with a probability in proportion to its weight.
 
-    A mix ends when a source has no request left that is due.
+    The turns of a session count as one. A mix ends when a source has no request left that is due.
     """
 
     parts: tuple[tuple[float, Single], ...]
@@ -54,3 +55,5 @@ class Mix:
                 if shape is None:
                     return
                 yield shape
+                while shape.is_followed and (shape := next(sources[index], None)) is not None:
+                    yield shape

@@ -7,6 +7,7 @@ from typing import TypeAlias, assert_never
 
 import numpy as np
 
+from loong.workloads.metrics.prefix_hits import ideal_hits
 from loong.workloads.metrics.record import RequestRecord
 from loong.workloads.metrics.slo import Judged, LimitsOf, SLORule
 
@@ -90,6 +91,8 @@ class Metrics:
     """One run. Token counts are of completed requests; the duration ends with the last request.
 
     `num_attained` is None if no SLO was given. The `num_requested_*` totals are over all sent requests.
+    `num_cached_tokens` is None if no answer says how many tokens of its prompt were in the prefix cache.
+    `num_ideal_cached_tokens` is described at `prefix_hits`.
     """
 
     duration: float
@@ -100,6 +103,8 @@ class Metrics:
     num_requested_output_tokens: int
     num_input_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int | None
+    num_ideal_cached_tokens: int
     num_without_usage: int
     latencies: Latencies
     lateness: Distribution | None
@@ -135,6 +140,19 @@ class Metrics:
         """Return the fraction of all sent requests that met the SLO; a failed request is a miss."""
         return None if self.num_attained is None or not self.num_sent else self.num_attained / self.num_sent
 
+    @property
+    def hit_rate(self) -> float | None:
+        """Return the fraction of input tokens that were in the prefix cache."""
+        return None if self.num_cached_tokens is None else self._of_input(self.num_cached_tokens)
+
+    @property
+    def ideal_hit_rate(self) -> float | None:
+        """Return the fraction of input tokens that a prefix cache without a limit would have had."""
+        return self._of_input(self.num_ideal_cached_tokens)
+
+    def _of_input(self, num_tokens: int) -> float | None:
+        return num_tokens / self.num_input_tokens if self.num_input_tokens else None
+
     def _per_second(self, count: int) -> float:
         return count / self.duration if self.duration > 0 else 0.0
 
@@ -144,6 +162,8 @@ def compute_metrics(
 ) -> Metrics:
     """Summarize a run; `length_scale` multiplies the edges of the length buckets as it did the lengths."""
     completed = [r for r in records if r.is_completed]
+    reported = [r.num_cached_tokens for r in completed if r.num_cached_tokens is not None]
+    ideal = zip(records, ideal_hits(records), strict=True)
     return Metrics(
         duration=max((r.finish_time for r in records), default=0.0),
         num_sent=len(records),
@@ -153,6 +173,8 @@ def compute_metrics(
         num_requested_output_tokens=sum(r.request.num_output_tokens for r in records),
         num_input_tokens=sum(r.num_prompt_tokens for r in completed),
         num_output_tokens=sum(r.num_output_tokens for r in completed),
+        num_cached_tokens=sum(reported) if reported else None,
+        num_ideal_cached_tokens=sum(hits for r, hits in ideal if r.is_completed),
         num_without_usage=sum(r.usage is None for r in completed),
         latencies=Latencies.of(completed),
         lateness=distribution_of(r.lateness for r in records),

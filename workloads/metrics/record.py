@@ -12,10 +12,14 @@ TOO_LATE = "it had not ended when the run was over"
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Token counts as the server reports them."""
+    """Token counts as the server reports them.
+
+    `num_cached_tokens` of the prompt were in its prefix cache; None if it does not say.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
+    num_cached_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,11 @@ class RequestRecord:
     def num_output_tokens(self) -> int:
         """Return the tokens as the server counts them, or the pieces of the stream if it does not say."""
         return len(self.token_times) if self.usage is None else self.usage.num_output_tokens
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Return the tokens of the prompt that were in the server's prefix cache; None if it does not say."""
+        return None if self.usage is None else self.usage.num_cached_tokens
 
     @property
     def ttft(self) -> float:

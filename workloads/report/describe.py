@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from loong.workloads.distributions.sharing import shared_tokens
 from loong.workloads.metrics.metrics import BUCKET_EDGES, BUCKET_NAMES
+from loong.workloads.metrics.prefix_hits import prefix_hits
 from loong.workloads.request import WorkloadRequest
 
 QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
@@ -76,7 +76,7 @@ class Description:
 
 def describe(requests: Sequence[WorkloadRequest], *, length_scale: float = 1.0) -> Description:
     """Describe at least one request; `length_scale` multiplies the edges of the length buckets."""
-    shared = list(shared_tokens(request.shape for request in requests))
+    shared = list(prefix_hits(request.shape for request in requests))
     times = [request.arrival_time for request in requests]
     lengths_in = Spread.of(request.num_prompt_tokens for request in requests)
     lengths_out = Spread.of(request.num_output_tokens for request in requests)

@@ -57,6 +57,10 @@ def format_run(title: str, metrics: Metrics, slo: str | None, *, kind: str = "Po
         _row("Output token throughput (tok/s):", _number(metrics.output_throughput)),
         _row("Total token throughput (tok/s):", _number(metrics.total_token_throughput)),
     ]
+    lines += [
+        _row("Prefix cache hits (% of input):", _percent(metrics.hit_rate)),
+        _row("Ideal prefix cache hits (%):", _percent(metrics.ideal_hit_rate)),
+    ]
     if slo is not None:
         lines.append(_row("Request goodput (req/s):", _number(metrics.request_goodput)))
         lines.append(_row("SLO attainment (% of all sent):", _percent(metrics.attainment)))
@@ -128,6 +132,8 @@ def format_comparison(runs: Mapping[str, Sequence[Metrics]]) -> str:
         row("output throughput (tok/s)", lambda m: m.output_throughput, _number),
         row("request goodput (req/s)", lambda m: m.request_goodput, _number),
         row("SLO attainment (%)", lambda m: m.attainment, _percent),
+        row("prefix cache hits (% of input)", lambda m: m.hit_rate, _percent),
+        row("ideal prefix cache hits (%)", lambda m: m.ideal_hit_rate, _percent),
     ]
     for name in ("ttft", "tpot", "itl", "e2el"):
         rows += [latency(name, statistic) for statistic in ("mean", "median", "p90", "p99")]

@@ -45,6 +45,9 @@ SHAREGPT = json.dumps(
 SAVED = """{"arrival_time":0.25,"prompt":[[7,100],[9,20]],"num_output_tokens":30,"user":"a"}
 {"arrival_time":1,"prompt":[[8,5]],"num_output_tokens":1}
 """
+SESSION = """{"arrival_time":0,"prompt":[[7,100],[9,20]],"num_output_tokens":30,"turn":{"session_id":5,"number":0,"num_turns":2}}
+{"arrival_time":1,"prompt":[[8,5]],"num_output_tokens":4,"turn":{"session_id":5,"number":1,"num_turns":2,"think_time":2.5}}
+"""  # noqa: E501 - a line is a request
 
 Sizes = list[tuple[float | None, list[int], int]]  # time, tokens of each run, tokens out
 
@@ -64,6 +67,7 @@ Sizes = list[tuple[float | None, list[int], int]]  # time, tokens of each run, t
         (LVEVAL, "LV-Eval", [(None, [905], 2)]),
         (SHAREGPT, "ShareGPT", [(None, [30], 20), (None, [30], 7)]),
         (SAVED, "loong's requests", [(0.25, [100, 20], 30), (1.0, [5], 1)]),
+        (SESSION, "loong's requests", [(0.0, [100, 20], 30), (1.0, [100, 20, 30, 5], 4)]),
     ],
 )
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -83,7 +87,7 @@ def test_a_format_is_known_by_its_first_line(
 def test_mooncakes_prompts_share_the_blocks_whose_hash_ids_they_share(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text(MOONCAKE)
-    first, second, third = (row.shape.prompt for row in read_recording(path).rows)
+    first, second, third = (row.shape.new_runs for row in read_recording(path).rows)
     assert first[0] == second[0]
     assert len({run.seed for run in (*first, *second[1:], *third)}) == 5
 
@@ -91,7 +95,7 @@ def test_mooncakes_prompts_share_the_blocks_whose_hash_ids_they_share(tmp_path: 
 def test_levals_questions_share_their_document(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text(f"{LEVAL}\n{LEVAL}\n")
-    prompts = [row.shape.prompt for row in read_recording(path).rows]
+    prompts = [row.shape.new_runs for row in read_recording(path).rows]
     assert [len({prompt[0] for prompt in pair}) for pair in (prompts[:2], prompts[2:], prompts)] == [1, 1, 2]
     assert len({prompt[1].seed for prompt in prompts}) == 4
 
@@ -133,6 +137,20 @@ def line_of(text: str, number: int, before: str, after: str) -> str:
         (SHAREGPT.replace("}, {", "}\n, {", 2)[:-3], "line 3: Expecting"),
         (line_of(SAVED, 1, "user", "usr"), "line 1: Object contains unknown field `usr`"),
         (line_of(SAVED, 2, "[8,5]", "[8,0]"), "line 2: Expected `int` >= 1 - at `$.prompt[0][1]`"),
+        (
+            SESSION.replace('"number":1', '"number":2'),
+            "line 2: turn 2 (from 0) is beyond the 2 turns of its session",
+        ),
+        (
+            SESSION.replace('"session_id":5', '"session_id":6', 1),
+            "line 2: the request before must be turn 0 of 2 of session 5, and is turn 0 of 2 of session 6",
+        ),
+        (
+            SESSION.splitlines()[1],
+            "line 1: the request before must be turn 0 of 2 of session 5, and is no turn",
+        ),
+        (SAVED + SESSION.splitlines()[1], "line 3: the request before must be turn 0 of 2 of session 5"),
+        (SESSION.replace("2.5", "-2.5"), "line 2: Expected `float` >= 0.0 - at `$.turn.think_time`"),
         ("time,tokens\n1,2\n", "line 1: has the columns 'time', 'tokens'; the file is none of an Azure"),
         ('{"time": 1}\n', "line 1: has the keys 'time'; the file is none of an Azure LLM trace"),
         ("{time: 1}\n", "line 1: JSON is malformed"),

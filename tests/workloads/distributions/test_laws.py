@@ -23,7 +23,7 @@ def prompts(shapes: Sequence[RequestShape]) -> "np.ndarray[tuple[int], np.dtype[
 def test_fixed_lengths_are_fixed() -> None:
     shapes = drawn(Fixed(1000, output=500), 400)
     assert {(shape.prompt[0].num_tokens, shape.num_output_tokens) for shape in shapes} == {(1000, 500)}
-    assert len({shape.prompt[0].seed for shape in shapes}) == 400
+    assert len({shape.new_runs[0].seed for shape in shapes}) == 400
 
 
 def test_without_an_output_answers_are_those_of_a_chat_or_a_document_question() -> None:

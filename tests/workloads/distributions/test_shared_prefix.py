@@ -22,7 +22,7 @@ def test_lengths_keep_to_relay_attentions_ranges_and_reach_both_ends() -> None:
 def test_a_user_has_one_system_prompt_however_many_requests_it_sends() -> None:
     shapes = drawn(SharedPrefix())
     assert len({(shape.user, shape.prompt[0]) for shape in shapes}) == 10
-    assert len({shape.prompt[1].seed for shape in shapes}) == len(shapes)
+    assert len({shape.new_runs[1].seed for shape in shapes}) == len(shapes)
     counts = Counter(shape.user for shape in shapes)
     assert set(counts) == {f"user-{number}" for number in range(10)}
     assert all(150 < count < 250 for count in counts.values())
@@ -31,4 +31,4 @@ def test_a_user_has_one_system_prompt_however_many_requests_it_sends() -> None:
 def test_with_a_number_all_users_have_system_prompts_of_this_length() -> None:
     shapes = drawn(SharedPrefix(2_048))
     assert {shape.prompt[0].num_tokens for shape in shapes} == {2_048}
-    assert len({shape.prompt[0].seed for shape in shapes}) == 10
+    assert len({shape.new_runs[0].seed for shape in shapes}) == 10

@@ -48,6 +48,32 @@ def test_a_block_has_the_totals_and_what_was_asked_beside_what_came() -> None:
     assert block["SLO"] == "absolute (TTFT <= 1000 ms)"
 
 
+def test_hits_of_the_prefix_cache_stand_beside_the_ideal_ones() -> None:
+    shape = RequestShape((TokenRun(1, 1_000),), ASKED)
+
+    def metrics(num_cached_tokens: int | None) -> Metrics:
+        records = [
+            RequestRecord(WorkloadRequest(0.0, shape), 0.0, time, (1.0, 1.5), 2.0, usage, None)
+            for time, usage in (
+                (0.0, TokenUsage(1_000, 2, 0)),
+                (0.5, TokenUsage(1_000, 2, num_cached_tokens)),
+            )
+        ]
+        return compute_metrics(records, None)
+
+    block, document = rows(format_run("esp", metrics(500), None)), metrics_json(metrics(500))
+    assert block["Prefix cache hits (% of input)"] == "25.0"
+    assert block["Ideal prefix cache hits (%)"] == "50.0"
+    assert (document["total_cached_tokens"], document["ideal_cached_tokens"]) == (500, 999)
+    assert (document["prefix_hit_rate"], document["ideal_prefix_hit_rate"]) == (0.25, 0.4995)
+
+
+def test_hits_that_no_answer_reports_are_not_zeros() -> None:
+    metrics = make_metrics()
+    assert rows(format_run("esp", metrics, None))["Prefix cache hits (% of input)"] == "n/a"
+    assert metrics_json(metrics)["prefix_hit_rate"] is None
+
+
 def test_a_block_without_a_rule_says_nothing_of_goodput() -> None:
     text = format_run("esp", compute_metrics(make_records(), None), None)
     assert "goodput" not in text
