@@ -176,8 +176,11 @@ class WorkloadRequest:
     def prompt_token_ids(self, vocab_size: int, before: Sequence[int] = ()) -> list[int]:
         """Return the prompt, each id in `range(vocab_size)`.
 
-        `before` has the prompt and the answer of the turn before, if there is one.
+        `before` has the prompt and the answer of the turn before. A turn that follows one needs it, or
+        `ValueError` is raised.
         """
+        if self.shape.is_follower and not before:
+            raise ValueError(f"{self.shape.turn} follows a turn whose prompt and answer are not given")
         new = [token_id for run in self.shape.new_runs for token_id in run.token_ids(vocab_size)]
         return [*before, *new]
 

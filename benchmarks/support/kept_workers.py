@@ -135,9 +135,10 @@ def _noise(recalibration: Recalibration) -> float:
 
 
 def _with_tokens(request: Request, sent: WorkloadRequest, request_id: RequestId) -> Request:
-    """Return the request that the simulator is sent, with tokens."""
+    """Return the request that the simulator is sent, with tokens; turns of sessions have no session."""
     params = replace(request.sampling_params, temperature=0.0)
-    tokens = tuple(sent.prompt_token_ids(SMALLEST_VOCABULARY))
+    alone = replace(sent, shape=sent.shape.alone())
+    tokens = tuple(alone.prompt_token_ids(SMALLEST_VOCABULARY))
     return replace(request, request_id=request_id, prompt_token_ids=tokens, sampling_params=params)
 
 

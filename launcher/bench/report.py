@@ -26,6 +26,8 @@ SUMMARY_KEYS = (
     "output_throughput",
     "request_goodput",
     "slo_attainment",
+    "prefix_hit_rate",
+    "ideal_prefix_hit_rate",
     "mean_ttft_ms",
     "p99_ttft_ms",
     "mean_tpot_ms",

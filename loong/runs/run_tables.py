@@ -5,6 +5,7 @@ from statistics import median
 
 from loong.runs.goodput import A, Goodput
 from loong.runs.run import PolicyRun
+from loong.workloads.metrics.metrics import Metrics
 from loong.workloads.report.report import table
 
 NOT_RUN = "-"
@@ -35,8 +36,15 @@ def line(run: PolicyRun) -> str:
     verdict = "attains" if run.attains else "misses"
     return (
         f"{run.policy} at {run.rate:.4g} req/s, seed {run.asked.seed}: {verdict}, {_attainment([run])} % of "
-        f"{metrics.num_sent} within the SLO{_by_class(run)}; {latencies or 'none completed'}"
+        f"{metrics.num_sent} within the SLO{_by_class(run)}; {latencies or 'none completed'}{_hits(metrics)}"
     )
+
+
+def _hits(metrics: Metrics) -> str:
+    """Return the hits of the prefix cache beside the ideal ones, if there could be any."""
+    if not metrics.num_ideal_cached_tokens:
+        return ""
+    return f"; {_percent(metrics.hit_rate)} % of input cached, ideal {_percent(metrics.ideal_hit_rate)} %"
 
 
 def _by_class(run: PolicyRun) -> str:

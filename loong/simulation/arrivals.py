@@ -18,9 +18,12 @@ from loong.workloads.request import RequestShape, WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class _Answering:
-    """A request whose answer a turn waits for, and the answer so far."""
+    """A request whose answer a turn waits for, and the answer so far.
 
-    session_id: int
+    `first` is the number of the first turn of their session.
+    """
+
+    first: int
     request: Request
     token_ids: list[TokenId] = field(default_factory=list)
 
@@ -36,20 +39,22 @@ class Arrivals:
         self, load: Load, cluster: SimulatedCluster, limits_of: LimitsOf, is_over: Callable[[], bool]
     ) -> None:
         self._load, self._cluster, self._limits_of, self._is_over = load, cluster, limits_of, is_over
-        self._held: dict[int, deque[tuple[int, WorkloadRequest]]] = defaultdict(deque)  # by session
+        self._held: dict[int, deque[tuple[int, WorkloadRequest]]] = defaultdict(deque)  # by first turn
         self._answering: dict[RequestId, _Answering] = {}
 
     def __iter__(self) -> Iterator[Request]:
         """Draw requests one by one. The turns that follow one are known when the next is drawn."""
+        first = 0
         following = takewhile(lambda _: not self._is_over(), self._load.following)
         for number, sent in enumerate(chain(self._load.measured, following)):
+            if not sent.shape.is_follower:
+                first = number
             if not is_admissible(sent, self._cluster):
                 continue
-            turn = sent.shape.turn
-            if turn is not None and not turn.is_first:
-                self._held[turn.session_id].append((number, sent))
+            if sent.shape.is_follower:
+                self._held[first].append((number, sent))
             else:
-                yield self._follow(sent, request_of(number, sent, self._limits_of))
+                yield self._noted(first, sent, request_of(number, sent, self._limits_of))
 
     def released(self, event: Event) -> Iterator[Request]:
         """Yield the requests that wait for an answer that ends with this event."""
@@ -66,19 +71,19 @@ class Arrivals:
                     yield from self._next(answering, event.time)
 
     def _next(self, before: _Answering, time: float) -> Iterator[Request]:
-        held = self._held[before.session_id]
+        held = self._held[before.first]
         if not held:  # the load ends inside the session
             return
         number, sent = held.popleft()
         due = replace(sent, arrival_time=time + sent.shape.think_time)
         beginning = array("i", before.request.prompt_token_ids)
         beginning.extend(before.token_ids)
-        yield self._follow(sent, request_of(number, due, self._limits_of, beginning))
+        yield self._noted(before.first, sent, request_of(number, due, self._limits_of, beginning))
 
-    def _follow(self, sent: WorkloadRequest, request: Request) -> Request:
-        """Note a request that a turn waits for."""
-        if sent.shape.turn is not None and sent.shape.is_followed:
-            self._answering[request.request_id] = _Answering(sent.shape.turn.session_id, request)
+    def _noted(self, first: int, sent: WorkloadRequest, request: Request) -> Request:
+        """Return a request, noted if a turn waits for its answer."""
+        if sent.shape.is_followed:
+            self._answering[request.request_id] = _Answering(first, request)
         return request
 
 

@@ -94,6 +94,23 @@ def test_a_load_may_end_inside_a_session() -> None:
     assert [record.is_completed for record in records] == [True, True]
 
 
+def test_sessions_of_one_id_that_overlap_keep_their_own_turns() -> None:
+    records = run([*session(1), *session(1, new=50)]).records
+    assert [len(record.token_times) for record in records] == [4] * 6
+    assert [record.usage.num_prompt_tokens for record in records if record.usage] == [
+        40,
+        84,
+        128,
+        50,
+        104,
+        158,
+    ]
+    prompts = Prompts()
+    run([*session(1), *session(1, new=50)], prompts=prompts)
+    sizes = {name: len(request.prompt_token_ids) for name, request in prompts.requests.items()}
+    assert [sizes[name] for name in sorted(sizes)] == [40, 84, 128, 50, 104, 158]
+
+
 def test_turns_that_grow_beyond_what_fits_are_refused_with_all_after_them() -> None:
     records = run(session(1, num_turns=4, new=400)).records
     assert [record.error for record in records] == [None, None, REFUSED, REFUSED]

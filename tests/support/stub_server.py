@@ -50,8 +50,9 @@ class Stub:
         self.events += [{**event, "pid": 1, "tid": i} for i in (0, 1)]
         if self.args.fail_over and num_prompt_tokens > self.args.fail_over:
             await response.write(b'data: {"error": {"message": "stub is out of room"}}\n\n')
+        choice = {"text": "a", **({"token_ids": [97]} if body.get("return_token_ids") else {})}
         for _ in range(num_output_tokens):
-            await response.write(b'data: {"choices": [{"text": "a"}]}\n\n')
+            await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
         usage = {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_output_tokens}
         await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,10 @@ def test_a_later_turn_begins_with_the_turn_before_and_its_answer() -> None:
     assert (turn.is_follower, turn.is_followed, turn.think_time) == (True, False, 1.5)
     request = WorkloadRequest(0.0, turn)
     assert request.num_prompt_tokens == 640 + 64 + 320 + 128
+    with pytest.raises(
+        ValueError, match=r"number=1, .* follows a turn whose prompt and answer are not given"
+    ):
+        request.prompt_token_ids(99)
     assert request.prompt_token_ids(99, [7, 8]) == [7, 8, *TokenRun(3, 128).token_ids(99)]
 
 

@@ -9,7 +9,11 @@ from loong.workloads.plots.curves import at_rate
 from loong.workloads.report.report import ELASTIC_COUNTS
 from loong.workloads.report.run_document import RuleRuns, RunDocument
 
-SHARES = ("slo_attainment", "capacity_share")
+HITS = {
+    "prefix_hit_rate": "input from the prefix cache",
+    "ideal_prefix_hit_rate": "the same of an unlimited cache",
+}
+SHARES = ("slo_attainment", "capacity_share", *HITS)
 STATISTICS = {"mean": "mean", "median": "median", "p90": "P90", "p99": "P99"}
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "inter-token", "e2el": "end to end"}
 BUCKET_COLUMNS = {
@@ -64,6 +68,9 @@ def _comparison(runs: RuleRuns) -> Table:
     add("SLO attainment", "slo_attainment", is_low_best=False)
     if any(value_of(runs, policy, "capacity_share") is not None for policy in runs.policies):
         add("capacity in use", "capacity_share", is_low_best=False)
+    for key, words in HITS.items():
+        if any(value_of(runs, policy, key) is not None for policy in runs.policies):
+            add(words, key, is_low_best=False)
     add("requests that met the SLO", "request_goodput", is_low_best=False, unit=" (per s)")
     add("requests completed", "request_throughput", is_low_best=False, unit=" (per s)")
     add("output tokens", "output_throughput", is_low_best=False, unit=" (per s)")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,36 @@ def test_two_policies_are_measured_compared_and_drawn(
     assert "static-sp" in (tmp_path / "timeline.svg").read_text()
     assert "met the SLO for 100 % of 9 requests" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "server-esp.log").is_file()
+
+
+def test_sessions_are_sent_turn_by_turn_and_their_ideal_hits_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chats.jsonl"
+    drawn = make_workload("chats", 12, seed=1, length_scale=1 / 16)
+    quick = [
+        replace(request, shape=replace(shape, turn=shape.turn and replace(shape.turn, think_time=0.001)))
+        for request, shape in ((request, request.shape) for request in drawn)
+    ]
+    save_requests(file, quick)
+    flags = (
+        "--workload",
+        f"trace:{file}",
+        "--num-requests",
+        "12",
+        "--request-rate",
+        "inf",
+        "--length-scale",
+        "1",
+    )
+    assert run_bench(*flags, "--num-warmups", "1", "--output-dir", str(tmp_path / "run")) == 0
+    printed = capsys.readouterr().out
+    assert "Prefix cache hits (% of input):         n/a" in printed
+    assert last_line(printed)["runs"]["esp"]["completed"] == 12
+    [run] = json.loads((tmp_path / "run" / "results.json").read_text())["runs"]
+    assert run["input_lens"] == [request.num_prompt_tokens for request in quick]
+    assert run["ideal_prefix_hit_rate"] > 0.4
+    assert "the same of an unlimited cache" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_server_that_is_already_there_is_measured_and_left_alone(

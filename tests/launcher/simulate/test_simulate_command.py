@@ -112,6 +112,16 @@ def test_what_was_written_is_reported_and_nothing_else(name: str, request: pytes
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_sessions_are_simulated_with_their_ideal_hits(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["--workload", "agents", "--rate", "4", "--num-requests", "40", "--length-scale", "1/8"]
+    assert main(["simulate", *SMALL, *load, "--policy", "replicas"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Successful requests:                    40" in lines
+    [ideal] = (line for line in lines if line.startswith("Ideal prefix cache hits (%):"))
+    assert float(ideal.split()[-1]) > 80
+
+
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("flags", [["--rate", "0.1,0.2"], ["--goodput", "0.5"]])
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_each_of_several_runs_has_a_line_when_it_is_over(
@@ -122,6 +132,7 @@ def test_each_of_several_runs_has_a_line_when_it_is_over(
     _simulated, _workload, _, *lines, _ = reported.splitlines()
     assert {line.split(" at ")[0] for line in lines} == {"replicas", "tp"}
     assert all("% of 24 within the SLO" in line for line in lines)
+    assert any("% of input cached, ideal " in line for line in lines)
 
 
 @pytest.mark.usefixtures("no_pictures")
