@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 NUM_SEEDS = 2**63
 MIN_PROMPT_TOKENS = 4
@@ -27,12 +26,8 @@ class TokenRun:
 
     def token_ids(self, vocab_size: int) -> list[int]:
         """Return the ids, each in `range(vocab_size)`."""
-        ids: list[int] = self.drawn(vocab_size).tolist()
+        ids: list[int] = np.random.default_rng(self.seed).integers(vocab_size, size=self.num_tokens).tolist()
         return ids
-
-    def drawn(self, vocab_size: int) -> NDArray[np.int64]:
-        """Return the ids as an array."""
-        return np.random.default_rng(self.seed).integers(vocab_size, size=self.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

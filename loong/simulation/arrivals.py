@@ -119,5 +119,6 @@ def _prompt(shape: RequestShape, before: "array[int] | None") -> "array[int]":
     """Return the token ids, of a vocabulary in which different runs are different tokens."""
     prompt = array("i") if before is None else before
     for run in shape.new_runs:
-        prompt.frombytes(run.drawn(MAX_TOKEN_ID).astype(np.int32).tobytes())
+        drawn = np.random.PCG64(run.seed).random_raw(-(-run.num_tokens // 2))  # quicker than bounded integers
+        prompt.frombytes((drawn.view(np.int32)[: run.num_tokens] & MAX_TOKEN_ID).tobytes())
     return prompt
