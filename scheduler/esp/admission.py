@@ -20,13 +20,7 @@ from loong.scheduler.esp.prompt_order import (
     ordered,
     starved_first,
 )
-from loong.scheduler.esp.reasons import (
-    NO_ROOM,
-    NOT_CONSIDERED,
-    ONE_DEFERRED_AT_A_TIME,
-    OVERTAKING,
-    reason_to_wait,
-)
+from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +40,7 @@ def admit(queue: PromptQueue, ordering: Ordering) -> Admission:
     now, room = queue.now, KVForecast(queue.capacity, queue.running)
     chosen, others = considered(queue, ordering.config)
     prefills = ordered((*chosen, *queue.begun), queue, ordering)
-    admitted, refused = list[PrefillCandidate](), defaultdict[str, list[RequestId]](list)
+    admitted, refused = list[PrefillCandidate](), defaultdict[WaitReason, list[RequestId]](list)
     is_deferred_begun = any(p.is_deferred for p in prefills if p.is_begun)
     last_arrival = inf
     for prefill in starved_first(prefills, now):
@@ -54,17 +48,17 @@ def admit(queue: PromptQueue, ordering: Ordering) -> Admission:
         if prefill.is_begun:
             admitted.append(prefill)
         elif view.arrival_time > last_arrival:
-            refused[OVERTAKING].append(view.request_id)
+            refused[WaitReason.OVERTAKING].append(view.request_id)
         elif prefill.is_deferred and is_deferred_begun:
-            refused[ONE_DEFERRED_AT_A_TIME].append(view.request_id)
+            refused[WaitReason.ONE_DEFERRED_AT_A_TIME].append(view.request_id)
         elif room.takes(view):
             is_deferred_begun |= prefill.is_deferred
             admitted.append(prefill)
         else:
-            refused[NO_ROOM].append(view.request_id)
+            refused[WaitReason.NO_ROOM].append(view.request_id)
             if prefill.is_starved(now):
                 last_arrival = min(last_arrival, view.arrival_time)
-    refused[NOT_CONSIDERED] += [view.request_id for view in others]
+    refused[WaitReason.NOT_CONSIDERED] += [view.request_id for view in others]
     return Admission(
         tuple(sorted(admitted, key=attrgetter("rank"))),
         tuple(d for why, request_ids in refused.items() for d in reason_to_wait(request_ids, why)),

@@ -21,7 +21,7 @@ from loong.scheduler.common.masters import on_hosts_of_kv
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.lease_timing import end_for
-from loong.scheduler.esp.reasons import NO_SLOTS, reason_to_wait
+from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
 from loong.scheduler.esp.service import leased
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
@@ -120,7 +120,7 @@ class ServedDecodes:
         yield Decision(DecisionKind.DOP, lease.request_ids, chosen, tuple(alternatives))
         joined = frozenset(lease.request_ids)
         left_out = (v.request_id for v in self.resting if v.request_id not in joined)
-        yield from reason_to_wait(left_out, NO_SLOTS)
+        yield from reason_to_wait(left_out, WaitReason.NO_SLOTS)
 
     def _is_clear(self, number: int) -> bool:
         """Return whether these instances hold no KV of unfinished prompts, or are one, which may serve them.

@@ -19,7 +19,7 @@ from loong.scheduler.common.planning_view import PlanningView
 from loong.scheduler.common.request_lengths import Lengths
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate, starved_first
-from loong.scheduler.esp.reasons import PAUSED, reason_to_wait
+from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
 from loong.scheduler.tuning import LONG_LEASE_FACTOR
 
 
@@ -108,7 +108,7 @@ def pause_unsafe(draft: PlanDraft) -> PlanDraft:
         prefills=tuple(prefill for prefill in prefills if prefill.view.request_id not in paused_ids),
         decodes=tuple(decode for decode in decodes if decode.request_id not in paused_ids),
         lease_steps=lease_steps if num_more is None else min(lease_steps, 1 + num_more),
-        decisions=(*draft.decisions, *reason_to_wait(sorted(paused_ids), PAUSED)),
+        decisions=(*draft.decisions, *reason_to_wait(sorted(paused_ids), WaitReason.PAUSED)),
     )
 
 

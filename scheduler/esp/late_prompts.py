@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate, prefill_work
-from loong.scheduler.esp.reasons import PAUSED_LATE, reason_to_wait
+from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
 from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
 
 
@@ -23,7 +23,7 @@ def pause_late(draft: PlanDraft) -> PlanDraft:
         draft,
         prefills=tuple(prefill for prefill in draft.prefills if prefill not in late),
         paused_late=tuple(prefill for prefill in draft.prefills if prefill in late),
-        decisions=(*draft.decisions, *reason_to_wait(late_ids, PAUSED_LATE)),
+        decisions=(*draft.decisions, *reason_to_wait(late_ids, WaitReason.PAUSED_LATE)),
     )
 
 

@@ -16,7 +16,7 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.admission import Admission, admit
 from loong.scheduler.esp.draft import PlanDraft, Variant
 from loong.scheduler.esp.prompt_order import Ordering
-from loong.scheduler.esp.reasons import NOT_CONSIDERED, reason_to_wait, reasons_while_busy
+from loong.scheduler.esp.reasons import WaitReason, reason_to_wait, reasons_while_busy
 from loong.scheduler.esp.stages import is_any_usable, joined_plan, plan_admitted
 
 
@@ -45,7 +45,7 @@ def plan_parts(
     plan = joined_plan(map(plan_of, usable))
     busy = [place for place in queues if place not in admissions]
     reasons = [r for p in busy for r in reasons_while_busy(snapshot, queues[p].waiting, parts[p])]
-    reasons += reason_to_wait((view.request_id for view in others), NOT_CONSIDERED)
+    reasons += reason_to_wait((view.request_id for view in others), WaitReason.NOT_CONSIDERED)
     return with_borrowings(replace(plan, decisions=(*plan.decisions, *reasons)), snapshot)
 
 

@@ -7,6 +7,7 @@ are deferred. The log writes only what is new.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 from loong.core.cost.cost_model import prefill_time
 from loong.core.decision import Alternative, Decision, DecisionKind
@@ -16,18 +17,32 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate
 
-NO_ROOM = "there would be too little KV for all that run, and it, to reach their last tokens"
-OVERTAKING = "an older request has waited long for room, and goes first"
-ONE_DEFERRED_AT_A_TIME = "it is deferred, and so is another, which has begun and goes first"
-NOT_CONSIDERED = "too many prompts wait: only the oldest and the newest are considered"
-DEFERRED_BY_DEADLINE = "it is deferred, as not all prompts can be in time and most can without it"
-BUSY = "the instances that are to compute it are in a step, or decode first"
-FULL_STEP = "the step of its instances is full of more urgent prompts"
-NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
+
+class WaitReason(StrEnum):
+    """The reason why a request does not run now. The values are words for the log."""
+
+    NO_ROOM = "there would be too little KV for all that run, and it, to reach their last tokens"
+    OVERTAKING = "an older request has waited long for room, and goes first"
+    ONE_DEFERRED_AT_A_TIME = "it is deferred, and so is another, which has begun and goes first"
+    NOT_CONSIDERED = "too many prompts wait: only the oldest and the newest are considered"
+    DEFERRED_BY_DEADLINE = "it is deferred, as not all prompts can be in time and most can without it"
+    BUSY = "the instances that are to compute it are in a step, or decode first"
+    FULL_STEP = "the step of its instances is full of more urgent prompts"
+    NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
+    PAUSED = "free slots are kept for others, so that these can end"
+    PAUSED_LATE = "it is late in any case, and others that can be in time have work for all instances"
+
+
 JOINED = "others are to join it, or to run on its instances"
-PAUSED = "free slots are kept for others, so that these can end"
-PAUSED_LATE = "it is late in any case, and others that can be in time have work for all instances"
-DEFERRED = frozenset({DEFERRED_BY_DEADLINE, PAUSED, PAUSED_LATE, ONE_DEFERRED_AT_A_TIME, OVERTAKING})
+DEFERRED = frozenset(
+    {
+        WaitReason.DEFERRED_BY_DEADLINE,
+        WaitReason.PAUSED,
+        WaitReason.PAUSED_LATE,
+        WaitReason.ONE_DEFERRED_AT_A_TIME,
+        WaitReason.OVERTAKING,
+    }
+)
 """Reasons of a request that is behind others; all other reasons are about KV, instances and steps."""
 
 
@@ -36,12 +51,18 @@ def explain(draft: PlanDraft) -> PlanDraft:
     computed = [prefill for prefill in draft.prefills if prefill.view.request_id in draft.batch_of]
     decisions = list(_reasons_to_begin(draft, computed))
     if deferred := [prefill.view.request_id for prefill in computed if prefill.is_deferred]:
-        why = f"{DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
+        why = f"{WaitReason.DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
         decisions.append(Decision(DecisionKind.DEFER, tuple(deferred), why))
-    waiting: defaultdict[str, list[RequestId]] = defaultdict(list)
+    waiting: defaultdict[WaitReason, list[RequestId]] = defaultdict(list)
     for prefill in draft.prefills:
         if prefill.view.request_id not in draft.batch_of:
-            why = DEFERRED_BY_DEADLINE if prefill.is_deferred else FULL_STEP if computed else BUSY
+            why = (
+                WaitReason.DEFERRED_BY_DEADLINE
+                if prefill.is_deferred
+                else WaitReason.FULL_STEP
+                if computed
+                else WaitReason.BUSY
+            )
             waiting[why].append(prefill.view.request_id)
     for why, request_ids in waiting.items():
         decisions += reason_to_wait(request_ids, why)
@@ -109,10 +130,10 @@ def reasons_while_busy(
     started = max((snapshot.batch[b].started_at for b in batch_ids if b is not None), default=0.0)
     last_start = min(snapshot.now, started)
     new = (view for view in waiting if view.arrival_time >= last_start and not view.has_ended)
-    return reason_to_wait((view.request_id for view in new), BUSY)
+    return reason_to_wait((view.request_id for view in new), WaitReason.BUSY)
 
 
-def reason_to_wait(request_ids: Iterable[RequestId], why: str) -> Iterator[Decision]:
+def reason_to_wait(request_ids: Iterable[RequestId], why: WaitReason) -> Iterator[Decision]:
     """Yield why requests wait, if there are any."""
     if waiting_ids := tuple(request_ids):
         yield Decision(DecisionKind.WAIT, waiting_ids, why)

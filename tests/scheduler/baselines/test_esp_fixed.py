@@ -15,7 +15,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.prompt_order import Ordering, by_deadline, ordered
-from loong.scheduler.esp.reasons import NOT_CONSIDERED
+from loong.scheduler.esp.reasons import WaitReason
 from loong.scheduler.policy import admissible_tokens, make_policy
 from loong.scheduler.tuning import MAX_CONSIDERED
 
@@ -102,7 +102,7 @@ def test_default_targets_are_those_of_esp() -> None:
 def test_of_a_crowd_those_that_no_plan_considers_are_reported() -> None:
     crowd = [waiting(f"w{n:04}", 10, arrival_time=n * 1e-6) for n in range(MAX_CONSIDERED + 3)]
     plan = make_policy("esp-fixed-1", PolicyConfig())(snapshot_of([9000] * 2, crowd, now=1.0), CPU)
-    (left_out,) = [d for d in plan.decisions if d.chosen == NOT_CONSIDERED]
+    (left_out,) = [d for d in plan.decisions if d.chosen == WaitReason.NOT_CONSIDERED]
     assert len(left_out.request_ids) == 3
 
 

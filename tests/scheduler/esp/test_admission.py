@@ -29,7 +29,7 @@ from loong.scheduler.esp.prompt_order import (
     prefill_work,
     with_fair_deadlines,
 )
-from loong.scheduler.esp.reasons import NO_ROOM, NOT_CONSIDERED, ONE_DEFERRED_AT_A_TIME, OVERTAKING
+from loong.scheduler.esp.reasons import WaitReason
 from loong.scheduler.tuning import MAX_CONSIDERED, MISSED_DEADLINE_WEIGHT, PLANNED_TTFT_SHARE
 
 
@@ -171,7 +171,7 @@ def test_only_what_fits_to_its_declared_end_is_admitted() -> None:
         snapshot = snapshot_of([59, 40], [decoding("d", 40, (0,), 11), view])
         found = admission_of(snapshot)
         assert bool(found.prefills) == admitted
-        assert refused(found) == ({} if admitted else {NO_ROOM: ("b",)})
+        assert refused(found) == ({} if admitted else {WaitReason.NO_ROOM: ("b",)})
         assert KVForecast(99, snapshot.running).takes(view) == admitted
 
 
@@ -200,7 +200,7 @@ def test_bounds_of_the_forecast_admit_just_what_the_exact_future_has_room_for(
 def test_room_counts_what_was_admitted_before_and_not_what_has_ended() -> None:
     first, second = waiting("a", 50, 11), waiting("b", 30, 11)
     found = admission_of(snapshot_of([99], [first, second]))
-    assert (ids(found.prefills), refused(found)) == (["a"], {NO_ROOM: ("b",)})
+    assert (ids(found.prefills), refused(found)) == (["a"], {WaitReason.NO_ROOM: ("b",)})
     ended = decoding("ended", 60, (0,))
     batch = running(0, decode([ended], (0,), {"ended": 0}))
     snapshot = snapshot_of([99, 0], [ended, first], [batch])
@@ -230,7 +230,7 @@ def test_who_has_waited_long_for_room_is_overtaken_no_more(now: float, admitted:
     late = waiting("last", 10, 2, arrival_time=now, slo=SLO(99.0, 1.0))
     found = admission_of(snapshot_of([150, 20], [held, large, older, late], now=now))
     assert ids(found.prefills) == (["older", "last"] if admitted else ["older"])
-    assert refused(found).get(OVERTAKING, ()) == (() if admitted else ("last",))
+    assert refused(found).get(WaitReason.OVERTAKING, ()) == (() if admitted else ("last",))
     assert ids(admission_of(snapshot_of([150, 20], [held, large, new], now=now)).prefills) == (
         ["new"] if admitted else []
     )
@@ -241,7 +241,7 @@ def test_of_a_great_crowd_the_oldest_and_the_newest_are_weighed() -> None:
     views = [waiting(f"r{n:04}", 1, 2, arrival_time=n / 1e4) for n in range(num_waiting)]
     found = admission_of(snapshot_of([99_999], views, now=1.0))
     assert rest == 0
-    assert refused(found) == {NOT_CONSIDERED: tuple(view.request_id for view in views[half:-half])}
+    assert refused(found) == {WaitReason.NOT_CONSIDERED: tuple(view.request_id for view in views[half:-half])}
     assert sorted(ids(found.prefills)) == [v.request_id for v in (*views[:half], *views[-half:])]
     for others in (views[:-3], [replace(view, user="u") for view in views]):
         config = PolicyConfig(fairness=Fairness.USER if others[0].user else Fairness.NONE)
@@ -252,7 +252,7 @@ def test_of_those_deferred_only_one_holds_kv() -> None:
     views = [waiting(name, 5000, 2, slo=SLO(0.3 + number / 10, 1.0)) for number, name in enumerate("abcd")]
     found = admission_of(snapshot_of([99_999], views))
     assert [p.is_deferred for p in found.prefills] == [False] * (len(found.prefills) - 1) + [True]
-    assert refused(found).keys() == {ONE_DEFERRED_AT_A_TIME}
+    assert refused(found).keys() == {WaitReason.ONE_DEFERRED_AT_A_TIME}
     holding = replace(begun("x", 9000, 10, (0,)), slo=SLO(0.7, 1.0))
     found = admission_of(snapshot_of([99_999], [holding, *views]))
     assert [p.view.request_id for p in found.prefills if p.is_deferred] == ["x"]

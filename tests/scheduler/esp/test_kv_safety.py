@@ -19,7 +19,7 @@ from loong.core.request import Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.kv_safety import BankersAlgorithm, pause_unsafe
-from loong.scheduler.esp.reasons import PAUSED
+from loong.scheduler.esp.reasons import WaitReason
 from loong.scheduler.tuning import LONG_LEASE_FACTOR
 
 
@@ -130,7 +130,12 @@ def safety_of(snapshot: Snapshot) -> Safety:
     views = (*draft.view.decodes, *(prefill.view for prefill in admitted.prefills))
     going_on = (*draft.decodes, *(prefill.view for prefill in draft.prefills))
     paused_ids = frozenset(view.request_id for view in views if view not in going_on)
-    reported = {i for decision in draft.decisions if decision.chosen == PAUSED for i in decision.request_ids}
+    reported = {
+        i
+        for decision in draft.decisions
+        if decision.chosen == WaitReason.PAUSED
+        for i in decision.request_ids
+    }
     assert reported == paused_ids
     return Safety(paused_ids, draft.lease_steps)
 

@@ -11,7 +11,7 @@ from loong.core.request import SLO, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.policy import plan_esp
-from loong.scheduler.esp.reasons import PAUSED_LATE
+from loong.scheduler.esp.reasons import WaitReason
 
 ROOM = [2_000_000] * 4
 NOW = 100.0
@@ -46,7 +46,7 @@ def test_a_late_prompt_pauses_while_others_have_enough_to_do(held: tuple[int, ..
     assert not computes(plan, "late")
     assert computes(plan, "p0")
     (wait,) = (d for d in plan.decisions if d.request_ids == ("late",))
-    assert wait.chosen == PAUSED_LATE
+    assert wait.chosen == WaitReason.PAUSED_LATE
 
 
 @pytest.mark.parametrize("others", [[], [urgent(0, 50)]])
@@ -64,7 +64,7 @@ def test_of_several_the_oldest_has_its_share_of_the_time() -> None:
 def test_a_short_one_on_a_single_instance_does_not_pause() -> None:
     short = replace(begun("late", 900, 100, (0,)), slo=SLO(1.0, 1.0), arrival_time=0.0)
     plan = planned(snapshot_with(short, *map(urgent, range(2))))
-    assert PAUSED_LATE not in {decision.chosen for decision in plan.decisions}
+    assert WaitReason.PAUSED_LATE not in {decision.chosen for decision in plan.decisions}
 
 
 def test_where_nothing_else_can_run_and_nothing_runs_they_go_on() -> None:

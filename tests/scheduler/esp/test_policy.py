@@ -18,7 +18,7 @@ from loong.core.request import SLO, Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
-from loong.scheduler.esp.reasons import BUSY, JOINED, NO_SLOTS
+from loong.scheduler.esp.reasons import JOINED, WaitReason
 from loong.scheduler.policy import admissible_tokens, make_policy
 
 FOUR = [H200_CAPACITY] * 4
@@ -123,7 +123,9 @@ def test_those_that_find_no_room_on_idle_instances_wait_for_the_oldest() -> None
     decodes = next(batch for batch in plan.batches if is_decode(batch))
     assert decodes.group.instance_ids == (5,)
     assert decodes.request_ids == tuple(f"d{n}" for n in range(6))
-    assert [d.request_ids for d in plan.decisions if d.chosen == NO_SLOTS] == [("d6", "d7", "d8", "d9")]
+    assert [d.request_ids for d in plan.decisions if d.chosen == WaitReason.NO_SLOTS] == [
+        ("d6", "d7", "d8", "d9")
+    ]
 
 
 def test_a_prompt_goes_on_though_an_instance_that_has_some_of_it_decodes_now() -> None:
@@ -156,7 +158,9 @@ def test_to_go_on_together_leases_end_and_idle_instances_wait() -> None:
     plan = planned(snapshot, H200, PolicyConfig())
     assert [end.batch_id for end in plan.lease_ends] == [7]
     assert any(d.kind is DecisionKind.END_LEASE and d.chosen == JOINED for d in plan.decisions)
-    assert [decision.request_ids for decision in plan.decisions if decision.chosen == BUSY] == [("late",)]
+    assert [decision.request_ids for decision in plan.decisions if decision.chosen == WaitReason.BUSY] == [
+        ("late",)
+    ]
     assert not plan.batches
 
 

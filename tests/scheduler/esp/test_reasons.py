@@ -16,15 +16,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.policy import plan_esp
-from loong.scheduler.esp.reasons import (
-    BUSY,
-    DEFERRED_BY_DEADLINE,
-    FULL_STEP,
-    JOINED,
-    NO_ROOM,
-    ONE_DEFERRED_AT_A_TIME,
-    reason_to_preempt,
-)
+from loong.scheduler.esp.reasons import JOINED, WaitReason, reason_to_preempt
 from loong.scheduler.esp.stages import is_any_usable
 
 
@@ -78,7 +70,7 @@ def test_a_prompt_that_waits_is_reported_for_which_instances() -> None:
     view = decoding("busy", 100, (1,))
     plan = replace(decode([view], (1,), {"busy": 1}, num_steps=9), predicted_time=0.004)
     decisions = decided(snapshot_of([999, 999], [view, waiting("p", 1500)], [running(0, plan)]))
-    assert wait_of("p", decisions) == BUSY
+    assert wait_of("p", decisions) == WaitReason.BUSY
     (ended,) = (d for d in decisions if d.kind is DecisionKind.END_LEASE)
     assert (ended.request_ids, ended.chosen) == (("busy",), JOINED)
 
@@ -87,7 +79,7 @@ def test_prompts_that_wait_for_the_same_thing_are_reported_together() -> None:
     views = [waiting(f"a{n}", 300 - n, 2, slo=SLO(1.0, 1.0)) for n in range(4)]
     decisions = decided(snapshot_of([400], [decoding("d", 200, (0,), 99), *views]))
     assert {decision.chosen: decision.request_ids for decision in decisions} == {
-        NO_ROOM: ("a0", "a1", "a2", "a3"),
+        WaitReason.NO_ROOM: ("a0", "a1", "a2", "a3"),
     }
 
 
@@ -103,28 +95,28 @@ def test_one_that_is_deferred_is_reported_whether_it_begins_or_not() -> None:
     decisions = decided(snapshot_of([H200_CAPACITY], views))
     (deferred,) = (d for d in decisions if d.kind is DecisionKind.DEFER)
     assert deferred.request_ids == ("a",)
-    assert deferred.chosen == f"{DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
-    assert wait_of("b", decisions) == ONE_DEFERRED_AT_A_TIME
+    assert deferred.chosen == f"{WaitReason.DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
+    assert wait_of("b", decisions) == WaitReason.ONE_DEFERRED_AT_A_TIME
 
 
 def test_one_that_is_deferred_and_finds_its_instance_busy_is_reported_that_it_is_deferred() -> None:
     views = [waiting(name, 60_000, slo=SLO(ttft, 1.0)) for name, ttft in (("a", 4.0), ("b", 4.1), ("c", 4.2))]
     lease = decode([busy := decoding("busy", 9, (0,))], (0,), {"busy": 0}, num_steps=9)
     decisions = decided(snapshot_of([H200_CAPACITY], [busy, *views], [running(0, lease)]))
-    assert wait_of("a", decisions) == DEFERRED_BY_DEADLINE
-    assert wait_of("c", decisions) == BUSY
+    assert wait_of("a", decisions) == WaitReason.DEFERRED_BY_DEADLINE
+    assert wait_of("c", decisions) == WaitReason.BUSY
 
 
 def test_a_prompt_that_comes_among_many_decodes_is_reported_that_they_go_on_first() -> None:
     decodes = [decoding(f"d{n}", 9, (0,)) for n in range(600)]
     decisions = decided(snapshot_of([H200_CAPACITY], [*decodes, waiting("p", 9)]))
-    assert wait_of("p", decisions) == BUSY
+    assert wait_of("p", decisions) == WaitReason.BUSY
 
 
 def test_a_prompt_that_finds_the_step_full_is_reported() -> None:
     views = [waiting(f"p{n}", 4000, slo=SLO(1.0 + n, 1.0)) for n in range(4)]
     decisions = decided(snapshot_of([H200_CAPACITY], views))
-    assert wait_of("p3", decisions) == FULL_STEP
+    assert wait_of("p3", decisions) == WaitReason.FULL_STEP
 
 
 def test_those_that_come_during_steps_that_cannot_end_early_are_reported() -> None:
@@ -132,7 +124,7 @@ def test_those_that_come_during_steps_that_cannot_end_early_are_reported() -> No
     batch = running(0, prefill([first], (0,)), started_at=2.0)
     (decision,) = decided(snapshot_of([99], [first, old, new], [batch], now=4.0))
     assert (decision.kind, decision.request_ids) == (DecisionKind.WAIT, ("c",))
-    assert decision.chosen == BUSY
+    assert decision.chosen == WaitReason.BUSY
 
 
 def test_who_is_preempted_is_reported_what_lacks_and_why_it_is_the_one() -> None:

@@ -33,7 +33,7 @@ from loong.observability.decision_log.lines import (
 )
 from loong.observability.decision_log.recent import RecentLines
 from loong.observability.decision_log.runs import RequestRuns
-from loong.scheduler.esp.reasons import BUSY, DEFERRED_BY_DEADLINE, PAUSED
+from loong.scheduler.esp.reasons import WaitReason
 from loong.server.metrics.request_observers import RequestObservers, Targets
 
 # Every series that the queries of vLLM's published Grafana boards name and that is here, with their labels.
@@ -176,9 +176,9 @@ async def test_requests_that_wait_are_distinguished_by_reason(serving: Serving) 
         assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 0, "deferred": 0}
         engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views)
         reasons = (
-            Reason(DecisionKind.WAIT, ("deferred", "preempted", "gone"), DEFERRED_BY_DEADLINE),
-            Reason(DecisionKind.WAIT, ("no place",), BUSY),
-            Reason(DecisionKind.DEFER, ("new",), PAUSED),
+            Reason(DecisionKind.WAIT, ("deferred", "preempted", "gone"), WaitReason.DEFERRED_BY_DEADLINE),
+            Reason(DecisionKind.WAIT, ("no place",), WaitReason.BUSY),
+            Reason(DecisionKind.DEFER, ("new",), WaitReason.PAUSED),
         )
         causes = (Cause("request_arrived"),)
         lines: list[Line] = [ArrivedLine(0.0, i, 6, 20, ()) for i in ids]
