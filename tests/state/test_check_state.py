@@ -11,10 +11,16 @@ from loong.core.plan import BatchPlan, KVMigration, QueryBlock, Transfer
 from loong.core.request import Request, SamplingParams
 from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
+from loong.state.owners import KVOwner
 
 
 def segment(request_id: str, positions: range, instance_id: int = 0) -> KVSegment:
     return KVSegment(request_id, positions, instance_id)
+
+
+def new_owner(accounting: Accounting, salt: str) -> KVOwner:
+    """Make an owner of two tokens."""
+    return accounting.requests.owners.path(salt, range(2))[0].owner
 
 
 def balanced() -> Accounting:
@@ -33,9 +39,12 @@ def balanced() -> Accounting:
     accounting.requests.changing("r").placement = Placement((held,))
     borrower = accounting.requests.changing("s")
     borrower.placement = Placement((segment("s", range(2)),))
-    borrower.borrow(accounting.requests.owners.make(borrower.placement), (range(2),))
+    owner = new_owner(accounting, "s")
+    accounting.requests.owners.give(owner, "s", borrower.placement.segments)
+    borrower.borrow(owner)
     accounting.pools.reserve({0: 3 + 2})
     accounting.flights.open_migration(2, KVMigration(held, 1))
+    accounting.snapshot(0.0, 0)
     return accounting
 
 
@@ -48,7 +57,6 @@ def end(accounting: Accounting) -> None:
 
 
 def lose_a_view(accounting: Accounting) -> None:
-    accounting.snapshot(0.0, 0)
     accounting.requests.by_id["w"].batch_id = 1
 
 
@@ -111,15 +119,15 @@ def wait_for_another(accounting: Accounting) -> None:
 
 
 def lend_to_nobody(accounting: Accounting) -> None:
-    accounting.requests.owners.by_id["kv-1"].lend("gone", (range(1),))
+    accounting.requests.owners.by_id["kv-1"].lend("gone", ())
 
 
-def keep_what_nobody_uses(accounting: Accounting) -> None:
-    accounting.requests.owners.make(Placement((segment("r", range(1)),)))
+def keep_an_owner_of_nothing(accounting: Accounting) -> None:
+    new_owner(accounting, "another")
 
 
 def borrow_what_is_not_there(accounting: Accounting) -> None:
-    accounting.requests.owners.by_id["kv-1"].lend("s", (range(3),))
+    accounting.requests.owners.by_id["kv-1"].lend("s", (range(2, 3),))
 
 
 def borrow_what_is_not_read(accounting: Accounting) -> None:
@@ -127,13 +135,28 @@ def borrow_what_is_not_read(accounting: Accounting) -> None:
 
 
 def keep_what_nobody_reads(accounting: Accounting) -> None:
-    accounting.requests.owners.by_id["kv-1"].lend("s", (range(1),))
+    accounting.requests.owners.by_id["kv-1"].give_back("s", (segment("s", range(1, 2)),))
 
 
 def own_what_is_borrowed(accounting: Accounting) -> None:
-    accounting.requests.owners.leave("s", accounting.requests.changing("s").borrowed)
+    owner = accounting.requests.owners.by_id["kv-1"]
+    accounting.requests.owners.end_use(owner, "s", (segment("s", range(2)),))
+    accounting.requests.owners.leave(owner, "s")
     accounting.requests.changing("s").borrowed = ()
-    accounting.pools.release({0: 2})
+
+
+def cache_too_much(accounting: Accounting) -> None:
+    accounting.pools.keep({0: 1})
+
+
+def overfill_the_pool(accounting: Accounting) -> None:
+    accounting.pools.instances[0] = ElasticInstance(0, 1, InstanceKind.FULL, kv_capacity=4, kv_used=5)
+
+
+def cache_kv_nowhere(accounting: Accounting) -> None:
+    owner = new_owner(accounting, "another")
+    accounting.requests.owners.keeps = True
+    owner.add((segment("another", range(2), 7),))
 
 
 def forget_that_a_slot_is_free(accounting: Accounting) -> None:
@@ -166,17 +189,20 @@ def miscount(accounting: Accounting) -> None:
         (leave_its_batch, "request b says it is in batch None"),
         (lose_its_request, r"batches run requests \['b'\], which are not live"),
         (forget_its_migration, r"migrations \[\(2, 'r'\)\] are in flight, but requests name \[\]"),
-        (reserve_too_much, "instance_id=0.* does not use what its requests have there"),
+        (reserve_too_much, "instance_id=0.* does not use what its requests and owners have there"),
         (shrink_the_pool, "instance_id=0.* does not use what"),
         (hold_kv_nowhere, r"KV is on instances \[7\], which do not exist"),
         (forget_a_fork, "choice w is to start with w-1, but does not know"),
         (wait_for_another, "choice r waits for others, which do not know"),
         (lend_to_nobody, r"borrow from owners \[\('kv-1', 's'\)\], whose users are .*'gone'"),
-        (keep_what_nobody_uses, "owner kv-2 has no user"),
-        (borrow_what_is_not_there, r"request s reads \(range\(0, 3\),\) of .*: not there"),
+        (keep_an_owner_of_nothing, "owner kv-2 has nothing"),
+        (borrow_what_is_not_there, r"request s reads \(range\(0, 2\), range\(2, 3\)\) of .*: not there"),
         (borrow_what_is_not_read, r"request s borrows .*range\(0, 2\).*, but does not read it"),
         (keep_what_nobody_reads, r"owner kv-1 keeps \(range\(1, 2\),\), which nobody reads"),
-        (own_what_is_borrowed, "instance_id=0.* does not use what its requests have there"),
+        (own_what_is_borrowed, "instance_id=0.* does not use what its requests and owners have there"),
+        (cache_too_much, "kv_cached=1.* does not use what its requests and owners have there"),
+        (overfill_the_pool, "instance_id=0.* has more than it has room for"),
+        (cache_kv_nowhere, r"KV is on instances \[7\], which do not exist"),
         (forget_that_a_slot_is_free, "are not those that are free of"),
         (count_a_slot_twice, "the pools .* are not those of"),
         (expect_shorter_requests, "no request comes to more than 33 tokens, but w does"),

@@ -2,12 +2,13 @@
 
 from collections import Counter
 
-from hypothesis import given
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from loong.core.placement import KVSegment, Placement, striped
-from loong.state.owners import KVOwner, KVOwners
+from loong.state.owners import KVOwner
 
 NUM_TOKENS, INSTANCES, USERS = 12, (0, 1, 2), ("a", "b", "c")
 numbers = st.integers(0, NUM_TOKENS)
@@ -20,12 +21,17 @@ def slots(placement: Placement) -> list[tuple[int, int]]:
     return sorted((p, segment.instance_id) for segment in placement.segments for p in segment.positions)
 
 
+def new_owner(num_tokens: int = NUM_TOKENS) -> KVOwner:
+    return KVOwner("kv", 0, np.arange(num_tokens, dtype=np.int32))
+
+
 class OwnerMachine(RuleBasedStateMachine):
-    """One owner, whose users read prefixes of it and give back what they like, while instances are lost."""
+    """One owner, whose users read parts of it and give back what they like; KV comes, goes and is lost."""
 
     @initialize(lengths=st.tuples(st.just(NUM_TOKENS), numbers, numbers))
-    def lend(self, lengths: tuple[int, ...]) -> None:
-        self.owner = KVOwner("kv", striped("r", range(NUM_TOKENS), INSTANCES))
+    def begin(self, lengths: tuple[int, ...]) -> None:
+        self.owner = new_owner()
+        self.owner.add(striped("r", range(NUM_TOKENS), INSTANCES).segments)
         for user_id, length in zip(USERS, lengths, strict=True):
             self.owner.lend(user_id, (range(length),))
         self.readers = {
@@ -33,15 +39,46 @@ class OwnerMachine(RuleBasedStateMachine):
             for p, i in slots(self.owner.placement)
         }
 
+    @rule(user_id=users, positions=ranges)
+    def lend(self, user_id: str, positions: range) -> None:
+        """Lend those that are there and that the user does not read."""
+        new = [p for p, i in self.readers if p in positions and user_id not in self.readers[p, i]]
+        self.owner.lend(user_id, [range(p, p + 1) for p in new])
+        for (position, _), readers in self.readers.items():
+            if position in new:
+                readers.add(user_id)
+
+    @rule(positions=ranges, instance_id=instance_ids)
+    def add(self, positions: range, instance_id: int) -> None:
+        """Add those that are not there."""
+        new = [p for p in positions if not any((p, i) in self.readers for i in INSTANCES)]
+        self.owner.add([KVSegment("r", range(p, p + 1), instance_id) for p in new])
+        self.readers.update({(p, instance_id): set() for p in new})
+
+    @rule(positions=ranges)
+    def remove(self, positions: range) -> None:
+        """Drop those of them that nobody reads."""
+        for slot in [slot for slot, readers in self.readers.items() if not readers and slot[0] in positions]:
+            self.owner.remove(KVSegment("kv", range(slot[0], slot[0] + 1), slot[1]))
+            del self.readers[slot]
+
     @rule(user_id=users, given_back=st.lists(st.tuples(ranges, instance_ids), max_size=3))
     def give_back(self, user_id: str, given_back: list[tuple[range, int]]) -> None:
-        staying: Counter[int] = Counter()
+        ended: Counter[int] = Counter()
         for positions, instance_id in given_back:
             for readers in (self.readers.get((p, instance_id), set()) for p in positions):
-                staying[instance_id] += len(readers) > 1 and user_id in readers
+                ended[instance_id] += user_id in readers
                 readers.discard(user_id)
         segments = [KVSegment(user_id, positions, instance_id) for positions, instance_id in given_back]
-        assert +self.owner.give_back(user_id, segments) == +staying
+        assert +self.owner.give_back(user_id, segments) == +ended
+
+    @rule(user_id=users)
+    def leave_and_return(self, user_id: str) -> None:
+        self.owner.leave(user_id)
+        assert user_id not in self.owner.users
+        self.owner.lend(user_id, ())
+        for readers in self.readers.values():
+            readers.discard(user_id)
 
     @rule(instance_id=instance_ids)
     def lose(self, instance_id: int) -> None:
@@ -49,47 +86,45 @@ class OwnerMachine(RuleBasedStateMachine):
         self.readers = {slot: readers for slot, readers in self.readers.items() if slot[1] != instance_id}
 
     @invariant()
-    def has_just_what_somebody_reads(self) -> None:
-        assert slots(self.owner.placement) == sorted(
-            slot for slot, readers in self.readers.items() if readers
-        )
+    def knows_what_it_has_and_who_reads_it(self) -> None:
+        assert slots(self.owner.placement) == sorted(self.readers)
+        unread = [slot for slot, readers in self.readers.items() if not readers]
+        assert slots(self.owner.unread) == sorted(unread)
+        assert self.owner.num_unread_tokens() == Counter(i for _, i in unread)
         for user_id in USERS:
             read = {slot: readers for slot, readers in self.readers.items() if user_id in readers}
             assert slots(self.owner.read_by(user_id)) == sorted(read)
             shared = (slot for slot, readers in read.items() if len(readers) > 1)
             assert slots(self.owner.shared_with(user_id)) == sorted(shared)
+            placements = self.owner.read_by(user_id), self.owner.shared_with(user_id)
+            assert {s.owner_id for placement in placements for s in placement.segments} <= {user_id}
 
 
 TestOwners = OwnerMachine.TestCase
 
 
-def family(owners: KVOwners) -> KVOwner:
-    owner = owners.make(striped("r", range(NUM_TOKENS), INSTANCES))
+@given(st.permutations(USERS))
+def test_kv_that_all_its_users_have_left_is_unread(leaving: list[str]) -> None:
+    owner = new_owner()
+    owner.add(striped("r", range(NUM_TOKENS), INSTANCES).segments)
     for user_id in USERS:
         owner.lend(user_id, (range(NUM_TOKENS),))
-    return owner
-
-
-@given(st.permutations(USERS))
-def test_kv_that_all_its_users_have_left_has_no_owner(leaving: list[str]) -> None:
-    owners = KVOwners()
-    owner, free = family(owners), Counter[int]()
     for user_id in leaving:
-        assert owners.by_id == {owner.owner_id: owner}
-        released = owner.read_by(user_id)
-        free.update(released.tokens_by_instance())
-        free.subtract(owner.give_back(user_id, released.segments))
-        owners.leave(user_id, (owner,))
-    assert owners.by_id == {}
-    assert free == {i: NUM_TOKENS // len(INSTANCES) for i in INSTANCES}
+        assert not owner.unread.segments
+        read = owner.read_by(user_id)
+        assert owner.give_back(user_id, read.segments) == read.tokens_by_instance()
+        owner.leave(user_id)
+    assert owner.users == {}
+    assert owner.unread == owner.placement
 
 
-def test_kv_on_a_lost_instance_is_missing_for_all_users_of_all_owners() -> None:
-    owners = KVOwners()
-    both = family(owners), family(owners)
-    owners.lose(1)
-    assert len(owners.by_id) == 2
-    for owner in both:
-        for user_id in USERS:
-            assert owner.read_by(user_id).tokens_by_instance() == {0: 4, 2: 4}
-            assert owner.read_by(user_id).first_missing == 1
+@settings(max_examples=30)
+@given(st.sampled_from((0, 1, 4095, 4096, 4097, 9000)), st.integers(0, 9000), st.integers(0, 5))
+def test_tokens_match_up_to_the_first_that_differs(num_equal: int, num_more: int, start: int) -> None:
+    own = np.arange(9000, dtype=np.int32)
+    owner = KVOwner("kv", start, own)
+    first = start + 3
+    same = [*own[3 : 3 + num_equal].tolist()]
+    sequence = [0] * first + same + [-1] * num_more
+    assert owner.num_matching(sequence, first) == min(num_equal, 9000 - 3)
+    assert owner.num_matching([0] * first + same, first) == len(same)
