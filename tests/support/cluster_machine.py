@@ -322,10 +322,11 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def lose(self, instance_id: InstanceId) -> Mapping[RequestId, set[int]]:
         """Lose an instance. Return the positions that surely had KV there."""
+        writes = (s for batch in self.workers.batches.values() for s in batch.run.plan.writes)
+        moving = (migration.segment for migration in self.workers.migrations.values())
         unsure = {
             (segment.owner_id, position)
-            for batch in self.workers.batches.values()
-            for segment in batch.run.plan.writes
+            for segment in chain(writes, (s for s in moving if s.instance_id != instance_id))
             for position in segment.positions
         }
         had = {
