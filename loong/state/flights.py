@@ -90,7 +90,10 @@ class Flights:
         The KV it made becomes theirs. For requests that have ended, its reserved slots count instead.
         """
         if batch_id in self.ending:
-            return self._close_ending(batch_id)
+            ended = self._close_ending(batch_id)
+            for live in ended:
+                self._requests.share_new(live)
+            return ended
         batch = self._free_instances(batch_id)
         lives, all_stored = [], list[KVSegment]()
         for request_id in batch.plan.request_ids:
@@ -152,13 +155,13 @@ class Flights:
     def _has_predictable_end(self, batch: InFlightBatch) -> bool:
         """Return whether everything about a batch's end is known, except the tokens it samples.
 
-        It is not for a lease, whose number of steps is open; for KV that is borrowed, pushed or
-        moves; and for a batch that waits for another to end.
+        It is not for a lease, whose number of steps is open; for KV that is pushed or moves; and for a batch
+        that waits for another to end.
         """
         if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         return not any(
-            live.migration_ids or live.copied or live.siblings or live.borrowed
+            live.migration_ids or live.copied or live.siblings
             for live in self._requests.of(batch.plan)
         )
 
@@ -185,7 +188,7 @@ class Flights:
         held: Counter[InstanceId] = Counter()
         for batch in self.ending.values():
             for live in filter(attrgetter("is_leaving"), self._requests.of(batch.plan)):
-                held.update(live.placement.tokens_by_instance())
+                held.update(live.own.tokens_by_instance())
         return held
 
     def open_migration(self, migration_id: int, migration: KVMigration) -> MoveKV:
