@@ -47,7 +47,7 @@ def apply_config_file(parser: CommandParser, arguments: Sequence[str]) -> None:
 
 
 def _is_taken_silently(parser: CommandParser, name: str, value: object) -> bool:
-    """Return whether a key asks for what is so in any case, as `enable-prefix-caching: false`."""
+    """Return whether a key asks for what is so in any case, as `enable-chunked-prefill: true`."""
     flag = {True: f"--{name}", False: f"--no-{name}"}.get(value) if isinstance(value, bool) else None
     return flag in parser.taken_silently
 

@@ -99,6 +99,23 @@ def part(text: str) -> float:
     return value
 
 
+def add_prefix_caching_flag(group: argparse._ActionsContainer, *, is_of_serve: bool = False) -> None:
+    """Add the flag that switches the prefix cache; with `is_of_serve`, None leaves it to `loong serve`."""
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=None if is_of_serve else True,
+        help="keep KV of ended requests while there is room, for prompts that begin like theirs (on)",
+    )
+
+
+def prefix_caching_words(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the same flag for a server that is started here, if it is given."""
+    if args.enable_prefix_caching is None:
+        return ()
+    return ("--enable-prefix-caching" if args.enable_prefix_caching else "--no-enable-prefix-caching",)
+
+
 def add_workload_flags(group: argparse._ArgumentGroup, *, is_scale_chosen: bool = False) -> None:
     """Add the flags for the workload; see `add_drawing_flags` for the rest."""
     group.add_argument(

@@ -6,9 +6,9 @@ from loong.launcher import sglang_flags, vllm_flags
 
 WHAT_IT_DOES = frozenset(
     {
-        *("--no-enable-prefix-caching", "--enable-chunked-prefill", "--enable-auto-tool-choice"),
+        *("--enable-chunked-prefill", "--enable-auto-tool-choice"),
         *("--no-enable-log-requests", "--disable-log-requests"),
-        *("--disable-radix-cache", "--enable-metrics"),  # of SGLang
+        "--enable-metrics",  # of SGLang
     }
 )
 """Flags without a value that `loong serve` takes silently."""

@@ -32,6 +32,7 @@ SERVE = {
     "--attention-backend": "none: kernels are chosen by the device",
     "--sampling-backend": "none: kernels are chosen by the device",
     "--grammar-backend": "none: xgrammar",
+    "--disable-radix-cache": "--no-enable-prefix-caching",
     "--disable-cuda-graph": "none: steps are captured where that is faster",
     "--cuda-graph-max-bs": "none: steps are captured where that is faster",
     "--enable-torch-compile": "none: kernels are compiled ahead",

@@ -26,7 +26,6 @@ SERVE = {
     "--distributed-executor-backend": "--hosts ray: instances on the hosts of a Ray cluster",
     "--quantization": "none: weights and KV are in the model's dtype",
     "--kv-cache-dtype": "none: weights and KV are in the model's dtype",
-    "--enable-prefix-caching": "none: choices of one request share their prompt's KV, requests do not",
     "--enable-lora": "none: there are no LoRA adapters",
     "--speculative-config": "none: there is no speculative decoding",
     "--kv-transfer-config": "none: KV stays in this server",

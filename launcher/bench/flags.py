@@ -14,6 +14,7 @@ from loong.launcher.flags import (
     add_class_flag,
     add_goal_flags,
     add_output_flags,
+    add_prefix_caching_flag,
     add_workload_flags,
     or_auto,
     positive,
@@ -68,6 +69,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--load-format", help="where weights of servers started here come from; dummy: random (auto)"
     )
+    add_prefix_caching_flag(group, is_of_serve=True)
     group.add_argument(
         "--extra-server-args",
         type=_flag(_split),

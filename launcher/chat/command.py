@@ -5,7 +5,7 @@ import sys
 
 from loong.core.errors import ConfigError
 from loong.launcher.chat.session import HELP, Session
-from loong.launcher.flags import positive
+from loong.launcher.flags import add_prefix_caching_flag, positive, prefix_caching_words
 from loong.launcher.keys import add_api_key_flags, key_of_client
 from loong.launcher.parser import CommandParser
 
@@ -38,6 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         metavar="MODEL",
         help="start `loong serve MODEL` on a free port, on four CPU instances, and end it with the chat (no)",
     )
+    add_prefix_caching_flag(parser, is_of_serve=True)
     parser.add_argument("--model", metavar="NAME", help="one of the server's models (the first)")
     add_api_key_flags(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message at the start of the chat")
@@ -61,12 +62,14 @@ def run(args: argparse.Namespace) -> int:
     Raises `ConfigError` if there is no such model to serve, or `ServerUnusableError` if it does not start.
     """
     if args.serve is None:
+        if words := prefix_caching_words(args):
+            raise ConfigError(f"{words[0]} is of a server that --serve starts; give that too")
         return _talk(args, args.base_url or _DEFAULT_URL)
     if args.base_url is not None:
         raise ConfigError("--serve starts a server of its own, so --base-url cannot be given as well")
     from loong.launcher.chat.own_server import own_server  # these import what a chat alone does without
 
-    with own_server(args.serve) as url:
+    with own_server(args.serve, prefix_caching_words(args)) as url:
         return _talk(args, url)
 
 

@@ -17,8 +17,8 @@ _POLICY = "esp"
 
 
 @contextmanager
-def own_server(model: str) -> Iterator[str]:
-    """Serve a model on CPU instances, and yield the server's URL.
+def own_server(model: str, extra_arguments: tuple[str, ...] = ()) -> Iterator[str]:
+    """Serve a model on CPU instances, with more flags of `loong serve`, and yield the server's URL.
 
     The model is fetched first, in this process, whose terminal shows the progress. Raises `ConfigError` if
     there is no such model, and `ServerUnusableError`, with the end of the log, if the server does not start.
@@ -27,7 +27,7 @@ def own_server(model: str) -> Iterator[str]:
     source = find_source(model, "auto")
     _say(f"starting {source.name} on {NUM_INSTANCES} CPU instances")
     start = perf_counter()
-    config = ServerConfig(model, NUM_INSTANCES, 1, (), START_TIMEOUT)
+    config = ServerConfig(model, NUM_INSTANCES, 1, extra_arguments, START_TIMEOUT)
     with (
         TemporaryDirectory(prefix="loong-chat-") as folder,
         spawn_server(config, _POLICY, Path(folder) / "server.log") as url,

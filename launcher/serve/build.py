@@ -77,7 +77,7 @@ async def build(prepared: Prepared, fork_server: ForkServer | None) -> AsyncIter
             timeline = Timeline()
             alarm = CostModelAlarm(recalibration, config.cost_model)
             scheduling = Scheduling(
-                ClusterState(instances, last_id),
+                ClusterState(instances, last_id, keeps_prefixes=config.keeps_prefixes),
                 observers.timed(prepared.policy),
                 cost_model,
                 executor,
@@ -126,4 +126,5 @@ def _setting(
         cost_model=cost_model,
         is_recalibrated=config.is_recalibrated,
         last_id=last_id,
+        keeps_prefixes=config.keeps_prefixes,
     )

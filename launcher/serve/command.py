@@ -12,7 +12,15 @@ import loong
 from loong.core.errors import ConfigError
 from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
 from loong.launcher.config_flags import FieldFlag, add_field_flags, field_values
-from loong.launcher.flags import or_auto, port, positive, seconds, token_count, wait_seconds
+from loong.launcher.flags import (
+    add_prefix_caching_flag,
+    or_auto,
+    port,
+    positive,
+    seconds,
+    token_count,
+    wait_seconds,
+)
 from loong.launcher.keys import (
     API_KEY_VARIABLE,
     add_server_key_flags,
@@ -195,6 +203,7 @@ def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
         help="scheduling policy; esp: elastic; static-sp: one group; replicas: each alone (%(default)s)",
     )
     add_policy_flags(group)
+    add_prefix_caching_flag(group)
     group.add_argument(
         "--cost-model",
         type=Path,
@@ -348,5 +357,6 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         num_api_servers=args.api_server_count,
         log_format=args.log_format,
         allows_faults=args.allow_fault_injection,
+        keeps_prefixes=args.enable_prefix_caching,
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )

@@ -38,6 +38,14 @@ class ServeConfig:
     num_api_servers: int = 1  # 1: this process, which is the engine's too
     log_format: str = "text"
     allows_faults: bool = False
+    keeps_prefixes: bool = True
+
+    def __post_init__(self) -> None:
+        if self.logs.events is not None and self.keeps_prefixes and not self.logs.keeps_prompts:
+            raise ConfigError(
+                "--event-log needs --event-log-prompts, because with prefix caching plans depend on prompts; "
+                "or give --no-enable-prefix-caching"
+            )
 
 
 def engine_limits(config: ServeConfig) -> EngineLimits:

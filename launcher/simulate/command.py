@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from loong.core.errors import ConfigError
 from loong.hardware.machine import num_processors
 from loong.launcher.config_flags import field_values
+from loong.launcher.flags import add_prefix_caching_flag
 from loong.launcher.policy_flags import add_policy_flags, compared_policies, policy_config
 from loong.launcher.simulate.chosen_hardware import chosen_hardware
 from loong.launcher.simulate.flags import (
@@ -61,7 +62,9 @@ def add_parser(subparsers: "Subparsers") -> None:
     )
     parser.set_defaults(run=run)
     add_cluster_flags(parser.add_argument_group("cluster"))
-    add_policy_flags(parser.add_argument_group("scheduling"))
+    scheduling = parser.add_argument_group("scheduling")
+    add_policy_flags(scheduling)
+    add_prefix_caching_flag(scheduling)
     add_load_flags(parser.add_argument_group("load"))
     add_report_flags(parser.add_argument_group("report"))
     add_log_flags(parser.add_argument_group("logs"))
@@ -119,6 +122,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         output_dir=args.output_dir,
         is_json_printed=args.json or not sys.stdout.isatty(),
         logs=LogFiles(args.decision_log, args.event_log),
+        keeps_prefixes=args.enable_prefix_caching,
     )
     _check(config)
     return _with_chosen_rates(config) if is_chosen else config

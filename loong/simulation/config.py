@@ -108,6 +108,7 @@ class SimulateConfig:
     is_json_printed: bool = True
     chosen: tuple[str, ...] = ()  # sentences on what was asked for as `auto`
     logs: LogFiles = field(default_factory=LogFiles)
+    keeps_prefixes: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.goal <= 1:

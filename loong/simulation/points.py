@@ -51,7 +51,13 @@ def run_point(
     work_of = config.hardware.unloaded_work()
     timeline = Timeline()
     setting = Setting(
-        VERSION, loong.__version__, cluster.instances, asked.policy, config.policy, cluster.cost_model
+        VERSION,
+        loong.__version__,
+        cluster.instances,
+        asked.policy,
+        config.policy,
+        cluster.cost_model,
+        keeps_prefixes=config.keeps_prefixes,
     )
     logs = config.logs
     if keeps_history and logs.decisions is None:
@@ -66,6 +72,7 @@ def run_point(
             observers=(timeline, *observers) if keeps_history else observers,
             misses=allowed_misses(load.measured, asked, config.load.length_scale) if cuts_off else None,
             work_of=work_of if cuts_off and asked.is_per_class else None,
+            keeps_prefixes=config.keeps_prefixes,
         )
     metrics = compute_metrics(run.records, limits_of, length_scale=config.load.length_scale)
     result = PointResult(

@@ -52,6 +52,7 @@ def simulate(
     observers: Sequence[Observer] = (),
     misses: Misses | None = None,
     work_of: WorkOf | None = None,
+    keeps_prefixes: bool = True,
 ) -> SimulatedRun:
     """Send `load` to an empty cluster, and run until all requests end or `misses` allow no more.
 
@@ -60,7 +61,7 @@ def simulate(
     would. The requests after the measured ones are sent until each measured one has ended or missed. So the
     load stays high while a backlog is worked off.
     """
-    state = ClusterState(cluster.instances)
+    state = ClusterState(cluster.instances, keeps_prefixes=keeps_prefixes)
     host = host or Host()
     numbered = {request_id_of(number): sent for number, sent in enumerate(load.measured)}
     admitted = {request_id: sent for request_id, sent in numbered.items() if is_admissible(sent, cluster)}

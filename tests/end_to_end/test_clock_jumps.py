@@ -31,7 +31,7 @@ def test_a_server_whose_wall_clock_jumps_answers_the_same_and_replaces_lost_work
         "--dtype",
         "float32",
     )
-    logs = ("--decision-log", "decisions.jsonl", "--event-log", "events.jsonl")
+    logs = ("--decision-log", "decisions.jsonl", "--event-log", "events.jsonl", "--event-log-prompts")
     with served(tmp_path, *flags, *logs, environment={"PYTHONPATH": path}) as server:
         assert server.log.count("jumping") >= 2
 

@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return that of a server which has ended."""
     folder = tmp_path_factory.mktemp("logs")
     arguments = ("--num-instances", "2", "--kv-cache-tokens", str(POOL), "--calibration-time", "1")
-    logs = ("--decision-log", "decisions.jsonl", "--event-log", "events.jsonl")
+    logs = ("--decision-log", "decisions.jsonl", "--event-log", "events.jsonl", "--event-log-prompts")
     with served(folder, *arguments, *logs) as server:
         client = server.client
         client.models.list()  # what a first request needs is there from now on

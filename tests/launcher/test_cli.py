@@ -105,7 +105,7 @@ def said_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("serve", "--max-num-seqs", "5"), "which vLLM has, and nothing stands in its place: what fits into"),
         (("serve", "--data-parallel-size", "5"), "which vLLM has; write --num-instances: replicas"),
         (("bench", "--dataset-name", "random"), "which vLLM has; write --workload: sharegpt"),
-        (("bench", "--enable-prefix-caching"), "nothing stands in its place: choices of one request share"),
+        (("bench", "--enable-lora"), "nothing stands in its place: there are no LoRA adapters"),
         (("serve", "--distant"), "there is no flag --distant ("),  # no guess
         (("serve", "a", "--model", "b"), "the model is a already, and cannot be b, too"),
     ],

@@ -71,10 +71,8 @@ def test_every_flag_that_is_not_here_is_refused_with_its_place() -> None:
         ),
         (["--tp-size=2"], "there is no flag --tp-size, which SGLang has; write --tensor-parallel-size"),
         (["--disable-cuda-graph"], "which SGLang has, and nothing stands in its place: steps are captured"),
-        (
-            ["--enable_prefix_caching"],
-            "which vLLM has, and nothing stands in its place: choices of one request",
-        ),
+        (["--enable_lora"], "which vLLM has, and nothing stands in its place: there are no LoRA adapters"),
+        (["--disable-radix-cache"], "which SGLang has; write --no-enable-prefix-caching"),
     ],
 )
 def test_a_flag_of_another_server_is_refused_with_what_to_write(
@@ -85,7 +83,7 @@ def test_a_flag_of_another_server_is_refused_with_what_to_write(
     assert refused in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", [*sorted(WHAT_IT_DOES), "--no_enable_prefix_caching"])
+@pytest.mark.parametrize("flag", [*sorted(WHAT_IT_DOES), "--no_enable_log_requests"])
 def test_a_flag_that_asks_for_what_is_so_in_any_case_is_taken_silently(
     flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,14 +92,14 @@ def test_a_flag_that_asks_for_what_is_so_in_any_case_is_taken_silently(
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize("line", ["enable-prefix-caching: false", "enable_chunked_prefill: true"])
+@pytest.mark.parametrize("line", ["enable-log-requests: false", "enable_chunked_prefill: true"])
 def test_so_it_is_in_a_file_of_flags(line: str, tmp_path: Path) -> None:
     parser = build_parser(["serve"])[1]["serve"]
     path = tmp_path / "serve.yaml"
     path.write_text(f"{line}\nport: 7\n")
     apply_config_file(parser, ["--config", str(path)])
     assert parser.parse_args([]).port == 7
-    path.write_text("enable-prefix-caching: true\n")
+    path.write_text("enable-lora: true\n")
     with pytest.raises(ConfigError, match="which vLLM has, and nothing stands in its place"):
         apply_config_file(parser, ["--config", str(path)])
 

@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from loong.launcher.cli import main
-from loong.launcher.flags import or_auto, part, positive, ratio, seconds, share, token_count, wait_seconds
+from loong.launcher.cli import build_parser, main
+from loong.launcher.flags import (
+    or_auto,
+    part,
+    positive,
+    prefix_caching_words,
+    ratio,
+    seconds,
+    share,
+    token_count,
+    wait_seconds,
+)
+from loong.launcher.serve.command import serve_config
 from loong.runs.spawned_server import ENTRY
 
 
@@ -124,6 +135,7 @@ def test_a_value_that_a_flag_cannot_have_is_named(
         (["--policy", "tp", "--num-instances", "2"], "policy tp runs 1 instance"),
         (["--kv-cache-tokens", "500M"], "--kv-cache-tokens"),
         (["--max-model-len", "2m"], "2000000"),
+        (["--event-log", "events.jsonl"], "--event-log needs --event-log-prompts"),
     ],
 )
 def test_flags_that_do_not_fit_each_other_or_the_machine_are_one_clear_line_too(
@@ -133,6 +145,31 @@ def test_flags_that_do_not_fit_each_other_or_the_machine_are_one_clear_line_too(
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert "error" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "keeps"),
+    [([], True), (["--enable-prefix-caching"], True), (["--no-enable-prefix-caching"], False)],
+)
+def test_the_prefix_cache_is_on_unless_it_is_switched_off(words: list[str], *, keeps: bool) -> None:
+    for command in ("serve", "simulate"):
+        args = build_parser([command])[0].parse_args([command, *words])
+        assert args.enable_prefix_caching is keeps
+    assert serve_config(build_parser(["serve"])[0].parse_args(["serve", *words])).keeps_prefixes is keeps
+
+
+@pytest.mark.parametrize("words", [[], ["--enable-prefix-caching"], ["--no-enable-prefix-caching"]])
+@pytest.mark.parametrize("command", [["bench"], ["chat", "--serve", "tiny"]])
+def test_a_server_that_is_started_has_the_flag_that_was_given(command: list[str], words: list[str]) -> None:
+    args = build_parser(command[:1])[0].parse_args([*command, *words])
+    assert prefix_caching_words(args) == tuple(words)
+
+
+def test_a_chat_without_a_server_of_its_own_has_no_prefix_cache_to_switch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["chat", "--no-enable-prefix-caching"]) == 1
+    assert "--no-enable-prefix-caching is of a server that --serve starts" in capsys.readouterr().err
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

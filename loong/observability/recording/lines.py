@@ -32,7 +32,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 
-VERSION = 7
+VERSION = 8
 
 
 class _Line(msgspec.Struct, frozen=True, tag_field="line", omit_defaults=True, forbid_unknown_fields=True):
@@ -50,10 +50,11 @@ class Setting(_Line, frozen=True, tag="setting"):
     cost_model: WorkCostModel
     is_recalibrated: bool = False
     last_id: int = 0  # of batches and migrations before the first event
+    keeps_prefixes: bool = False
 
 
 class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
-    """A request. The ids of its prompt are kept only on demand, because no plan depends on them."""
+    """A request. The ids of its prompt are kept only on demand; plans depend on them with a prefix cache."""
 
     time: float
     request_id: str
@@ -66,6 +67,8 @@ class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
     priority: int = 0
     num_choices: int = 1
     num_prompt_logprobs: int | None = None
+    cache_salt: str = ""
+    uses_cache: bool = True
 
 
 class TokensRecord(_Line, frozen=True, tag="tokens_produced"):
@@ -221,6 +224,8 @@ def event_of(line: EventLine) -> Event:
         priority=line.priority,
         num_choices=line.num_choices,
         num_prompt_logprobs=line.num_prompt_logprobs,
+        cache_salt=line.cache_salt,
+        uses_cache=line.uses_cache,
     )
     return RequestArrived(line.time, request)
 
@@ -254,6 +259,8 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
         request.priority,
         request.num_choices,
         request.num_prompt_logprobs,
+        request.cache_salt,
+        request.uses_cache,
     )
 
 

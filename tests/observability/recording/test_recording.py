@@ -72,17 +72,18 @@ def recorded(
     requests: Iterable[Request] = REQUESTS,
     incidents: Iterable[Event] = (),
     slower: float = 1.0,
+    keeps_prompts: bool = False,
 ) -> Recording:
     """Record a simulated run whose steps take `slower` times the predicted time."""
 
     async def run() -> None:
-        state = ClusterState(setting.instances)
+        state = ClusterState(setting.instances, keeps_prefixes=setting.keeps_prefixes)
         policy = make_policy(setting.policy, setting.policy_config)
         recalibration = Recalibration(setting.cost_model)
         believed = RecalibratedCostModel(recalibration) if setting.is_recalibrated else setting.cost_model
         truth = WorkCostModel(Coefficients(step=slower * Coefficients().step))
         executor = SimulatedExecutor(truth, requests, incidents)
-        with recording(path, setting) as recorder:
+        with recording(path, setting, keeps_prompts=keeps_prompts) as recorder:
             async for _ in Scheduling(state, policy, believed, executor, (recalibration, recorder)).events():
                 pass
 
@@ -95,6 +96,7 @@ def all_events() -> list[Event]:
     return [
         RequestArrived(0.1, replace(REQUESTS[3], user="someone", priority=-2)),
         RequestArrived(0.1, replace(REQUESTS[3], slo=SLO(2.0, inf), user="inf")),
+        RequestArrived(0.1, replace(REQUESTS[3], cache_salt="inf", uses_cache=False)),
         BatchStarted(0.15, 3),
         TokensProduced(0.2, 3, 1, (token, ProducedToken("s", 1))),
         BatchFinished(0.30000000000000004, 3, 2),
@@ -117,7 +119,8 @@ def test_an_event_is_read_as_it_was_written(event: Event, tmp_path: Path) -> Non
 
 def test_a_setting_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    setting = replace_setting(policy_config=PolicyConfig(target_ttft=inf, max_step_time=inf))
+    config = PolicyConfig(target_ttft=inf, max_step_time=inf)
+    setting = replace_setting(policy_config=config, keeps_prefixes=True)
     with recording(path, setting):
         pass
     assert read_recording(path).setting == setting
@@ -151,6 +154,16 @@ def test_a_replay_plans_the_same(policy: str, tmp_path: Path) -> None:
     result = asyncio.run(replay(run))
     assert result.difference is None
     assert result.num_plans == sum(len(happening.plans) for happening in run.recorded_steps) > 20
+
+
+def test_a_replay_shares_the_same_prefixes(tmp_path: Path) -> None:
+    requests = [
+        replace(request, cache_salt="abc"[n % 3], uses_cache=bool(n % 5))
+        for n, request in enumerate(REQUESTS)
+    ]
+    setting = replace_setting(keeps_prefixes=True)
+    run = recorded(tmp_path / "log", setting, requests=requests, incidents=INCIDENTS, keeps_prompts=True)
+    assert asyncio.run(replay(run)).difference is None
 
 
 def test_what_came_together_is_replayed_together(tmp_path: Path) -> None:
