@@ -94,7 +94,7 @@ def _check_owners(requests: LiveRequests) -> None:
         held = [segment.positions for segment in owner.placement.segments]
         unread = subtract(held, *(read for positions in owner.users.values() for read in positions))
         known = sum(owner.num_unread_tokens().values())
-        if sum(map(len, unread)) != known or (known and not requests.owners.keeps):
+        if sum(map(len, unread)) != known or (known and not owner.is_kept):
             raise InvalidEventError(f"owner {owner.owner_id} keeps {unread}, which nobody reads")
 
 

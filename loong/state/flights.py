@@ -89,11 +89,10 @@ class Flights:
 
         The KV it made becomes theirs. For requests that have ended, its reserved slots count instead.
         """
-        if batch_id in self.ending:
-            ended = self._close_ending(batch_id)
-            for live in ended:
-                self._requests.share_new(live)
-            return ended
+        if (batch := self.ending.get(batch_id)) is not None:
+            lives = self._close_ending(batch_id)
+            self._share_new(lives, batch.plan)
+            return lives
         batch = self._free_instances(batch_id)
         lives, all_stored = [], list[KVSegment]()
         for request_id in batch.plan.request_ids:
@@ -106,8 +105,13 @@ class Flights:
         for live in tuple(lives):
             if live.siblings and live.request.request_id in batch.sampled:
                 lives += self._requests.start_siblings(live)
-            self._requests.share_new(live)
+        self._share_new(self._requests.of(batch.plan), batch.plan)
         return lives
+
+    def _share_new(self, lives: Iterable[LiveRequest], plan: BatchPlan) -> None:
+        for live in lives:
+            live.note_new(plan)
+            self._requests.share_new(live)
 
     def void_batch(self, batch_id: int) -> InFlightBatch:
         """Remove a batch that never ends; the KV that it has surely made stays."""

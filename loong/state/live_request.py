@@ -29,8 +29,9 @@ class LiveRequest:
     which was evicted or lost with an instance. `num_losses`, `suspected` and `num_other_losses` are those of
     its view.
 
-    The owners on its `path` have its tokens, and KV that it may borrow until it begins. One that
-    `is_following` waits for another to compute what both need next; no policy sees it meanwhile.
+    The owners on its `path` have its tokens, and KV that it may borrow until it begins. It `has_unshared` KV
+    of these tokens if no owner was offered all of it. One that `is_following` waits for another to compute
+    what both need next; no policy sees it meanwhile.
     """
 
     request: Request
@@ -56,6 +57,7 @@ class LiveRequest:
     lost: tuple[range, ...] = ()
     is_scored: bool = False  # the whole prompt, if asked for
     path: Path = ()
+    has_unshared: bool = False
     is_following: bool = False
     is_sound: bool = True  # its KV, as far as is known
 
@@ -93,13 +95,24 @@ class LiveRequest:
         return self.batch_id is not None or bool(self.placement.segments)
 
     @property
+    def may_borrow(self) -> bool:
+        """Return whether it may begin with KV of others. All of a prompt that is scored is computed."""
+        return bool(self.path) and not self.has_begun and self.request.num_prompt_logprobs is None
+
+    def note_new(self, batch: BatchPlan) -> None:
+        """Note what it has to share by a batch that has ended."""
+        if self.path and not self.has_unshared:
+            first = batch.blocks_of(self.request.request_id)[0].positions.start
+            self.has_unshared = first < self.path[-1].positions.stop
+
+    @property
     def known_token_ids(self) -> Sequence[TokenId]:
         """Return the tokens of its prompt, and its output so far."""
         return (*self.request.prompt_token_ids, *self.output_token_ids)
 
     def cached(self) -> tuple[CachedKV, ...]:
         """Return the KV on its path that it may borrow: all but the last known token has to be known."""
-        if not self.path or self.has_begun or self.request.num_prompt_logprobs is not None:
+        if not self.may_borrow:
             return ()
         found: list[CachedKV] = []
         last = self.path[-1].positions.stop - 1

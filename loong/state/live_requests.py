@@ -49,11 +49,10 @@ class LiveRequests:
 
     def refresh(self) -> None:
         """Make the views of all requests that have changed, or that may borrow something else now."""
-        for owner_id in self.owners.changed:
-            if (owner := self.owners.by_id.get(owner_id)) is not None:
-                waiting = [r for r in owner.followers if not self.by_id[r].has_begun]
-                for request_id in (*owner.users, *waiting):
-                    self.views.mark_stale(self.by_id[request_id])
+        for owner in self.owners.changed:
+            waiting = [r for r in owner.followers if not self.by_id[r].has_begun]
+            for request_id in (*owner.users, *waiting):
+                self.views.mark_stale(self.by_id[request_id])
         self.owners.changed.clear()
         for live in self.shared_work.update(self.views.stale):
             self.views.mark_stale(live)
@@ -80,8 +79,9 @@ class LiveRequests:
         """Start the siblings of a request, which read all KV that it has. Returns them."""
         self._give(primary, primary.own.segments, primary.path)
         if kept := primary.own.segments:  # that others have elsewhere, or are not to have
-            salt = f"choices-{primary.request.request_id}"
-            self._give(primary, kept, self.owners.path(salt, primary.request.prompt_token_ids))
+            salt = f"choices-{primary.number}"  # ids may be used again
+            path = self.owners.path(salt, primary.request.prompt_token_ids, is_kept=False)
+            self._give(primary, kept, path)
         siblings = self.start_without_kv(primary)
         for sibling in siblings:
             request_id = sibling.request.request_id
@@ -178,9 +178,12 @@ class LiveRequests:
     def share_new(self, live: LiveRequest) -> None:
         """Let others have what a request has computed of a prompt that begins like theirs."""
         is_at_rest = live.ending_id is None and not live.migration_ids and not live.copied
-        if live.has_begun and is_at_rest and any(len(owner.followers) > 1 for owner, _ in live.path):
-            shared = tuple([part for part in live.path if len(part.owner.followers) > 1])
+        if not (live.has_unshared and is_at_rest) or live.has_ended:
+            return
+        shared = tuple([part for part in live.path if len(part.owner.followers) > 1])
+        if shared:
             self._give(live, self._staying(live), shared)
+            live.has_unshared = False
 
     def evict(self, segment: KVSegment) -> ReleaseKV:
         """Drop KV of a request not in flight, which misses just these positions then."""
@@ -204,8 +207,10 @@ class LiveRequests:
         """Let a request that waits find KV of others, and them that of the request."""
         if self._is_cacheable(live.request):
             self._follow(live, live.known_token_ids)
-            for request_id in {r for owner, _ in live.path for r in owner.followers}:
-                self.share_new(self.by_id[request_id])
+            for owner, _ in live.path:
+                if len(owner.followers) == 2:  # more share all that they compute
+                    for request_id in owner.followers:
+                        self.share_new(self.by_id[request_id])
 
     def _leave_tree(self, live: LiveRequest) -> None:
         self.owners.unfollow(live.request.request_id, live.path)

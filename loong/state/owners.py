@@ -18,11 +18,14 @@ class KVOwner:
 
     It is a node of a tree: `token_ids` are those from position `start` on, `parent` has those before. A child
     is known by its first position and its first token, with which no other continues there. `followers` are
-    the live requests that have its first token. What nobody reads is `unread`, and may be evicted.
+    the live requests that have its first token. What nobody reads is `unread`: it may be evicted, and goes at
+    once unless the owner `is_kept`. `has_changed` is set when its KV changes, or what its users share.
     """
 
-    def __init__(self, owner_id: OwnerId, start: int, token_ids: NDArray[np.int32]) -> None:
-        self.owner_id, self.start, self.token_ids = owner_id, start, token_ids
+    def __init__(
+        self, owner_id: OwnerId, start: int, token_ids: NDArray[np.int32], *, is_kept: bool = True
+    ) -> None:
+        self.owner_id, self.start, self.token_ids, self.is_kept = owner_id, start, token_ids, is_kept
         self.parent: KVOwner | None = None
         self.children: dict[tuple[int, TokenId], KVOwner] = {}
         self.followers: set[RequestId] = set()
@@ -30,6 +33,7 @@ class KVOwner:
         self.users: dict[RequestId, tuple[range, ...]] = {}
         self.unread = Placement()
         self.uses: list[int] = []  # the stops up to which it was used, the latest use first
+        self.has_changed = False
         self._num_users: Counter[range] = Counter()  # of positions
         self._shared: dict[RequestId, Placement] = {}  # of users that have asked since the last change
 
@@ -65,20 +69,15 @@ class KVOwner:
 
     def add(self, segments: Iterable[KVSegment]) -> None:
         """Take KV, of positions that it does not have."""
-        self.placement = self.placement.adding([s._replace(owner_id=self.owner_id) for s in segments])
-        self._update()
+        self._hold(self.placement.adding([s._replace(owner_id=self.owner_id) for s in segments]))
 
     def remove(self, segment: KVSegment) -> None:
         """Drop KV that nobody reads."""
-        self.placement = self.placement.removing(segment)
-        self._update()
+        self._hold(self.placement.removing(segment))
 
     def lend(self, user_id: RequestId, positions: Iterable[range]) -> None:
         """Let a request read these positions, too, of which it has no other KV."""
-        new = tuple(positions)
-        self.users[user_id] = (*self.users.get(user_id, ()), *new)
-        self._num_users.update(new)
-        self._update()
+        self._read(user_id, (*self.users.get(user_id, ()), *positions))
 
     def read_by(self, user_id: RequestId) -> Placement:
         """Return the KV that a user reads here, as KV of the user."""
@@ -96,39 +95,59 @@ class KVOwner:
     def give_back(self, user_id: RequestId, segments: Iterable[KVSegment]) -> Counter[InstanceId]:
         """End a user's use of `segments`, as far as it reads them here; return the slots that it read."""
         ended: Counter[InstanceId] = Counter()
+        left = self.users[user_id]
         for segment in segments:
             here = common((segment.positions,), *self.placement.on(segment.instance_id))
-            read = common(self.users[user_id], *here)
-            self._read(user_id, subtract(self.users[user_id], *read))
+            read = common(left, *here)
+            left = subtract(left, *read)
             ended[segment.instance_id] += sum(map(len, read))
-        self._update()
+        self._read(user_id, left)
         return ended
 
     def leave(self, user_id: RequestId) -> None:
         """Remove a user."""
         self._read(user_id, ())
         del self.users[user_id]
-        self._update()
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is missing for all users then."""
-        lost, self.placement = self.placement.on(instance_id), self.placement.without(instance_id)
+        lost = self.placement.on(instance_id)
         for user_id, read in tuple(self.users.items()):
             self._read(user_id, subtract(read, *lost))
-        self._update()
+        self._hold(self.placement.without(instance_id))
 
     def num_unread_tokens(self) -> Counter[InstanceId]:
         """Return the number of tokens on each instance that nobody reads."""
         return Counter(self.unread.tokens_by_instance())
 
-    def _read(self, user_id: RequestId, positions: tuple[range, ...]) -> None:
-        self._num_users.subtract(self.users[user_id])
-        self._num_users.update(positions)
-        self._num_users += Counter()  # without those that nobody reads
-        self.users[user_id] = positions
-
-    def _update(self) -> None:
+    def _hold(self, placement: Placement) -> None:
+        self.placement, self.has_changed = placement, True
         self._shared.clear()
+        self._find_unread()
+
+    def _read(self, user_id: RequestId, positions: tuple[range, ...]) -> None:
+        """Let a user read just these positions.
+
+        Other users share the same as before if each range that changes has two more readers at least.
+        """
+        before, self.users[user_id] = self.users.get(user_id, ()), positions
+        self._shared.pop(user_id, None)
+        fewest = 2
+        for part in set(positions).difference(before):
+            fewest = min(fewest, self._num_users[part])
+            self._num_users[part] += 1
+        for part in set(before).difference(positions):
+            self._num_users[part] -= 1
+            fewest = min(fewest, self._num_users[part])
+            if not self._num_users[part]:
+                del self._num_users[part]
+        if fewest < 2:
+            self._shared.clear()
+            self.has_changed = True
+        if fewest < 1:
+            self._find_unread()
+
+    def _find_unread(self) -> None:
         held = [segment.positions for segment in self.placement.segments]
         unread = subtract(held, *self._num_users) if self._num_users else held
         self.unread = self._placed(self.owner_id, unread)

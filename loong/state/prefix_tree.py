@@ -2,7 +2,9 @@
 
 from array import array
 from bisect import bisect_left
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,23 +25,24 @@ class PathPart(NamedTuple):
 
 
 Path: TypeAlias = tuple[PathPart, ...]
+_Use: TypeAlias = tuple[OwnerId, int]  # up to a position
 
 
 class PrefixTree:
     """Owners by id, and by what they begin with: no two with the same salt begin alike at the same place.
 
     `keeps` says whether KV stays that nobody reads. It does on instances that take new KV, until its room is
-    needed: then what was used least recently goes first, from its end. `changed` are the owners whose KV has
-    changed, or who reads it, since the set was last emptied.
+    needed: then what was used least recently goes first, from its end. `changed` are the owners that have
+    changed since the list was last emptied.
     """
 
     def __init__(self, pools: PoolLedger, *, keeps: bool) -> None:
         self.by_id: dict[OwnerId, KVOwner] = {}
-        self.changed: set[OwnerId] = set()
+        self.changed: list[KVOwner] = []
         self.keeps = keeps
         self._pools = pools
         self._roots: dict[str, KVOwner] = {}
-        self._uses: dict[tuple[OwnerId, int], KVOwner] = {}  # up to a position, the latest last
+        self._uses: defaultdict[InstanceId, OrderedDict[_Use, KVOwner]] = defaultdict(OrderedDict)
         self._instructions: list[Instruction] = []
         self._num_made = 0
 
@@ -48,11 +51,15 @@ class PrefixTree:
         taken, self._instructions = tuple(self._instructions), []
         return taken
 
-    def path(self, salt: str, token_ids: Sequence[TokenId]) -> Path:
-        """Return the owners of all tokens of a sequence, one after the other; those that lack are made."""
+    def path(self, salt: str, token_ids: Sequence[TokenId], *, is_kept: bool = True) -> Path:
+        """Return the owners of all tokens of a sequence, one after the other; those that lack are made.
+
+        If they are not kept, none of their KV stays that nobody reads.
+        """
         root = self._roots.get(salt)
         if root is None:
-            root = self._roots[salt] = KVOwner(salt, 0, np.empty(0, dtype=np.int32))
+            is_kept = is_kept and self.keeps
+            root = self._roots[salt] = KVOwner(salt, 0, np.empty(0, dtype=np.int32), is_kept=is_kept)
         parts: list[PathPart] = []
         owner, first = root, 0
         while first < len(token_ids):
@@ -91,7 +98,9 @@ class PrefixTree:
             return False
         owner.add(given)
         owner.lend(giver_id, [segment.positions for segment in given])
-        self.changed.add(owner.owner_id)
+        for stop in owner.uses:
+            self._order(owner, stop)
+        self._see(owner)
         self._instructions.append(ShareKV(owner.owner_id, tuple(given)))
         return True
 
@@ -123,17 +132,18 @@ class PrefixTree:
         """Note that a sequence is used now; what it begins with counts as used after what follows."""
         for owner, positions in reversed(path):
             while owner.uses and owner.uses[0] <= positions.stop:
-                del self._uses[owner.owner_id, owner.uses.pop(0)]
+                self._forget(owner, owner.uses.pop(0))
             owner.uses.insert(0, positions.stop)
-            self._uses[owner.owner_id, positions.stop] = owner
+            self._order(owner, positions.stop)
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance that is gone."""
         for owner in tuple(self.by_id.values()):
             if instance_id in owner.placement.instance_ids:
                 owner.lose(instance_id)
-                self.changed.add(owner.owner_id)
+                self._see(owner)
                 self._drop_if_empty(owner)
+        self._uses.pop(instance_id, None)
 
     def empty(self, instance_id: InstanceId) -> None:
         """Evict all KV on an instance that nobody reads."""
@@ -147,29 +157,44 @@ class PrefixTree:
 
     def _evict(self, instance_id: InstanceId, num_tokens: int) -> None:
         evicted: list[tuple[KVOwner, KVSegment]] = []
-        for (_, stop), owner in self._uses.items():
+        empty: list[tuple[KVOwner, int]] = []
+        for (_, stop), owner in self._uses[instance_id].items():
             if not num_tokens:
                 break
             index = bisect_left(owner.uses, stop)
-            start = owner.uses[index - 1] if index else owner.start
-            unread = [
-                segment._replace(positions=met)
-                for segment in owner.unread.segments
-                if segment.instance_id == instance_id
-                for met in common((segment.positions,), range(start, stop))
-            ]
-            for segment in sorted(unread, key=lambda s: -s.positions[-1]):
-                num_kept = max(0, len(segment.positions) - num_tokens)
-                num_tokens -= len(segment.positions) - num_kept
-                evicted.append((owner, segment._replace(positions=segment.positions[num_kept:])))
+            used = range(owner.uses[index - 1] if index else owner.start, stop)
+            if not common(owner.placement.on(instance_id), used):
+                empty.append((owner, stop))
+            unread = common(owner.unread.on(instance_id), used)
+            for positions in sorted(unread, key=itemgetter(-1), reverse=True):
+                num_kept = max(0, len(positions) - num_tokens)
+                num_tokens -= len(positions) - num_kept
+                evicted.append((owner, KVSegment(owner.owner_id, positions[num_kept:], instance_id)))
+        for owner, stop in empty:
+            del self._uses[instance_id][owner.owner_id, stop]
         for owner, segment in evicted:
             if segment.positions:
                 self._remove(owner, segment)
                 self._drop_if_empty(owner)
 
+    def _order(self, owner: KVOwner, stop: int) -> None:
+        """Put a use after all others, unless it is there, on the instances that have KV of the owner."""
+        for instance_id in owner.placement.instance_ids:
+            self._uses[instance_id].setdefault((owner.owner_id, stop), owner)
+
+    def _forget(self, owner: KVOwner, stop: int) -> None:
+        for uses in self._uses.values():
+            uses.pop((owner.owner_id, stop), None)
+
+    def _see(self, owner: KVOwner) -> None:
+        """Note that an owner has changed, if it has."""
+        if owner.has_changed:
+            owner.has_changed = False
+            self.changed.append(owner)
+
     def _remove(self, owner: KVOwner, segment: KVSegment) -> None:
         owner.remove(segment)
-        self.changed.add(owner.owner_id)
+        self._see(owner)
         self._pools.forget({segment.instance_id: len(segment.positions)})
         self._instructions.append(ReleaseKV(owner.owner_id, (segment.instance_id,), segment.positions))
 
@@ -177,9 +202,9 @@ class PrefixTree:
         """Count what nobody reads any more, or again; before that it was `before`. Evict what cannot stay."""
         after = owner.num_unread_tokens()
         self._pools.keep({i: after[i] - before.get(i, 0) for i in {*before, *after}})
-        self.changed.add(owner.owner_id)
+        self._see(owner)
         for segment in owner.unread.segments:
-            if not (self.keeps and segment.instance_id in self._pools.free):
+            if not (owner.is_kept and segment.instance_id in self._pools.free):
                 self._remove(owner, segment)
         if owner.unread.stop > max(owner.uses, default=0):
             self.touch((PathPart(owner, range(owner.start, owner.stop)),))
@@ -191,7 +216,8 @@ class PrefixTree:
             owner.token_ids = np.concatenate([owner.token_ids, rest])
             return PathPart(owner, range(first, len(token_ids)))
         self._num_made += 1
-        child = self.by_id[f"kv-{self._num_made}"] = KVOwner(f"kv-{self._num_made}", first, rest)
+        child = KVOwner(f"kv-{self._num_made}", first, rest, is_kept=owner.is_kept)
+        self.by_id[child.owner_id] = child
         owner.attach(child)
         return PathPart(child, range(first, len(token_ids)))
 
@@ -202,7 +228,7 @@ class PrefixTree:
                 self._roots.pop(owner.owner_id, None)
                 return
             for stop in owner.uses:
-                del self._uses[owner.owner_id, stop]
+                self._forget(owner, stop)
             owner.uses.clear()
             self.by_id.pop(owner.owner_id, None)
             owner = owner.detach()

@@ -15,7 +15,7 @@ class SharedWork:
 
     Of those at one place the first goes on: one in flight, else the one with the highest priority, of these
     the one that has least to compute, so that a short prompt does not wait for a long one. Those of the
-    others that have not begun are `following` it.
+    others that may borrow are `following` it.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class SharedWork:
         group = self._at.get(place, {}).values()
         first = min(group, key=_rank, default=None)
         for live in group:
-            is_following = live is not first and not live.has_begun
+            is_following = live is not first and live.may_borrow
             if live.is_following != is_following:
                 live.is_following = is_following
                 if is_following:

@@ -154,8 +154,8 @@ def overfill_the_pool(accounting: Accounting) -> None:
 
 
 def cache_kv_nowhere(accounting: Accounting) -> None:
-    owner = new_owner(accounting, "another")
     accounting.requests.owners.keeps = True
+    owner = new_owner(accounting, "another")
     owner.add((segment("another", range(2), 7),))
 
 
