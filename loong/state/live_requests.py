@@ -148,6 +148,8 @@ class LiveRequests:
         placement, live.placement = live.placement, Placement()
         self.release_kv(live, placement.segments)
         for owner in live.borrowed:
+            if not live.is_sound:
+                self.owners.discard(owner, placement.segments)
             self.owners.leave(owner, request_id)
         live.borrowed, live.lost = (), ()
         holders = placement.instance_ids

@@ -123,6 +123,12 @@ class PrefixTree:
         self._settle(owner, before)
         return ended
 
+    def discard(self, owner: KVOwner, segments: Iterable[KVSegment]) -> None:
+        """Evict what nobody reads of some KV of an owner."""
+        for segment in segments:
+            for positions in common(owner.unread.on(segment.instance_id), segment.positions):
+                self._remove(owner, KVSegment(owner.owner_id, positions, segment.instance_id))
+
     def leave(self, owner: KVOwner, user_id: RequestId) -> None:
         """Remove a user that reads nothing any more."""
         owner.leave(user_id)

@@ -13,7 +13,8 @@ from snapshots import snapshot_of, waiting
 
 from loong.core.check_plan import check_plan
 from loong.core.errors import InvalidPlanError
-from loong.core.plan import IterationPlan, LeaseEnd, LeaseExtension, Preemption
+from loong.core.placement import CachedKV, KVSegment
+from loong.core.plan import Borrowing, IterationPlan, LeaseEnd, LeaseExtension, Preemption
 from loong.core.snapshot import Snapshot
 from loong.engine.permitted import permitted_part
 
@@ -51,4 +52,19 @@ def test_of_two_batches_without_room_for_both_the_first_is_permitted() -> None:
     )
     found = permitted_part(snapshot, IterationPlan(batches))
     assert found.plan.batches == (batches[0], batches[2])
+    assert found.refused_ids == {"b"}
+
+
+def test_borrowings_that_keep_the_rules_are_permitted_with_the_batches_that_need_them() -> None:
+    segments = {name: KVSegment("kv-1", range(8), instance_id) for instance_id, name in enumerate("ab")}
+    views = [
+        replace(waiting(name, 20), cached=(CachedKV(segment, is_read=True),))
+        for name, segment in segments.items()
+    ]
+    snapshot = snapshot_of([48, 48, 48], [*views, waiting("c", 5)])
+    begun = [view.borrowing([segments[view.request_id]]) for view in views]
+    batches = (prefill(begun[:1], (0,)), prefill(begun[1:], (1,)), prefill([snapshot.request["c"]], (2,)))
+    right, wrong = Borrowing("a", (segments["a"],)), Borrowing("b", (segments["a"], segments["b"]))
+    found = permitted_part(snapshot, IterationPlan(batches, borrowings=(right, wrong)))
+    assert found.plan == IterationPlan((batches[0], batches[2]), borrowings=(right,))
     assert found.refused_ids == {"b"}
