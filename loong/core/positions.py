@@ -39,6 +39,8 @@ def intersection(a: range, b: range) -> range:
 
 def difference(a: range, b: range) -> tuple[range, ...]:
     """Return the members of `a` that are not in `b`, as disjoint ranges."""
+    if a.start >= b.stop or b.start >= a.stop:
+        return (a,) if a else ()
     common = intersection(a, b)
     if not common:
         return (a,) if a else ()
@@ -56,13 +58,21 @@ def subtract(ranges: Iterable[range], *removed: range) -> tuple[range, ...]:
     """Return the members of any of `ranges` that are in none of `removed`."""
     rest = tuple(ranges)
     for gone in removed:
-        rest = tuple(piece for positions in rest for piece in difference(positions, gone))
+        start, stop = gone.start, gone.stop
+        if any([p.start < stop and start < p.stop for p in rest]):  # most ranges are apart
+            rest = tuple([piece for positions in rest for piece in difference(positions, gone)])
     return rest
 
 
 def common(ranges: Iterable[range], *others: range) -> tuple[range, ...]:
     """Return the members of any of `ranges` that are in one of `others`, which are disjoint."""
-    return tuple([met for a, b in product(ranges, others) if (met := intersection(a, b))])
+    return tuple(
+        [
+            met
+            for a, b in product(ranges, others)
+            if a.start < b.stop and b.start < a.stop and (met := intersection(a, b))  # most are apart
+        ]
+    )
 
 
 def first_overlap(ranges: Iterable[range]) -> range | None:

@@ -146,11 +146,20 @@ class LiveRequest:
     @property
     def own(self) -> Placement:
         """Return the KV that no other owner has."""
-        own, request_id = self.placement, self.request.request_id
+        if not self.borrowed:
+            return self.placement
+        request_id = self.request.request_id
+        read: dict[InstanceId, list[range]] = {}
         for owner in self.borrowed:
             for segment in owner.read_by(request_id).segments:
-                own = own.removing(segment)
-        return own
+                read.setdefault(segment.instance_id, []).append(segment.positions)
+        return Placement(
+            tuple(
+                segment._replace(positions=rest)
+                for segment in self.placement.segments
+                for rest in subtract((segment.positions,), *read.get(segment.instance_id, ()))
+            )
+        )
 
     def borrow(self, owner: KVOwner) -> None:
         """Note that it reads KV of an owner."""
