@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 from scripted_server import serve_script
 
+from loong.workloads.client.backends import ServerApi
 from loong.workloads.client.client import TURN_FAILED, Target, run_load
 from loong.workloads.metrics.record import CUT_OFF, RequestRecord, TokenUsage
 from loong.workloads.request import RequestShape, TokenRun, Turn, WorkloadRequest
@@ -127,6 +128,22 @@ async def test_a_server_that_does_not_name_its_tokens_is_told() -> None:
     assert records[0].is_completed
     told = "not sent: the server names 1 of the 2 tokens of the answer before it"
     assert [record.error for record in records[1:]] == [told, told]
+
+
+async def test_lightllm_names_the_tokens_of_its_answers() -> None:
+    prompts = []
+
+    async def generate(body: dict[str, Any], response: web.StreamResponse) -> None:
+        prompts.append(body["inputs"])
+        for number in (1, 2):
+            token = {"id": 70 + number, "count_output_tokens": number, "prompt_tokens": len(body["inputs"])}
+            await response.write(event(token=token, finished=number == 2))
+
+    async with serve_script(generate, "/generate_stream") as base_url:
+        target = Target(base_url, "", VOCABULARY, backend=ServerApi.LIGHTLLM)
+        records = await run_load(target, session(1, num_turns=2))
+    assert [record.error for record in records] == [None, None]
+    assert prompts[1][:7] == [*prompts[0], 71, 72]
 
 
 async def test_a_run_that_is_cut_off_sends_no_later_turn() -> None:

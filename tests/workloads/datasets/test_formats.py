@@ -6,7 +6,9 @@ import pytest
 
 from loong.core.errors import ConfigError
 from loong.workloads.datasets.read import read_recording
+from loong.workloads.metrics.prefix_hits import prefix_hits
 from loong.workloads.request import RequestShape, TokenRun
+from loong.workloads.workload import make_workload
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -90,6 +92,21 @@ def test_mooncakes_prompts_share_the_blocks_whose_hash_ids_they_share(tmp_path: 
     first, second, third = (row.shape.new_runs for row in read_recording(path).rows)
     assert first[0] == second[0]
     assert len({run.seed for run in (*first, *second[1:], *third)}) == 5
+
+
+def test_mooncakes_blocks_of_one_hash_id_are_equal_tokens_at_every_seed_and_lengths_are_exact(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(MOONCAKE)
+    drawn = {seed: make_workload(f"trace:{path}", 3, seed=seed) for seed in (0, 1)}
+    for requests in drawn.values():
+        first, second, third = (request.prompt_token_ids(10_000) for request in requests)
+        assert [len(prompt) for prompt in (first, second, third)] == [1200, 915, 600]
+        assert first[:512] == second[:512]
+        assert first[512] != second[512]
+        assert list(prefix_hits(request.shape for request in requests)) == [0, 512, 0]
+    assert drawn[0][0].prompt_token_ids(10_000) != drawn[1][0].prompt_token_ids(10_000)
 
 
 def test_levals_questions_share_their_document(tmp_path: Path) -> None:
