@@ -41,7 +41,7 @@ def line(run: PolicyRun) -> str:
 
 
 def _hits(metrics: Metrics) -> str:
-    """Return the hits of the prefix cache beside the ideal ones, if there could be any."""
+    """Return the obtained and the ideal hits of the prefix cache, if there could be any."""
     if not metrics.num_ideal_cached_tokens:
         return ""
     return f"; {_percent(metrics.hit_rate)} % of input cached, ideal {_percent(metrics.ideal_hit_rate)} %"
