@@ -141,6 +141,13 @@ class InstanceLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixCacheReset:
+    """All KV that no request reads is to be evicted now."""
+
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """There will be no more events."""
 
@@ -157,6 +164,7 @@ Event: TypeAlias = (
     | InstanceJoined
     | InstanceDraining
     | InstanceLeft
+    | PrefixCacheReset
 )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from loong.core.cached_tokens import CachedTokens
 from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
@@ -14,13 +15,16 @@ from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.cluster_size import ClusterSize
 from loong.engine.health import Health
+from loong.engine.prefix_hits import PrefixCounts
 
-PutToken: TypeAlias = Callable[[ProducedToken | PromptLogprobs | LoongError], None]
+Answered: TypeAlias = ProducedToken | PromptLogprobs | CachedTokens | LoongError
+PutToken: TypeAlias = Callable[[Answered], None]
 """Takes the tokens of all choices of a request as they are produced, or the error that ends all choices.
 
 The error is an `InvalidRequestError` if the request is at fault, and otherwise a `ClusterError`.
 The last token of a choice has a finish reason. The log probabilities of the prompt come before the first
-token, if the request wants them and its prompt has more than one token.
+token, if the request wants them and its prompt has more than one token. So does the number of its cached
+tokens, unless it is 0.
 """
 
 
@@ -113,6 +117,15 @@ class ClusterView(Protocol):
 
     async def wait_for_size(self) -> None:
         """Wait until the instances that are asked for serve. Raises `EngineStoppedError` if none will."""
+        ...
+
+    @property
+    def prefix_counts(self) -> PrefixCounts | None:
+        """The counts of the prefix cache, or None without one."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Evict all KV that no request reads, before requests that are submitted from now on arrive."""
         ...
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loong.core.applied import Applied
+from loong.core.cached_tokens import CachedTokens
 from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import (
     ClusterError,
@@ -20,6 +21,7 @@ from loong.core.events import (
     Event,
     InstanceLost,
     MigrationFinished,
+    PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     TokensProduced,
@@ -34,6 +36,7 @@ from loong.engine.cluster_size import ClusterSize, size_of
 from loong.engine.health import Health, dead, health_of
 from loong.engine.held_tokens import HeldTokens
 from loong.engine.loop import Scheduling
+from loong.engine.prefix_hits import PrefixCounts, PrefixHits
 from loong.engine.scaling import Scaling
 from loong.executor.workers import WorkersExecutor
 from loong.messages.wire import encode
@@ -65,7 +68,10 @@ class Engine:
         self._failure: str | None = None
         self._advanced_at = executor.now  # time of the last progress, or of the first waiting request
         executor.take_prompt_logprobs = self._take_prompt_logprobs
+        self._hits = PrefixHits(self._take_cached_tokens) if scheduling.state.keeps_prefixes else None
         scheduling.observe(self)
+        if self._hits is not None:
+            scheduling.observe(self._hits)
         if scaling is not None:
             scheduling.observe(scaling)
 
@@ -170,6 +176,16 @@ class Engine:
         return snapshot if self._failure is None else _emptied(snapshot)
 
     @property
+    def prefix_counts(self) -> PrefixCounts | None:
+        """The counts of the prefix cache, or None without one."""
+        return None if self._hits is None else self._hits.counts
+
+    def reset_prefix_cache(self) -> None:
+        """Evict all KV that no request reads, before requests that are submitted from now on arrive."""
+        if self._failure is None:
+            self._executor.post(PrefixCacheReset(self._executor.now))
+
+    @property
     def num_stray_frames(self) -> int:
         """The number of dropped frames on private sockets that were not messages."""
         return self._executor.num_stray_frames
@@ -211,6 +227,10 @@ class Engine:
         scored = self._scored.get(part.request_id)
         if scored is not None and scored.take(part):
             self._scored = {i: other for i, other in self._scored.items() if other is not scored}
+
+    def _take_cached_tokens(self, cached: CachedTokens) -> None:
+        if (put := self._waiting.get(cached.request_id)) is not None:
+            put(cached)
 
     def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Pass on tokens. Raises `ClusterError` when an instance is lost for good."""
@@ -260,7 +280,7 @@ def _reason(error: BaseException | None) -> str:
 
 def _emptied(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot with its counts, but without requests, batches and KV."""
-    instances = tuple(instance.using(0).running(None) for instance in snapshot.instances)
+    instances = tuple(instance.holding(0, 0).running(None) for instance in snapshot.instances)
     return replace(
         snapshot,
         instances=instances,
@@ -270,4 +290,5 @@ def _emptied(snapshot: Snapshot) -> Snapshot:
         ending=(),
         leaving={},
         migrations=(),
+        following=(),
     )

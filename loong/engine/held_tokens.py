@@ -1,10 +1,9 @@
 """Tokens held back until all log probabilities of their prompt are known."""
 
-from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import AssembledLogprobs, PromptLogprobs
 from loong.core.request import NewRequest
-from loong.engine.client import PutToken
+from loong.engine.client import Answered, PutToken
 
 
 class HeldTokens:
@@ -18,7 +17,7 @@ class HeldTokens:
         self._put = put
         self._held: list[ProducedToken] | None = []
 
-    def put(self, item: ProducedToken | PromptLogprobs | LoongError) -> None:
+    def put(self, item: Answered) -> None:
         """Take a token of any choice, or the error that ends all choices; see `PutToken`."""
         if self._held is None or not isinstance(item, ProducedToken):
             self._put(item)

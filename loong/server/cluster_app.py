@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from loong.engine.client import ClusterView, Tracing
 from loong.engine.faults import WorkerFaults
-from loong.server import fault_injection, profiling, scaling, status
+from loong.server import fault_injection, prefix_cache, profiling, scaling, status
 from loong.server.admission import Admission
 from loong.server.api.middleware import answer_errors
 from loong.server.api.sse import EVENT_WRITES, EventWrites
@@ -27,6 +27,7 @@ _ROUTES = (
     web.get("/load", status.load),
     web.get("/metrics", status.metrics),
     web.get("/trace", status.trace),
+    web.post("/reset_prefix_cache", prefix_cache.reset_prefix_cache),
     web.post("/start_profile", profiling.start_profile),
     web.post("/stop_profile", profiling.stop_profile),
     web.post("/admin/faults", fault_injection.inject_fault),

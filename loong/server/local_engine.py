@@ -3,11 +3,9 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
-from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, NewRequest, RequestId
-from loong.engine.client import EngineLimits, PutToken, RequestLoad, TokenEngine
+from loong.engine.client import Answered, EngineLimits, PutToken, RequestLoad, TokenEngine
 from loong.server.admission import Admission
 from loong.server.metrics.spans import Spans
 
@@ -33,7 +31,7 @@ class LocalEngineClient:
         """Begin a request, which counts as waiting until its first token."""
         stop_waiting = self._admission.stop_waiting
 
-        def count_and_put(token: ProducedToken | PromptLogprobs | LoongError) -> None:
+        def count_and_put(token: Answered) -> None:
             if isinstance(token, ProducedToken):
                 stop_waiting(token.request_id)
             put(token)

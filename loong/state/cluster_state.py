@@ -16,6 +16,7 @@ from loong.core.events import (
     InstanceLeft,
     InstanceLost,
     MigrationFinished,
+    PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     TokensProduced,
@@ -57,6 +58,11 @@ class ClusterState:
         self.last_id = last_id
         for instance in instances:
             self._pools.join(instance)
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether KV stays when its request has ended."""
+        return self._requests.owners.keeps
 
     def snapshot(self, now: float) -> Snapshot:
         """Return the state as values."""
@@ -140,6 +146,10 @@ class ClusterState:
                 return PLANNED
             case InstanceLeft():
                 self._leave(event)
+                return PLANNED
+            case PrefixCacheReset():
+                for instance_id in self._pools.instances:
+                    self._requests.owners.empty(instance_id)
                 return PLANNED
             case _:
                 assert_never(event)

@@ -165,8 +165,7 @@ class Flights:
         if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         return not any(
-            live.migration_ids or live.copied or live.siblings
-            for live in self._requests.of(batch.plan)
+            live.migration_ids or live.copied or live.siblings for live in self._requests.of(batch.plan)
         )
 
     def ending_on(self, plan: BatchPlan) -> dict[int, float]:

@@ -41,7 +41,7 @@ def typed(command: str, url: str) -> httpx.Response:
                 method, body = "POST", words.pop(0)
             case _:
                 address = word.replace(ADDRESS, url)
-    if address.endswith("_profile"):  # the server of this test has an admin key
+    if address.endswith(("_profile", "_prefix_cache")):  # the server of this test has an admin key
         headers["Authorization"] = f"Bearer {ADMIN_KEY}"
     return httpx.request(method, address, headers=headers, content=body, timeout=60)
 

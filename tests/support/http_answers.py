@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 
 JSON_TYPE = {"Content-Type": "application/json"}
+NOTHING_CACHED = {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
 async def post(url: str, path: str, **body: object) -> httpx.Response:

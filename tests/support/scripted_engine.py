@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from loong.core.cached_tokens import CachedTokens
 from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import ClusterError, InvalidRequestError, LoongError, RequestTooLargeError
 from loong.core.events import Logprobs, ProducedToken
@@ -17,6 +18,7 @@ from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, PutToken
 from loong.engine.cluster_size import ClusterSize, size_of
 from loong.engine.health import Health
+from loong.engine.prefix_hits import PrefixCounts
 
 SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
 AT_REST = Snapshot(0.0, (ElasticInstance(0, 1, InstanceKind.FULL, 4096),))
@@ -69,6 +71,9 @@ class ScriptedEngine:
     condition: Health = Health()  # noqa: RUF009  it is frozen
     cluster: Snapshot = AT_REST
     num_stray_frames: int = 0
+    num_cached_tokens: int = 0  # of each prompt
+    prefix_counts: PrefixCounts | None = None
+    num_resets: int = 0  # of the prefix cache
     max_instances: int = 4
     asked: list[int] = field(default_factory=list)  # by `scale`
     past: ClusterHistory = ClusterHistory()  # noqa: RUF009  it is frozen
@@ -86,6 +91,8 @@ class ScriptedEngine:
         open_choices = {choice.request_id: choice for choice in request.choices()}
         if request.num_prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
             put(prompt_logprobs(request))
+        if self.num_cached_tokens:
+            put(CachedTokens(request.request_id, self.num_cached_tokens))
         self.num_produced.update(dict.fromkeys(open_choices, 0))
         replies = {choice.request_id: self.reply(choice) for choice in open_choices.values()}
         task = asyncio.create_task(self._produce(open_choices, replies, put))
@@ -157,6 +164,9 @@ class ScriptedEngine:
     async def wait_for_size(self) -> None:
         self.paused.set()
         await self.resume.wait()
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
 
     def history(self) -> ClusterHistory:
         return self.past

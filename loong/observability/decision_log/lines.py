@@ -29,6 +29,7 @@ EventName: TypeAlias = Literal[
     "instance_joined",
     "instance_draining",
     "instance_left",
+    "prefix_cache_reset",
 ]
 TokensByInstance: TypeAlias = dict[int, int]
 Number: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]  # that can be reckoned with

@@ -20,6 +20,7 @@ from loong.core.events import (
     InstanceLeft,
     InstanceLost,
     MigrationFinished,
+    PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     TokensProduced,
@@ -99,7 +100,7 @@ class DecisionLog:
                 self._write(lines.BatchStartedLine(event.time, event.batch_id))
             case BatchFinished():
                 self._end_batch(event, applied.ended)
-            case BatchEndPredicted():
+            case BatchEndPredicted() | PrefixCacheReset():
                 pass
             case MigrationFinished():
                 self._write(lines.MigrationEndedLine(event.time, event.migration_id, event.is_committed))

@@ -14,6 +14,7 @@ from loong.core.events import (
     InstanceLeft,
     InstanceLost,
     MigrationFinished,
+    PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     TokensProduced,
@@ -96,6 +97,8 @@ def _cause(event: Event) -> Cause:
             return Cause("instance_draining", instance_id=event.instance_id)
         case InstanceLeft():
             return Cause("instance_left", instance_id=event.instance_id)
+        case PrefixCacheReset():
+            return Cause("prefix_cache_reset")
         case _:
             assert_never(event)
 

@@ -21,6 +21,7 @@ from loong.core.events import (
     InstanceLeft,
     InstanceLost,
     MigrationFinished,
+    PrefixCacheReset,
     RequestAborted,
     RequestArrived,
     TokensProduced,
@@ -131,6 +132,12 @@ class InstanceLeaveRecord(_Line, frozen=True, tag="instance_left"):
     event: InstanceLeft
 
 
+class PrefixCacheResetRecord(_Line, frozen=True, tag="prefix_cache_reset"):
+    """The cached KV was evicted."""
+
+    event: PrefixCacheReset
+
+
 class PlanRecord(_Line, frozen=True, tag="planned"):
     """A plan on the events before it, without reasons and predictions, which have no effect."""
 
@@ -158,6 +165,7 @@ EventLine: TypeAlias = (
     | InstanceJoinRecord
     | InstanceDrainRecord
     | InstanceLeaveRecord
+    | PrefixCacheResetRecord
 )
 Line: TypeAlias = Setting | EventLine | PlanRecord | RefusedPlanRecord
 
@@ -203,6 +211,8 @@ def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
             return InstanceDrainRecord(event)
         case InstanceLeft():
             return InstanceLeaveRecord(event)
+        case PrefixCacheReset():
+            return PrefixCacheResetRecord(event)
         case _:
             assert_never(event)
 

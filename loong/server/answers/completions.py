@@ -8,12 +8,19 @@ from msgspec import UNSET, Meta, UnsetType
 from loong.server.answers.base import Answer, FinishReason, StopReason
 
 
+class PromptTokensDetails(Answer):
+    """Details of prompt tokens."""
+
+    cached_tokens: Annotated[int, Meta(description="Prompt tokens that were read from the prefix cache.")]
+
+
 class Usage(Answer):
     """Token counts, with each prompt counted once."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class CompletionLogprobs(Answer):

@@ -6,6 +6,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from loong.server.answers.base import Answer, FinishReason
 
+CachedTokens = Annotated[int, Meta(description="Prompt tokens that were read from the prefix cache.")]
+
 
 class GeneratedToken(Answer):
     """One token of an answer."""
@@ -16,6 +18,7 @@ class GeneratedToken(Answer):
     special: bool
     count_output_tokens: Annotated[int, Meta(description="The number of tokens of the answer so far.")]
     prompt_tokens: int
+    cached_tokens: CachedTokens
 
 
 class Generated(Answer):
@@ -25,6 +28,7 @@ class Generated(Answer):
     count_output_tokens: int | list[int]
     finish_reason: FinishReason | list[FinishReason]
     prompt_tokens: int
+    cached_tokens: CachedTokens
     tokens: Annotated[
         list[GeneratedToken | list[GeneratedToken]] | UnsetType,
         Meta(description="If `return_details` is true."),

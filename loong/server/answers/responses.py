@@ -43,9 +43,9 @@ OutputItem: TypeAlias = OutputMessage | OutputCall
 
 
 class InputDetails(Answer):
-    """Details of input tokens. No KV is kept between requests."""
+    """Details of input tokens."""
 
-    cached_tokens: Literal[0] = 0
+    cached_tokens: Annotated[int, Meta(description="Input tokens that were read from the prefix cache.")]
     cache_write_tokens: Literal[0] = 0
 
 

@@ -12,7 +12,7 @@ from loong.server.context import SERVER
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/", "/dashboard"})
 ADMIN_PATHS = frozenset({"/admin/instances", "/admin/scale"})  # for the admin key alone
 OPERATOR_PATHS = frozenset(  # for the admin key alone if there is one
-    {"/admin/faults", "/start_profile", "/stop_profile"}
+    {"/admin/faults", "/reset_prefix_cache", "/start_profile", "/stop_profile"}
 )
 OPEN_FOLDER = "/dashboard/page/"  # the page asks for the key, and has no data without it
 

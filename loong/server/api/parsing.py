@@ -18,9 +18,7 @@ from loong.foreign_json import NOT_JSON
 from loong.server.api.errors import ApiError, bad_request
 from loong.server.api.schema_base import Schema
 
-HARMLESS = frozenset(
-    {"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "cache_salt"}
-)
+HARMLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
 NEUTRAL: Mapping[str, object] = {  # unsupported fields, and the value that asks for nothing
     "suffix": "",
     "tools": [],

@@ -7,7 +7,7 @@ from pydantic import Field, WithJsonSchema
 from loong.core.request import NUM_SEEDS
 from loong.server.api.errors import bad_request
 from loong.server.api.schema_base import Schema, within
-from loong.server.openai.schemas import MAX_TOKEN_IDS_SCHEMA, CompletionFields, StopStrings
+from loong.server.openai.schemas import MAX_TOKEN_IDS_SCHEMA, CacheSalt, CompletionFields, StopStrings
 from loong.server.structured.structured_outputs import JsonSchema, Source
 
 _INPUTS = {"anyOf": [{"type": "string", "minLength": 1}, MAX_TOKEN_IDS_SCHEMA]}
@@ -54,6 +54,10 @@ class GenerateParameters(Schema):
     """A JSON schema for the answer, as an object or as text."""
     guided_grammar: Source | None = None
     """Rules for the answer, in the EBNF of GBNF files, or in Lark's notation."""
+    cache_salt: CacheSalt | None = None
+    """As in completions."""
+    use_prefix_cache: bool = True
+    """As in completions."""
     seed: Annotated[int, within("seed", least=-NUM_SEEDS)] | None = None
     """The seed of all samples. By default each request gets a random one."""
 
@@ -95,4 +99,5 @@ class GenerateFields(Schema):
 _SAME = {
     *("top_p", "top_k", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
     *("skip_special_tokens", "add_special_tokens", "guided_json", "guided_grammar"),
+    *("cache_salt", "use_prefix_cache"),
 }

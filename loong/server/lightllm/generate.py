@@ -52,6 +52,7 @@ class GenerateShape(AnswerShape):
             counts[0] if is_alone else counts,
             reasons[0] if is_alone else reasons,
             self.asked.num_prompt_tokens,
+            self.num_cached_tokens,
             UNSET if not has_details else [*tokens[0]] if is_alone else [*tokens],
         )
 
@@ -68,6 +69,7 @@ class GenerateShape(AnswerShape):
             self.tokenizer.is_silent(delta.token_id, skip_special_tokens=True),
             delta.index + 1,
             self.asked.num_prompt_tokens,
+            self.num_cached_tokens,
         )
 
 

@@ -1,7 +1,7 @@
 """Metrics of a cluster, computed when Prometheus reads them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -13,16 +13,22 @@ from prometheus_client.registry import Collector
 
 from loong.core.instance import ElasticInstance
 from loong.core.plan import PreemptionReason
-from loong.core.request import RequestId, RequestView
+from loong.core.request import RequestId
 from loong.core.snapshot import ClusterStats, Snapshot
 from loong.engine.client import ClusterView
 from loong.engine.cluster_size import InstanceState
+from loong.engine.prefix_hits import PrefixCounts
 from loong.processes.logs import num_dropped_records
 
 _DOPS = (*range(1, 9), 12, 16, 24, 32, 64)
 
 _INSTANCE_GAUGES: tuple[tuple[str, str, Callable[[ElasticInstance], float]], ...] = (
     ("loong:instance_kv_tokens", "Tokens of KV held or reserved, by instance.", lambda i: i.kv_used),
+    (
+        "loong:instance_kv_cached_tokens",
+        "Tokens of KV that no request reads, kept while there is room.",
+        lambda i: i.kv_cached,
+    ),
     ("loong:instance_kv_capacity_tokens", "Tokens of KV that an instance can hold.", lambda i: i.kv_capacity),
     ("loong:instance_busy", "1 while an instance runs a batch.", lambda i: i.batch_id is not None),
 )
@@ -74,8 +80,9 @@ class ClusterCollector(Collector):
         capacity, used = snapshot.kv_capacity, snapshot.kv_used
         running_ids = {view.request_id for view in snapshot.running} | snapshot.ending_ids
         yield self._gauge("vllm:num_requests_running", "Requests being computed.", len(running_ids))
-        yield self._gauge("vllm:num_requests_waiting", "Requests without KV.", len(snapshot.waiting))
-        yield self._waiting_by_reason(snapshot.waiting)
+        num_waiting = len(snapshot.waiting) + len(snapshot.following)
+        yield self._gauge("vllm:num_requests_waiting", "Requests without KV.", num_waiting)
+        yield self._waiting_by_reason(snapshot)
         yield self._gauge(
             "vllm:kv_cache_usage_perc", "KV in use; 1 is all.", used / capacity if capacity else 0
         )
@@ -89,6 +96,7 @@ class ClusterCollector(Collector):
             "Tokens whose KV was computed again, since it had been evicted, or lost with an instance.",
             stats.num_recomputed_tokens,
         )
+        yield from self._prefix_cache()
         for series, what, count in _ELASTIC_COUNTS:
             yield self._counter(series, what, count(stats))
         yield self._counter("loong:instance_losses", "Instances that were lost.", stats.num_losses)
@@ -121,7 +129,8 @@ class ClusterCollector(Collector):
         family.add_metric((self._model_name,), value)
         return family
 
-    def _waiting_by_reason(self, waiting: Sequence[RequestView]) -> GaugeMetricFamily:
+    def _waiting_by_reason(self, snapshot: Snapshot) -> GaugeMetricFamily:
+        waiting = snapshot.waiting
         num_deferred = sum(self._is_deferred(view.request_id) for view in waiting)
         labels = ("model_name", "reason")
         family = GaugeMetricFamily(
@@ -129,7 +138,24 @@ class ClusterCollector(Collector):
         )
         family.add_metric((self._model_name, "capacity"), len(waiting) - num_deferred)
         family.add_metric((self._model_name, "deferred"), num_deferred)
+        family.add_metric((self._model_name, "shared_prefix"), len(snapshot.following))
         return family
+
+    def _prefix_cache(self) -> Iterator[CounterMetricFamily]:
+        """Yield the counts of the prefix cache: vLLM's, and the tokens read by place."""
+        counts = self._engine.prefix_counts or PrefixCounts()
+        yield self._counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", counts.num_asked
+        )
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found there.", counts.num_hits)
+        family = CounterMetricFamily(
+            "loong:cached_tokens",
+            "Tokens read from the prefix cache instead of being computed, by place.",
+            labels=("model_name", "tier", "instance"),
+        )
+        for instance_id, num_tokens in counts.read_by_instance.items():
+            family.add_metric((self._model_name, "device", str(instance_id)), num_tokens)
+        yield family
 
     def _preemptions(self, counts: Mapping[PreemptionReason, int]) -> CounterMetricFamily:
         what = "Requests that lost their KV, by reason."

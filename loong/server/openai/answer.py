@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from loong.core.request import TokenId
 from loong.server.answers.base import FINISH_REASONS, Answer, FinishReason
-from loong.server.answers.completions import RankedLogprob, Usage
+from loong.server.answers.completions import PromptTokensDetails, RankedLogprob, Usage
 from loong.server.api.json_bodies import json_response
 from loong.server.api.sse import OPENAI_STREAM, EventStream, StreamFormat, event_of
 from loong.server.context import Server
@@ -58,6 +58,7 @@ class AnswerShape(ABC):
         self.asked = asked
         self.tokenizer = tokenizer
         self.is_brief = not asked.return_token_ids and not asked.stream_options.has_counts_in_chunks
+        self.num_cached_tokens = 0  # of all prompts, as far as they have begun
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice, in events with only text
 
     @abstractmethod
@@ -111,7 +112,8 @@ class AnswerShape(ABC):
         num_prompt_tokens = self.asked.num_prompt_tokens
         if self.asked.is_prompt_only:
             num_output_tokens = 0
-        return Usage(num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens)
+        total, details = num_prompt_tokens + num_output_tokens, PromptTokensDetails(self.num_cached_tokens)
+        return Usage(num_prompt_tokens, num_output_tokens, total, details)
 
     def chunk_usage(self, num_output_tokens: int) -> Usage | UnsetType | None:
         """Return the token counts of an event with a choice, if the request wants them there."""
@@ -186,6 +188,7 @@ async def send_whole(shape: AnswerShape, deltas: AsyncGenerator[Delta, None]) ->
     """Wait for the whole answer, then return it. A long answer is encoded in a thread."""
     async with aclosing(deltas):
         reported = [delta async for delta in deltas]
+    shape.num_cached_tokens = sum(delta.num_cached_tokens for delta in reported)
     if len(reported) <= _LONG_ANSWER and not shape.asked.has_prompt_logprobs:
         return json_response(shape.whole(reported))
     return await asyncio.to_thread(lambda: json_response(shape.whole(reported)))
@@ -202,6 +205,7 @@ async def send_stream(
             await stream.send(opening)
         async for delta in deltas:
             num_output_tokens += 1
+            shape.num_cached_tokens += delta.num_cached_tokens
             if delta.prompt_logprobs is None:
                 events = shape.events(delta, num_output_tokens)
             else:  # there may be many log probabilities

@@ -245,6 +245,8 @@ async def _choices(
             num_choices=fields.n,
             priority=fields.priority,
             num_prompt_logprobs=num_scored,
+            cache_salt=fields.salt_digest,
+            uses_cache=fields.use_prefix_cache,
         )
         choices.append(Choices(index * fields.n, request, prompt.echo))
     return choices

@@ -41,6 +41,9 @@ async def generate(
                 delta = answer.add(token, len(request.prompt_token_ids) if is_first else 0)
                 if delta.index == 0 and tokens.prompt_logprobs is not None:
                     delta = delta._replace(prompt_logprobs=tokens.prompt_logprobs)
+                if tokens.num_cached_tokens:
+                    delta = delta._replace(num_cached_tokens=tokens.num_cached_tokens)
+                    tokens.num_cached_tokens = 0  # they count once for all choices
                 if delta.finish_reason is not None:
                     tokens.abort(token.request_id, delta.finish_reason)
                     if len(answers) == 1:

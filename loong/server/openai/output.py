@@ -24,7 +24,7 @@ class Delta(NamedTuple):
     `text_offset` is the offset of the token's own text in the answer, in characters. `stop_reason` is the
     stop string or token of the request that ended the answer, or None. The first delta of an answer has the
     `prompt_logprobs`. `parts` are the new parts of an answer that may call tools, and None for other answers.
-    If `is_cut`, the answer ends inside a call.
+    If `is_cut`, the answer ends inside a call. The first delta of a request has its `num_cached_tokens`.
     """
 
     choice: int
@@ -38,6 +38,7 @@ class Delta(NamedTuple):
     prompt_logprobs: PromptLogprobs | None = None
     parts: Sequence[Part] | None = None
     is_cut: bool = False
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The bodies of requests: fields of the OpenAI API, and those that vLLM adds, with vLLM's defaults."""
 
 from abc import ABC, abstractmethod
+from hashlib import blake2b
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
@@ -27,6 +28,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_TOKEN_IDS = 4096
 MAX_BAD_WORDS = 256
 MAX_USER_LENGTH = 256  # characters
+MAX_SALT_LENGTH = 1024  # characters
 
 _TEXT = {"type": "string", "minLength": 1}
 _ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
@@ -40,6 +42,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+CacheSalt = Annotated[str, Field(min_length=1, max_length=MAX_SALT_LENGTH)]
 _TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 TokenIdList = Annotated[list[_TokenId], BeforeValidator(as_integers, list[_TokenId])]
 LogitBias = Annotated[float, within("logit_bias")]
@@ -146,6 +149,11 @@ class GenerationFields(Schema, ABC):
     """Lower is sooner: each step halves the time to the first token that the schedule allows."""
     slo: SLOFields | None = None
     """Targets of the request, instead of the server's."""
+    cache_salt: CacheSalt | None = None
+    """Share [cached KV](prefix-caching.md) only with requests of the same salt, a secret of those that share.
+    The default is shared by all requests without a salt."""
+    use_prefix_cache: bool = True
+    """Read cached KV of other requests, and leave them its own."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
@@ -190,6 +198,13 @@ class GenerationFields(Schema, ABC):
         if info.data.get("stream"):
             raise ValueError("requests with stream set to true cannot have them")
         return prompt_logprobs
+
+    @property
+    def salt_digest(self) -> str:
+        """Return a name for the salt that does not give it away, or nothing for no salt."""
+        return (
+            "" if self.cache_salt is None else blake2b(self.cache_salt.encode(), digest_size=16).hexdigest()
+        )
 
     @property
     @abstractmethod

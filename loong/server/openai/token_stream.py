@@ -3,11 +3,12 @@
 from types import TracebackType
 from typing import Self
 
+from loong.core.cached_tokens import CachedTokens
 from loong.core.errors import LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, NewRequest, RequestId
-from loong.engine.client import TokenEngine
+from loong.engine.client import Answered, TokenEngine
 from loong.messages.stream import Stream
 
 
@@ -16,14 +17,15 @@ class TokenStream:
 
     Then its client has left, or one of its choices has failed.
     Iterating yields the tokens of all choices. It raises the error that ends the request.
-    `prompt_logprobs` are set before the first token, if the request wants them.
+    `prompt_logprobs` are set before the first token, if the request wants them. `num_cached_tokens` are, too.
     """
 
     def __init__(self, engine: TokenEngine, request: NewRequest) -> None:
         self._engine, self._request = engine, request
         self._open = set(request.choice_ids)
-        self._stream: Stream[ProducedToken | PromptLogprobs | LoongError] = Stream()
+        self._stream: Stream[Answered] = Stream()
         self.prompt_logprobs: PromptLogprobs | None = None
+        self.num_cached_tokens = 0
 
     def __enter__(self) -> Self:
         self._engine.submit(self._request, self._stream.put)
@@ -46,6 +48,9 @@ class TokenStream:
                 raise token
             if isinstance(token, PromptLogprobs):
                 self.prompt_logprobs = token
+                continue
+            if isinstance(token, CachedTokens):
+                self.num_cached_tokens = token.num_tokens
                 continue
             if token.request_id not in self._open:
                 continue  # it was sent before the choice was aborted

@@ -38,7 +38,8 @@ _COMPLETIONS = (
  "model": "loong-tiny",
  "choices": [{"index": 0, "text": "[t>gBj~;", "logprobs": null, "finish_reason": "length",
               "stop_reason": null}],
- "usage": {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14}}""",
+ "usage": {"prompt_tokens": 6, "completion_tokens": 8, "total_tokens": 14,
+           "prompt_tokens_details": {"cached_tokens": 0}}}""",
     ),
     Example(
         "A stream, with the token counts at the end (shown without the fields that all events have):",
@@ -75,7 +76,8 @@ data: [DONE]""",
     "top_logprobs": [null, {"}": -0.5006031110216469, "h": -12.19019785665763},
                      {"t": -0.002619294556948759, "i": -14.89418795529303}],
     "text_offset": [0, 0, 1]}}],
- "usage": {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}}""",
+ "usage": {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3,
+           "prompt_tokens_details": {"cached_tokens": 0}}}""",
     ),
     Example(
         "Targets of its own, a first token within 0.5 s and 0.03 s for each after it, and a place before "
@@ -107,7 +109,8 @@ _CHATS = (
  "model": "loong-tiny",
  "choices": [{"index": 0, "logprobs": null, "finish_reason": "length", "stop_reason": null,
               "message": {"role": "assistant", "content": "\\\\}rcP5[j"}}],
- "usage": {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17}}""",
+ "usage": {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17,
+           "prompt_tokens_details": {"cached_tokens": 0}}}""",
     ),
     Example(
         "Streamed (again without what is the same in all events):",
@@ -234,6 +237,9 @@ data: {"token": {"id": 91, "text": "[", "logprob": null, "special": false, "coun
     ("get", "/metrics"): (Example(),),
     ("get", "/trace"): (Example("Perfetto opens the trace, and so does `loong plot`."),),
     ("get", "/openapi.json"): (Example(),),
+    ("post", "/reset_prefix_cache"): (
+        Example("Where there is an admin key, no other is taken.", answer='{"status": "reset"}'),
+    ),
     ("post", "/start_profile"): (
         Example("For a server with `--trace-dir traces`. Where there is an admin key, no other is taken."),
     ),

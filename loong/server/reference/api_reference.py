@@ -21,7 +21,7 @@ OpenAI API's, or else vLLM's. `slo` and the effect of `priority` are loong's own
 
 - Bodies are JSON objects of the Content-Type `application/json` or `application/*+json`. A field that is
   null counts as absent. **Fields that are not listed here are refused by name**, except for `store`,
-  `metadata`, `service_tier`, `safety_identifier`, `prompt_cache_key` and `cache_salt`, which have no effect.
+  `metadata`, `service_tier`, `safety_identifier`, and `prompt_cache_key`, which have no effect.
   Numbers, texts and lists have bounds (`/openapi.json`). Integers may be written as 2.0.
 - Inside messages, unknown keys are ignored with a warning in the log. Audio and refusals are refused, and so
   is a turn that the model's chat template leaves out ([models.md](models.md#chat-templates)).

@@ -148,6 +148,12 @@ OPERATIONS = (
     Operation("get", "/openapi.json", "This document.", status.Document),
     Operation(
         "post",
+        "/reset_prefix_cache",
+        "Evict all cached KV that no request reads.",
+        status.Status,
+    ),
+    Operation(
+        "post",
         "/start_profile",
         "Begin a trace, and answer once all workers have.",
         status.Status,

@@ -25,6 +25,7 @@ from loong.server.remote.messages import (
     Admitted,
     Call,
     Failed,
+    FoundCached,
     Leave,
     Listening,
     NewLimits,
@@ -112,6 +113,9 @@ class RemoteEngineClient:
             case Scored():
                 if (put := self._puts.get(notice.request_id)) is not None:
                     put(notice.logprobs)
+            case FoundCached():
+                if (put := self._puts.get(notice.cached.request_id)) is not None:
+                    put(notice.cached)
             case Admitted():
                 self._answer(notice.ticket, None)
             case Refused():

@@ -7,11 +7,12 @@ from dataclasses import replace
 from socket import socket
 from typing import assert_never
 
+from loong.core.cached_tokens import CachedTokens
 from loong.core.errors import EngineStoppedError, InvalidRequestError, LoongError, RequestFailedError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import NewRequest, RequestId
-from loong.engine.client import EngineClient
+from loong.engine.client import Answered, EngineClient
 from loong.messages.wire import encode
 from loong.server.admission import Admission
 from loong.server.api.errors import ApiError, as_api_error
@@ -21,6 +22,7 @@ from loong.server.remote.messages import (
     Admit,
     Admitted,
     Failed,
+    FoundCached,
     Leave,
     Listening,
     NewLimits,
@@ -127,13 +129,18 @@ class ApiConnection:
     def _submit(self, request: NewRequest) -> None:
         self._open.update(request.choice_ids)
 
-        def put(token: ProducedToken | PromptLogprobs | LoongError) -> None:
-            if isinstance(token, ProducedToken):
-                self._collect(token)
-                return
-            if isinstance(token, PromptLogprobs):
-                self._report(Scored(request.request_id, token))
-                return
+        def put(token: Answered) -> None:
+            match token:
+                case ProducedToken():
+                    self._collect(token)
+                case PromptLogprobs():
+                    self._report(Scored(request.request_id, token))
+                case CachedTokens():
+                    self._report(FoundCached(token))
+                case LoongError():
+                    fail(token)
+
+        def fail(token: LoongError) -> None:
             failed = self._open.intersection(request.choice_ids)
             if not failed:
                 return  # the failure was reported once for all choices

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from loong.core.cached_tokens import CachedTokens
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import FinishReason, NewRequest, RequestId
@@ -94,6 +95,13 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundCached:
+    """The number of cached tokens of a request, sent before its tokens."""
+
+    cached: CachedTokens
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """These choices of a request have failed. Without a reason, the engine has stopped.
 
@@ -124,9 +132,11 @@ class NewLimits:
 
 
 Call: TypeAlias = Listening | Pong | Admit | Leave | Submit | Abort | NoteParent
-Notice: TypeAlias = Admitted | Refused | Produced | Scored | Failed | StopListening | Ping | NewLimits
+Notice: TypeAlias = (
+    Admitted | Refused | Produced | Scored | FoundCached | Failed | StopListening | Ping | NewLimits
+)
 
 decode_call: MessageDecoder[Call] = MessageDecoder((Listening, Pong, Admit, Leave, Submit, Abort, NoteParent))
 decode_notice: MessageDecoder[Notice] = MessageDecoder(
-    (Admitted, Refused, Produced, Scored, Failed, StopListening, Ping, NewLimits)
+    (Admitted, Refused, Produced, Scored, FoundCached, Failed, StopListening, Ping, NewLimits)
 )

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from loong.core.request import NUM_SEEDS
 from loong.server.api.parsing import check
 from loong.server.api.schema_base import Schema, within
-from loong.server.openai.schemas import MAX_USER_LENGTH, ChatFields, SLOFields
+from loong.server.openai.schemas import MAX_USER_LENGTH, CacheSalt, ChatFields, SLOFields
 from loong.server.responses.input_items import Items, Turn, turns_of
 from loong.server.structured.free_json import FreeObject
 from loong.server.tools.fields import MAX_TOOLS, Parameters, ToolName
@@ -157,6 +157,10 @@ class ResponseFields(Schema):
     """As in chats. Not in the OpenAI API."""
     slo: SLOFields | None = None
     """As in chats. Not in the OpenAI API."""
+    cache_salt: CacheSalt | None = None
+    """As in chats. Not in the OpenAI API."""
+    use_prefix_cache: bool = True
+    """As in chats. Not in the OpenAI API."""
     user: Annotated[str, Field(max_length=MAX_USER_LENGTH)] = ""
     """The user of the request."""
     metadata: Annotated[dict[_Name, _Value], Field(max_length=MAX_METADATA)] = {}
@@ -189,6 +193,8 @@ class ResponseFields(Schema):
             "seed": self.seed,
             "priority": self.priority,
             "slo": None if self.slo is None else self.slo.model_dump(),
+            "cache_salt": self.cache_salt,
+            "use_prefix_cache": self.use_prefix_cache,
             "user": self.user,
             "stream": self.stream,
         }

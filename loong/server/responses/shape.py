@@ -128,7 +128,7 @@ class ResponseShape(AnswerShape):
         num_input_tokens = self.asked.num_prompt_tokens
         return ResponseUsage(
             num_input_tokens,
-            InputDetails(),
+            InputDetails(self.num_cached_tokens),
             num_output_tokens,
             OutputDetails(),
             num_input_tokens + num_output_tokens,

@@ -20,6 +20,7 @@ from loong.core.events import (
     InstanceLost,
     Logprobs,
     MigrationFinished,
+    PrefixCacheReset,
     ProducedToken,
     RequestAborted,
     RequestArrived,
@@ -104,6 +105,7 @@ def all_events() -> list[Event]:
         RequestAborted(0.5, "r"),
         RequestAborted(0.5, "r", FinishReason.STOP),
         InstanceLost(0.6, 2, "gone"),
+        PrefixCacheReset(0.65),
         InstanceJoined(0.7, ElasticInstance(9, 2, InstanceKind.HOST, 100)),
     ]
 
@@ -162,7 +164,8 @@ def test_a_replay_shares_the_same_prefixes(tmp_path: Path) -> None:
         for n, request in enumerate(REQUESTS)
     ]
     setting = replace_setting(keeps_prefixes=True)
-    run = recorded(tmp_path / "log", setting, requests=requests, incidents=INCIDENTS, keeps_prompts=True)
+    incidents = (*INCIDENTS, PrefixCacheReset(0.15))
+    run = recorded(tmp_path / "log", setting, requests=requests, incidents=incidents, keeps_prompts=True)
     assert asyncio.run(replay(run)).difference is None
 
 

@@ -273,7 +273,6 @@ async def test_a_body_of_another_endpoint_is_pointed_there(
         ("metadata", {"a": "b"}),
         ("store", True),
         ("service_tier", "auto"),
-        ("cache_salt", "a"),
         ("bad_words", []),
         ("logits_processors", []),
         ("early_stopping", False),

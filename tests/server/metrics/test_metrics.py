@@ -18,6 +18,7 @@ from loong.core.decision import DecisionKind
 from loong.core.placement import Placement
 from loong.core.request import FinishReason, RequestView
 from loong.core.snapshot import Snapshot
+from loong.engine.prefix_hits import PrefixCounts
 from loong.observability.decision_log.lines import (
     ArrivedLine,
     BatchStartedLine,
@@ -165,6 +166,9 @@ async def test_rejections_at_admission_are_counted_by_reason(serving: Serving) -
     assert counted == dict.fromkeys(reasons, 0) | {"queue_full": 1}
 
 
+NOBODY = {"capacity": 0, "deferred": 0, "shared_prefix": 0}
+
+
 async def test_requests_that_wait_are_distinguished_by_reason(serving: Serving) -> None:
     """Of four, one is deferred, one was but has been preempted since, one has no place, one
     gave no reason.
@@ -173,8 +177,8 @@ async def test_requests_that_wait_are_distinguished_by_reason(serving: Serving) 
     views = tuple(RequestView(i, 6, 0, 20, 0.0, None, Placement()) for i in ids)
     engine, request_observers = ScriptedEngine(), observers_of_nothing()
     async with serving(engine, request_observers) as url:
-        assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 0, "deferred": 0}
-        engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views)
+        assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == NOBODY
+        engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views, following=("a", "b"))
         reasons = (
             Reason(DecisionKind.WAIT, ("deferred", "preempted", "gone"), WaitReason.DEFERRED_BY_DEADLINE),
             Reason(DecisionKind.WAIT, ("no place",), WaitReason.BUSY),
@@ -186,7 +190,26 @@ async def test_requests_that_wait_are_distinguished_by_reason(serving: Serving) 
         lines.append(PlannedLine(0.6, causes, (), preempted=(Preempted("preempted", {0: 6}),)))
         for line in lines:
             request_observers.runs(line, b"")
-        assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == {"capacity": 3, "deferred": 1}
+        waiting = {"capacity": 3, "deferred": 1, "shared_prefix": 2}
+        assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == waiting
+        (found,) = (
+            one for one in parse_text((await reported(url)).text) if one.name == "vllm:num_requests_waiting"
+        )
+        assert found.samples[0].value == sum(waiting.values())
+
+
+async def test_hits_of_the_prefix_cache_are_counted_by_place(serving: Serving) -> None:
+    counts = PrefixCounts(num_asked=90, num_hits=40, read_by_instance={0: 30, 2: 25})
+    async with serving(ScriptedEngine(prefix_counts=counts)) as url:
+        values = {
+            (sample.name, sample.labels.get("tier"), sample.labels.get("instance")): sample.value
+            for family in parse_text((await reported(url)).text)
+            for sample in family.samples
+        }
+    assert values["vllm:prefix_cache_queries_total", None, None] == 90
+    assert values["vllm:prefix_cache_hits_total", None, None] == 40
+    assert values["loong:cached_tokens_total", "device", "0"] == 30
+    assert values["loong:cached_tokens_total", "device", "2"] == 25
 
 
 async def test_the_exposition_keeps_the_rules_of_prometheus(serving: Serving) -> None:

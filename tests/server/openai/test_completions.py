@@ -3,7 +3,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from http_answers import error_of, events_of, get_json, post
+from http_answers import NOTHING_CACHED, error_of, events_of, get_json, post
 from listening import serving_with
 from openai import AsyncOpenAI, OpenAI
 from scripted_engine import ScriptedEngine, Serving, say
@@ -28,7 +28,12 @@ async def test_a_text_prompt_begins_with_the_models_own_token(serving: Serving) 
     assert answer["id"] == request.request_id
     assert answer["choices"][0]["text"] == "abc"
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9}
+    assert answer["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 5,
+        "total_tokens": 9,
+        **NOTHING_CACHED,
+    }
 
 
 @pytest.mark.parametrize("prompt", [[97, 98], [[97, 98]]])
@@ -57,7 +62,12 @@ async def test_several_prompts_have_a_choice_each(serving: Serving, prompt: obje
     choices = whole["choices"]
     assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "ab"), (1, "cc")]
     assert [choice["prompt_token_ids"] for choice in choices] == [[256, 97, 98], [256, 99]]
-    assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
+    assert whole["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 8,
+        "total_tokens": 13,
+        **NOTHING_CACHED,
+    }
     assert len({request.request_id for request in engine.requests}) == 4
     for choice in choices:
         reported = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
@@ -70,7 +80,12 @@ async def test_the_counts_of_a_stream_are_of_all_choices(serving: Serving) -> No
     body = {"prompt": ["ab", "c"], "stream": True, "stream_options": {"include_usage": True}}
     async with serving(ScriptedEngine()) as url:
         *_, last = events_of(await post(url, PATH, **body))
-    assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 32, "total_tokens": 37}
+    assert last["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 32,
+        "total_tokens": 37,
+        **NOTHING_CACHED,
+    }
 
 
 async def test_a_prompt_of_several_that_does_not_fit_is_named(serving: Serving) -> None:

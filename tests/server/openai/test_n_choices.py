@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_answers import error_of, events_of, get_json, post
+from http_answers import NOTHING_CACHED, error_of, events_of, get_json, post
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine, Serving
 
@@ -39,7 +39,12 @@ async def test_choices_are_one_request_whose_seeds_count_up(serving: Serving) ->
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert [choice["text"] for choice in answer["choices"]] == [text[:-1] for text in TEXTS]
     num_tokens = sum(map(len, TEXTS))
-    counts = {"prompt_tokens": 4, "completion_tokens": num_tokens, "total_tokens": 4 + num_tokens}
+    counts = {
+        "prompt_tokens": 4,
+        "completion_tokens": num_tokens,
+        "total_tokens": 4 + num_tokens,
+        **NOTHING_CACHED,
+    }
     assert answer["usage"] == counts
 
 
@@ -93,7 +98,12 @@ async def test_each_of_several_prompts_has_n_choices(serving: Serving) -> None:
     assert reported == [(0, "abab"), (1, "abab"), (2, "ccc"), (3, "ccc")]
     prompts = [choice["prompt_token_ids"] for choice in answer["choices"]]
     assert prompts == [[256, 97, 98]] * 2 + [[256, 99]] * 2
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
+    assert answer["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 16,
+        "total_tokens": 21,
+        **NOTHING_CACHED,
+    }
     ids = [i for request in asked.requests for i in request.choice_ids]
     assert len(set(ids)) == len(ids) == 4
 

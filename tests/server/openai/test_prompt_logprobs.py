@@ -4,7 +4,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 import pytest
-from http_answers import error_of, events_of, post
+from http_answers import NOTHING_CACHED, error_of, events_of, post
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
@@ -78,7 +78,12 @@ async def test_no_token_may_be_asked_for_but_what_is_said_of_the_prompt(serving:
     for answer, text in ((echo, "ab"), (scored, ""), (plain, "ab")):
         choice = answer["choices"][0]
         assert (choice["text"], choice["finish_reason"], choice["token_ids"]) == (text, "length", [])
-        assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+        assert answer["usage"] == {
+            "prompt_tokens": 3,
+            "completion_tokens": 0,
+            "total_tokens": 3,
+            **NOTHING_CACHED,
+        }
     assert echo["choices"][0]["logprobs"]["token_logprobs"] == [None, -1.0, -2.0]
     assert [answer["choices"][0]["logprobs"] for answer in (scored, plain)] == [None, None]
     assert chat["choices"][0]["message"]["content"] == ""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from raw_http import until
 from scripted_engine import ScriptedEngine
 
+from loong.core.cached_tokens import CachedTokens
 from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError, LoongError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
@@ -32,6 +33,7 @@ from loong.server.remote.messages import (
     Admit,
     Admitted,
     Failed,
+    FoundCached,
     Leave,
     Listening,
     NewLimits,
@@ -72,6 +74,7 @@ NOTICES = (
     Refused(3, 503, "the queue is full", "queue_full", None, {"Retry-After": "1"}),
     Produced((ProducedToken("a", 5), ProducedToken("b", 6, FinishReason.STOP))),
     Scored("a", PromptLogprobs("a", range(1, 3), [-0.5, -1.0], [1, 9], [[5, 6]], [[-0.5, -0.25]])),
+    FoundCached(CachedTokens("a", 7)),
     Failed(("a", "a-1"), "instance 1 was lost"),
     StopListening(),
     Failed(("a",), "it needs KV for 130 tokens", is_invalid=True),

@@ -130,6 +130,8 @@ def _cause_words(cause: Cause) -> str:
             return f"batch {cause.batch_id} ends"
         case "migration_finished":
             return f"migration {cause.migration_id} ends"
+        case "prefix_cache_reset":
+            return "the prefix cache is reset"
         case "instance_lost" | "instance_joined" | "instance_draining" | "instance_left":
             return (
                 f"instance {cause.instance_id} {_CHANGES[ChangeKind(cause.event.removeprefix('instance_'))]}"
