@@ -54,11 +54,12 @@ def logged(
     *,
     cost_model: CostModel = SIMPLE_CLOCK,
     aborts: Iterable[RequestAborted] = (),
+    keeps_prefixes: bool = False,
 ) -> tuple[Line, ...]:
     """Return the log of a run until drained, read back from `path`."""
 
     async def drain() -> None:
-        state = ClusterState(tuple(instances))
+        state = ClusterState(tuple(instances), keeps_prefixes=keeps_prefixes)
         executor = SimulatedExecutor(cost_model, requests, aborts)
         with decision_log(path) as log:
             async for _ in Scheduling(state, policy, cost_model, executor, (log,)).events():

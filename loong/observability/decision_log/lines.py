@@ -99,7 +99,8 @@ class Decode(_Part, frozen=True):
 class LoggedBatch(_Part, frozen=True):
     """A batch of up to `num_steps` steps. The instances of its group are in ring order.
 
-    Holders are instances outside the group that attend over their KV for the batch.
+    Holders are instances outside the group that attend over their KV for the batch. `cached` is the KV, by
+    instance, that requests which begin with it read instead of computing it.
     """
 
     batch_id: int
@@ -110,6 +111,7 @@ class LoggedBatch(_Part, frozen=True):
     num_steps: int = 1
     predicted_seconds: Number | None = None  # of one step
     holder_ids: tuple[int, ...] = ()
+    cached: dict[str, TokensByInstance] = {}
 
     @property
     def phase(self) -> Phase:

@@ -35,6 +35,7 @@ from loong.observability.decision_log.lines import Line
 from loong.observability.decision_log.plan_line import instance_states, planned_line
 
 STANDING = (DecisionKind.WAIT, DecisionKind.DEFER)  # repeated in each plan while they hold
+FOLLOWING = "another request computes a part of the prompt that both share"
 
 Listener: TypeAlias = Callable[[Line, bytes], None]
 """Receives every line with its encoded bytes. It must neither fail nor block."""
@@ -135,8 +136,11 @@ class DecisionLog:
         """Write a plan made on `events` for `snapshot`, and the executor's instructions."""
         if self._held:
             self._write_held(snapshot)
-        if plan.decisions:
-            plan = replace(plan, decisions=tuple(self._news(plan.decisions)))
+        decisions = plan.decisions
+        if snapshot.following:
+            decisions += (Decision(DecisionKind.WAIT, snapshot.following, FOLLOWING),)
+        if decisions:
+            plan = replace(plan, decisions=tuple(self._news(decisions)))
         waits = self._said[DecisionKind.WAIT]
         for instruction in instructions:
             if isinstance(instruction, RunBatch):

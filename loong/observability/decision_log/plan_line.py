@@ -1,6 +1,6 @@
 """The line of a plan."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 from loong.core.decision import Decision
@@ -50,11 +50,12 @@ def planned_line(
     """Return the line of a plan made on `events`, or None for an empty plan without reasons."""
     if plan == IterationPlan(program_sizes=plan.program_sizes):
         return None
+    cached = {b.request_id: dict(tokens_by_instance(b.segments)) for b in plan.effective_borrowings}
     return PlannedLine(
         time=snapshot.now,
         causes=tuple(map(_cause, events)),
         instances=instance_states(snapshot.instances),
-        batches=tuple(_batch(run) for run in instructions if isinstance(run, RunBatch)),
+        batches=tuple(_batch(run, cached) for run in instructions if isinstance(run, RunBatch)),
         migrations=tuple(_migration(m) for m in instructions if isinstance(m, MoveKV)),
         preempted=tuple(_preempted(preemption, snapshot) for preemption in plan.preemptions),
         evicted=tuple(_evicted(plan.evictions, snapshot)),
@@ -103,21 +104,26 @@ def _cause(event: Event) -> Cause:
             assert_never(event)
 
 
-def _batch(run: RunBatch) -> LoggedBatch:
+def _batch(run: RunBatch, cached: Mapping[RequestId, TokensByInstance]) -> LoggedBatch:
     plan = run.plan
     return LoggedBatch(
         run.batch_id,
         plan.group.instance_ids,
         plan.group.dop,
-        chunks=tuple(_chunk(plan, given) for given in run.inputs if not given.is_decoding),
+        chunks=tuple(
+            _chunk(plan, given, begins=given.request_id in cached)
+            for given in run.inputs
+            if not given.is_decoding
+        ),
         decodes=tuple(_decode(plan, given) for given in run.inputs if given.is_decoding),
         num_steps=plan.num_steps,
         predicted_seconds=plan.predicted_time,
         holder_ids=run.holder_ids,
+        cached={request_id: cached[request_id] for request_id in plan.request_ids if request_id in cached},
     )
 
 
-def _chunk(plan: BatchPlan, given: RequestInput) -> Chunk:
+def _chunk(plan: BatchPlan, given: RequestInput, *, begins: bool) -> Chunk:
     computed_on: TokensByInstance = {}
     kept_on: TokensByInstance = {}
     blocks = plan.blocks_of(given.request_id)
@@ -132,7 +138,7 @@ def _chunk(plan: BatchPlan, given: RequestInput) -> Chunk:
         computed_on=computed_on,
         kept_on=kept_on,
         num_output_tokens=given.num_output_tokens,
-        num_repaired=num_below((block.positions for block in blocks), given.placement.stop),
+        num_repaired=0 if begins else num_below((block.positions for block in blocks), given.placement.stop),
     )
 
 

@@ -40,7 +40,7 @@ from loong.observability.decision_log.lines import (
     Line,
     PlannedLine,
 )
-from loong.observability.decision_log.log import decision_log
+from loong.observability.decision_log.log import FOLLOWING, decision_log
 from loong.observability.decision_log.reader import read_log
 from loong.observability.decision_log.story import words
 from loong.observability.decision_log.story.index import indexed
@@ -588,3 +588,25 @@ def test_a_batch_lasts_as_long_as_its_workers_measured_however_late_reports_are_
     on = "in one chunk on instance 0 (DoP 1 of 3 idle)"
     assert f"Prefill of 4 tokens (0 to 3) {on}: 250 ms, as predicted." in story(log, "r000")
     assert summary_of(indexed(log), "r000").measured_seconds == 0.25
+
+
+def test_a_prompt_that_others_computed_is_read_on_the_instances_that_have_it(tmp_path: Path) -> None:
+    requests = [timed_request(n, 40, 3, time) for n, time in enumerate((0.0, 0.0, 9.0))]
+    policy = make_policy("esp", PolicyConfig())
+    log = logged(tmp_path / "log", policy, instances_with([200]), requests, keeps_prefixes=True)
+    assert "prefix cache" not in story(log, "r000")
+    assert FOLLOWING in story(log, "r001")
+    for request_id in ("r001", "r002"):
+        assert "39 tokens are in the prefix cache, on instance 0. Prefill of 1 token (39 to 39)" in story(
+            log, request_id
+        )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stories_hold_together_when_requests_share_what_they_compute(tmp_path: Path, seed: int) -> None:
+    requests = [timed_request(n, 1 + 17 * n % 40, 1 + n % 7, 0.01 * n) for n in range(12)]
+    instances = instances_with([90, 60, 40])
+    index = indexed(logged(tmp_path / "log", chaos(seed), instances, requests, keeps_prefixes=True))
+    assert any(batch.cached for _, batch in index.batches.values())
+    for request_id in index.arrivals:
+        assert words.reported(story_of(index, request_id))

@@ -13,11 +13,11 @@ from raw_http import until
 from scripted_engine import ScriptedEngine
 
 from loong.core.cached_tokens import CachedTokens
-from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError, LoongError
+from loong.core.errors import ClusterError, EngineStoppedError, InvalidRequestError
 from loong.core.events import ProducedToken
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.core.request import SLO, FinishReason, NewRequest, SamplingParams
-from loong.engine.client import EngineLimits, PutToken, RequestLoad
+from loong.engine.client import Answered, EngineLimits, PutToken, RequestLoad
 from loong.messages.stream import Stream
 from loong.messages.wire import WireError, encode
 from loong.server.admission import Admission
@@ -244,7 +244,7 @@ async def test_an_engine_that_fails_has_reported_its_tokens_before() -> None:
             put(ClusterError("instance 3 is lost"))
 
     async with office(Failing(), 1) as made:
-        put: Stream[ProducedToken | PromptLogprobs | LoongError] = Stream()
+        put: Stream[Answered] = Stream()
         made.clients[0].submit(request("a"), put.put)
         assert await put.get() == ProducedToken("a", 5)
         assert str(await put.get()) == "instance 3 is lost"

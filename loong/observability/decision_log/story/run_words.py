@@ -28,6 +28,10 @@ def run_words(run: ComputedBatches) -> Iterator[str]:
     group = f"{instances(run.instance_ids)} ({dop})"
     if run.holder_ids:
         group += f", with KV served by {instances(run.holder_ids)}"
+    if run.cached:
+        num_tokens = sum(run.cached.values())
+        are = verb("are", range(num_tokens))
+        yield f"{counted(num_tokens, 'token')} {are} in the prefix cache, on {holdings(run.cached)}."
     yield f"{_what(run)} on {group}{_others(run)}: {_time(run)}."
     yield from _scaling(run)
     if len(run.instance_ids) > 1 and (kept_on := _sum(part.kept_on for part in run.parts)):

@@ -96,7 +96,7 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
 
     Joined and left instances are the difference to the batches before. Recomputed tokens were lost or dropped
     before. Repaired ones were lost or evicted while later KV stayed. Holders are instances outside the group
-    that served KV.
+    that served KV. `cached` is KV, by instance, that it read instead of computing it as it began.
     """
 
     phase: Phase
@@ -110,6 +110,7 @@ class ComputedBatches(_Step, frozen=True, tag="run"):
     reasons: tuple[Reason, ...]
     holder_ids: tuple[int, ...] = ()
     num_repaired: int = 0
+    cached: TokensByInstance = {}
 
 
 class Route(msgspec.Struct, frozen=True):

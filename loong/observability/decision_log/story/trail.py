@@ -131,6 +131,7 @@ class _Trail:
         part = part_of(self.index, ran, self.pauses)
         group, chunk = ran.batch.instance_ids, ran.part if isinstance(ran.part, Chunk) else None
         before = group if self.group is None else self.group
+        cached = ran.batch.cached.get(self.arrived.request_id, {})
         self.steps.append(
             ComputedBatches(
                 began,
@@ -145,9 +146,11 @@ class _Trail:
                 reasons=self._take_reasons(),
                 holder_ids=ran.batch.holder_ids,
                 num_repaired=0 if chunk is None else chunk.num_repaired,
+                cached=cached,
             )
         )
         self.group, self.pauses = group, []
+        self.kv.update(cached)
         if part.num_steps:
             self.kv.update(part.kept_on)
             self.computed_until = max(self.computed_until, part.first_position + part.num_tokens)
