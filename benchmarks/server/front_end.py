@@ -85,6 +85,7 @@ class ReadyEngine:
 
     limits = EngineLimits(2**20, 2**20, 264)
     num_stray_frames = 0
+    prefix_counts = None
 
     def __init__(self, part: Part, origin: float) -> None:
         self._part, self._origin = part, origin
@@ -132,6 +133,9 @@ class ReadyEngine:
 
     async def wait_for_size(self) -> None:
         """Return at once."""
+
+    def reset_prefix_cache(self) -> None:
+        """There is no cache."""
 
     def history(self) -> ClusterHistory:
         """Return an empty history."""

@@ -44,13 +44,14 @@ def log_banner(config: ServeConfig, limits: EngineLimits, port: int) -> None:
     total = cluster.kv_capacity * cluster.num_instances
     logger.info(
         "policy %s; KV room for %s tokens on each of %d instances, %s in all; "
-        "requests of up to %s tokens, of which %s fit at once",
+        "requests of up to %s tokens, of which %s fit at once; prefix caching %s",
         config.policy_name,
         f"{cluster.kv_capacity:,}",
         cluster.num_instances,
         f"{total:,}",
         f"{longest:,}",
         f"{total // longest:,}",
+        "on" if config.keeps_prefixes else "off",
     )
     host = config.server.host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

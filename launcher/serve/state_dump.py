@@ -38,12 +38,14 @@ class StateDump:
 def described(snapshot: Snapshot) -> str:
     """Return counts, and a line for each of the first instances, batches, migrations and requests."""
     now, in_flight = snapshot.now, (*snapshot.ending, *snapshot.batches)
+    num_waiting = len(snapshot.waiting) + len(snapshot.following)
     counts = (
-        f"{len(snapshot.waiting)} waiting, {len(snapshot.running)} running; {len(in_flight)} batches and "
+        f"{num_waiting} waiting, {len(snapshot.running)} running; {len(in_flight)} batches and "
         f"{len(snapshot.migrations)} migrations in flight; {now:.3f} s since the start"
     )
     instances = [
         f"instance {i.instance_id} ({i.kind.value}): KV {i.kv_used} of {i.kv_capacity} tokens"
+        + (f", {i.kv_cached} more cached" if i.kv_cached else "")
         + ("" if i.batch_id is None else f", batch {i.batch_id}")
         for i in snapshot.instances
     ]
@@ -53,6 +55,7 @@ def described(snapshot: Snapshot) -> str:
         [_migration(migration) for migration in snapshot.migrations],
         [f"running: {_request(view, now)}" for view in snapshot.running],
         [f"waiting: {_request(view, now)}" for view in snapshot.waiting],
+        [f"waiting for a prefix that another computes: {i}" for i in snapshot.following],
     )
     return "\n  ".join([counts, *(line for part in parts for line in _first(part))])
 

@@ -31,10 +31,12 @@ def status_line(before: Snapshot, now: Snapshot) -> str:
         dop: count - before.stats.num_batches_by_dop.get(dop, 0)
         for dop, count in sorted(now.stats.num_batches_by_dop.items())
     }
+    num_cached = now.stats.num_cached_tokens - before.stats.num_cached_tokens
+    cached = f"{num_cached / seconds:.0f} tokens/s from the prefix cache, " if num_cached else ""
     by_dop = " ".join(f"{dop}:{count}" for dop, count in counts.items() if count)
     return (
-        f"{num_computed / seconds:.0f} tokens/s computed, {num_output / seconds:.0f} tokens/s out; "
-        f"{len(now.running)} running, {len(now.waiting)} waiting; "
+        f"{num_computed / seconds:.0f} tokens/s computed, {cached}{num_output / seconds:.0f} tokens/s out; "
+        f"{len(now.running)} running, {len(now.waiting) + len(now.following)} waiting; "
         f"KV {100 * now.kv_used / now.kv_capacity:.1f} % used; "
         + (f"batches by DoP {by_dop}" if by_dop else "no new batch")
     )

@@ -61,7 +61,7 @@ class ClusterState:
 
     @property
     def keeps_prefixes(self) -> bool:
-        """Whether KV stays when its request has ended."""
+        """Return whether KV stays when its request has ended."""
         return self._requests.owners.keeps
 
     def snapshot(self, now: float) -> Snapshot:

@@ -20,6 +20,7 @@ from loong.core.cost.work import Phase
 from loong.core.events import RequestAborted
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import Snapshot
+from loong.engine.prefix_hits import PrefixCounts
 from loong.observability.decision_log.log import DecisionLog
 from loong.observability.decision_log.recent import RecentLines, index_of
 from loong.observability.decision_log.runs import RequestRuns
@@ -92,6 +93,20 @@ async def test_a_page_is_reported_what_is_and_then_what_is_new(serving: Serving)
     assert tick["errors"] == {"prefill": 0.25}
     assert not later["ended"]
     assert not later["over"]
+
+
+async def test_a_page_is_reported_what_is_cached_and_how_much_is_found_there(serving: Serving) -> None:
+    dashboard, counts = source(), PrefixCounts(90, 40, {0: 40})
+    snapshot = two_requests(dashboard)
+    first_one, *others = snapshot.instances
+    snapshot = replace(snapshot, instances=(first_one.holding(3, 50), *others), following=("r002",))
+    async with serving(ScriptedEngine(cluster=snapshot, prefix_counts=counts), dashboard) as url:
+        _, tick = await first(url, 2)
+    assert tick["instances"][0] == [0, 3, 100, "full", 50]
+    assert (tick["prefix_cache"], tick["num_waiting"]) == ([90, 40], 1)
+    async with serving(ScriptedEngine(cluster=snapshot), source()) as url:
+        _, tick = await first(url, 2)
+    assert tick["prefix_cache"] is None
 
 
 async def test_changes_of_instances_are_reported_in_every_tick_for_as_long_as_a_page_shows_them(

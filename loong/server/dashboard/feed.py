@@ -114,7 +114,7 @@ class Tick(msgspec.Struct, frozen=True):
 
     now: float
     health: str | None  # why it is degraded or dead; None: ok
-    instances: list[tuple[int, int, int, str]]  # id, KV used, KV capacity, kind
+    instances: list[tuple[int, int, int, str, int]]  # id, KV used, KV capacity, kind, KV cached
     states: dict[int, str]  # of instances that there are or are to be
     ended: list[FeedBatch]
     running: list[FeedBatch]
@@ -126,6 +126,7 @@ class Tick(msgspec.Struct, frozen=True):
     over: list[FeedRun]
     num_running: int
     num_waiting: int
+    prefix_cache: tuple[int, int] | None  # prompt tokens looked up since the start, and found; None: no cache
     num_judged: int
     num_met: int
     long_prompt: int
@@ -159,7 +160,7 @@ class Feed:
         """Return the present state and the news since the last tick."""
         engine, request_observers = self._cluster.engine, self._request_observers
         snapshot, history, health = engine.snapshot(), engine.history(), engine.health()
-        sent_to, self._sent_to = self._sent_to, snapshot.now
+        counts, sent_to, self._sent_to = engine.prefix_counts, self._sent_to, snapshot.now
         batches = takewhile(lambda batch: batch.ended_at > sent_to, reversed(history.batches))
         moves = takewhile(lambda move: move.ended_at > sent_to, reversed(history.moves))
         levels = takewhile(lambda level: level.time > sent_to, reversed(history.kv_levels))
@@ -171,7 +172,10 @@ class Feed:
         return Tick(
             now=snapshot.now,
             health=None if health.state is HealthState.OK else health.message,
-            instances=[(i.instance_id, i.kv_used, i.kv_capacity, i.kind.value) for i in snapshot.instances],
+            instances=[
+                (i.instance_id, i.kv_used, i.kv_capacity, i.kind.value, i.kv_cached)
+                for i in snapshot.instances
+            ],
             states={i.instance_id: i.state.value for i in engine.size().instances},
             ended=ended,
             running=running,
@@ -182,7 +186,8 @@ class Feed:
             live=[self._run(run, snapshot) for run in islice(request_observers.runs.live, MAX_LIVE)],
             over=[self._run(run, snapshot) for run in self._new_runs()],
             num_running=len(snapshot.running),
-            num_waiting=len(snapshot.waiting),
+            num_waiting=len(snapshot.waiting) + len(snapshot.following),
+            prefix_cache=None if counts is None else (counts.num_asked, counts.num_hits),
             num_judged=self._past.num_judged,
             num_met=self._past.num_met,
             long_prompt=ceil(LONG_SHARE * self._longest_prompt),

@@ -38,7 +38,7 @@ class Past:
                 snapshot.now,
                 stats.num_computed_tokens,
                 stats.num_output_tokens,
-                len(snapshot.waiting),
+                len(snapshot.waiting) + len(snapshot.following),
                 len(snapshot.running),
                 self.num_judged,
                 self.num_met,

@@ -34,6 +34,15 @@ def test_all_that_runs_and_waits_is_shown_with_its_age_and_tokens() -> None:
     ]
 
 
+def test_cached_kv_and_requests_that_wait_for_a_prefix_are_shown() -> None:
+    snapshot = replace(snapshot_of((64,), [waiting("b", 20)]), following=("c",))
+    instance = replace(snapshot.instances[0], kv_cached=9)
+    lines = described(replace(snapshot, instances=(instance,))).splitlines()
+    assert lines[0].startswith("2 waiting, 0 running")
+    assert lines[1] == "  instance 0 (full): KV 0 of 64 tokens, 9 more cached"
+    assert lines[-1] == "  waiting for a prefix that another computes: c"
+
+
 def test_no_more_lines_are_logged_of_ten_thousand_requests() -> None:
     views = [waiting(f"request-{number}", 5) for number in range(10_000)]
     *_, before, last = described(snapshot_of((64,), views)).splitlines()

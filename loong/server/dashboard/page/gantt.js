@@ -14,7 +14,7 @@ const CHANGES = {
   draining: ["▾", "text", "began to drain", false],
   left: ["−", "text", "left", true],
 };
-const MARK_PIXELS = 7, HATCH_PIXELS = 6, MIN_HATCHED_PIXELS = 7;
+const MARK_PIXELS = 7, HATCH_PIXELS = 6, MIN_HATCHED_PIXELS = 7, CACHED_PIXELS = 5;
 
 /** The same color for a DoP always: 1, 2, 3, 4, up to 8, and more have one each. */
 export function dopColor(dop) {
@@ -174,7 +174,7 @@ export class Gantt {
       context.fillText(word, this.right + 5, top + KV / 2);
       return;
     }
-    const [, used, capacity] = instance;
+    const [, used, capacity, , cached] = instance;
     context.fillStyle = color("page");
     context.fillRect(LEFT, top, this.right - LEFT, KV);
     context.fillStyle = color("bar");
@@ -184,6 +184,9 @@ export class Gantt {
       const left = this.x(time), high = tall(held / capacity);
       context.fillRect(left, top + KV - high, Math.max(1, this.x(until) - left), high);
     });
+    const free = tall(used / capacity), kept = tall(cached / capacity); // what is cached now, at the right edge
+    context.fillStyle = color("line");
+    context.fillRect(this.right - CACHED_PIXELS, top + KV - free - kept, CACHED_PIXELS, kept);
     context.fillStyle = color("text");
     const isWide = this.canvas.clientWidth > 600;
     const room = isWide ? `${tokens(used)} / ${tokens(capacity)}` : percent(used / capacity);

@@ -91,12 +91,20 @@ function drawNumbers(tick) {
     running: tick.num_running,
     waiting: tick.num_waiting,
     "KV in use": percent(sum(1) / sum(2)),
+    ...(tick.prefix_cache && { "KV cached": percent(sum(4) / sum(2)), "prompts cached": hitRate(first, tick) }),
     [`in time, of the last ${promised.length || "requests"}`]: promised.length ? percent(inTime.length / promised.length) : "–",
   };
   const tiles = Object.entries(numbers).map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, String(value))),
   );
   byId("numbers").replaceChildren(...tiles);
+}
+
+/** Of the prompt tokens of requests that began lately, or since the start if none did, those that were cached. */
+function hitRate(first, tick) {
+  const [asked, hits] = tick.prefix_cache, [askedBefore, hitsBefore] = first.prefix_cache;
+  if (asked > askedBefore) return percent((hits - hitsBefore) / (asked - askedBefore));
+  return asked ? percent(hits / asked) : "–";
 }
 
 function drawQueue(queue) {
