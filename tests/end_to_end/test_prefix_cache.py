@@ -1,5 +1,6 @@
 """Prompts that begin alike are computed once by a real server, and answers say so."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ def _nothing_cached(server: Served) -> None:
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
 
 
-def asked(server: Served, prompt: list[int], **fields: object) -> dict[str, Any]:
+def asked(server: Served, prompt: list[int] | list[list[int]], **fields: object) -> dict[str, Any]:
     body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     found = httpx.post(f"{server.url}/v1/completions", json=body | fields, timeout=120)
     answer: dict[str, Any] = found.raise_for_status().json()
@@ -72,6 +73,36 @@ def test_after_a_reset_everything_is_computed(server: Served) -> None:
     asked(server, PROMPT)
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()
     assert cached(asked(server, PROMPT)) == 0
+
+
+def test_a_prompt_whose_client_left_in_the_middle_is_answered_the_same(server: Served) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 500, "temperature": 0, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as response:
+        next(response.iter_lines())
+    longer = [*PROMPT, 1, 2, 3]
+    assert tokens_of(asked(server, longer)) == tokens_of(asked(server, longer, use_prefix_cache=False))
+
+
+def test_equal_prompts_that_come_together_are_computed_once(server: Served) -> None:
+    answer = asked(server, [PROMPT, PROMPT, PROMPT, PROMPT])
+    assert cached(answer) == 3 * (len(PROMPT) - 1)
+    assert len({tuple(choice["token_ids"]) for choice in answer["choices"]}) == 1
+
+
+def test_a_chat_says_in_its_stream_what_was_cached(server: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 4,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    found = []
+    for _ in range(2):
+        text = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).text
+        usage = json.loads(text.strip().split("\n\n")[-2].removeprefix("data: "))["usage"]
+        found.append((usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]))
+    (number, none), (_, some) = found
+    assert (none, some) == (0, number - 1)
 
 
 def test_metrics_count_what_was_asked_for_and_found(server: Served) -> None:

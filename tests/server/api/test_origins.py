@@ -21,6 +21,7 @@ BODIES = {
 ROUTES = [
     *(("POST", path) for path in BODIES),
     ("POST", "/ping"),
+    ("POST", "/reset_prefix_cache"),
     ("POST", "/start_profile"),
     ("POST", "/stop_profile"),
     ("GET", "/dashboard"),

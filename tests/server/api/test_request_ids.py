@@ -26,6 +26,7 @@ ANSWERS = [  # method, path, body, status
     ("HEAD", "/health", None, 200),
     ("GET", "/metrics", None, 200),
     ("GET", "/trace", None, 200),
+    ("POST", "/reset_prefix_cache", None, 200),
     ("POST", "/start_profile", None, 404),
     ("GET", "/nothing", None, 404),
     ("GET", PATH, None, 405),
