@@ -111,7 +111,10 @@ def _check(
 
 
 def _tiling(dtype: torch.dtype, width: int, *, is_short: bool, has_slots: bool) -> dict[str, int]:
-    """Return the fastest tiling that fits a multiprocessor: rows of queries and keys, warps and stages."""
+    """Return the fastest tiling that fits a multiprocessor: rows of queries and keys, warps and stages.
+
+    Pieces (`block_pieces.py`) are cut for at most 128 rows of queries.
+    """
     if dtype == torch.float32:
         best = 32, 32, 4, 2
     elif width > 128:

@@ -57,7 +57,7 @@ class LinearWorkspace:
 
     num_processors: int
     pieces: Tensor  # [num_processors, the most numbers of a tile] float32
-    num_arrived: Tensor  # [num_processors] int32, of each tile; zeros between calls
+    num_done_pieces: Tensor  # [num_processors] int32, of each tile; zeros between calls
 
     @classmethod
     def empty(cls, num_processors: int, device: torch.device) -> "LinearWorkspace":
@@ -128,7 +128,7 @@ def _multiply(
         bias,
         out,
         workspace.pieces,
-        workspace.num_arrived,
+        workspace.num_done_pieces,
         num_rows,
         num_columns,
         size,
@@ -151,7 +151,7 @@ def _multiply_tile(
     bias: tl.tensor,
     out: tl.tensor,
     pieces: tl.tensor,
-    num_arrived: tl.tensor,
+    num_done_pieces: tl.tensor,
     num_rows: tl.tensor,
     num_columns: tl.tensor,
     size: tl.tensor,
@@ -183,12 +183,12 @@ def _multiply_tile(
         pieces += tile * (num_pieces * height * batch) + place
         tl.store(pieces + piece * (height * batch), result)
         tl.debug_barrier()
-        if tl.atomic_add(num_arrived + tile, 1, sem="acq_rel") == num_pieces - 1:
+        if tl.atomic_add(num_done_pieces + tile, 1, sem="acq_rel") == num_pieces - 1:
             total = tl.load(pieces, cache_modifier=".cg")  # from the L2 cache: other programs have written it
             for other in tl.static_range(1, num_pieces):
                 total += tl.load(pieces + other * (height * batch), cache_modifier=".cg")
             _store_tile(total, bias, out, tile, num_rows, num_columns)
-            tl.store(num_arrived + tile, 0)
+            tl.store(num_done_pieces + tile, 0)
 
 
 @triton.jit

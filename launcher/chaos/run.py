@@ -15,7 +15,7 @@ from loong.engine.faults import FaultKind
 from loong.launcher.chaos.config import ChaosConfig
 from loong.launcher.chaos.prompts import Prompt, drawn_prompts
 from loong.launcher.chaos.report import Fault, Report, judged, with_recovery
-from loong.launcher.chaos.server import FaultRefusedError, FaultyServer, ServerTotals
+from loong.launcher.chaos.server import FaultClient, FaultRefusedError, ServerTotals
 from loong.launcher.chaos.streams import Ending, StreamClient, StreamRecord
 from loong.workloads.client.connections import ConnectionPool
 from loong.workloads.client.scrape import Scraper
@@ -45,7 +45,7 @@ async def run_chaos(config: ChaosConfig) -> Report:
     started = perf_counter()
     client = StreamClient(pool, model.id, config.request_timeout, lambda: perf_counter() - started)
     try:
-        server = FaultyServer(config.base_url, config.admin_key or config.api_key)
+        server = FaultClient(config.base_url, config.admin_key or config.api_key)
         await server.check_faults()
         _say(f"recording {len(prompts)} undisturbed outputs of {model.id} at {config.base_url}")
         first = await server.totals()
@@ -61,7 +61,7 @@ async def run_chaos(config: ChaosConfig) -> Report:
         pool.close()
 
 
-async def _totals_at_rest(pool: ConnectionPool, server: FaultyServer) -> ServerTotals:
+async def _totals_at_rest(pool: ConnectionPool, server: FaultClient) -> ServerTotals:
     """Return the server's counts without our idle connections, which it would count as descriptors."""
     pool.close()
     await asyncio.sleep(CLOSING_SECONDS)
@@ -89,7 +89,7 @@ class _Run:
     def __init__(
         self,
         config: ChaosConfig,
-        server: FaultyServer,
+        server: FaultClient,
         client: StreamClient,
         prompts: Sequence[Prompt],
         expected: Sequence[Sequence[TokenId]],

@@ -35,8 +35,8 @@ class _Health(msgspec.Struct):
     status: str
 
 
-class FaultyServer:
-    """A server with `--allow-fault-injection`. `key` is its admin key if it has one."""
+class FaultClient:
+    """A client of a server with `--allow-fault-injection`. `key` is its admin key if it has one."""
 
     def __init__(self, base_url: str, key: str | None) -> None:
         self._base_url, self._client = base_url, HTTPClient(base_url, key)

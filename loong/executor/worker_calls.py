@@ -1,4 +1,4 @@
-"""Commands that all workers carry out and report as done: grammars to compile, and traces."""
+"""Calls to all workers: to compile a grammar, and to start or end a trace."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loong.core.errors import ClusterError
 from loong.core.grammar import Grammar
-from loong.executor.answers import Answers
+from loong.executor.command_futures import CommandFutures
 from loong.executor.endpoints import WorkerId
 from loong.messages.wire import Command, CommandDone, EndTrace, PrepareGrammar, StartTrace
 
@@ -22,7 +22,7 @@ class WorkerCalls:
         self, workers: Iterable[WorkerId], send: Callable[[Iterable[WorkerId], Command], None]
     ) -> None:
         self._workers, self._send = set(workers), send
-        self._answers = Answers(self._workers)
+        self._answers = CommandFutures(self._workers)
         self._first_grammars: Sequence[Grammar] = ()
 
     def add(self, workers: Iterable[WorkerId]) -> None:

@@ -68,7 +68,7 @@ class WorkerConfig:
         return self.world.rank(self.instance_id, self.tp_rank)
 
     @property
-    def host_id(self) -> InstanceId:
+    def own_tier_id(self) -> InstanceId:
         """Return the id of this instance's host tier."""
         return host_tier_id(self.instance_id, self.num_instances)
 

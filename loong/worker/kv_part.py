@@ -88,5 +88,5 @@ def _pools_of(config: WorkerConfig, layout: KVLayout, device: torch.device) -> d
     """Return the pools of a process by instance: one on its device, and one in memory of the host."""
     pools = {config.instance_id: KVPool(layout, config.kv_capacity, device)}
     if config.host_kv_capacity:
-        pools[config.host_id] = KVPool(layout, config.host_kv_capacity, torch.device("cpu"))
+        pools[config.own_tier_id] = KVPool(layout, config.host_kv_capacity, torch.device("cpu"))
     return pools

@@ -1,1 +1,1 @@
-"""The common parts of policies: the planning view, striping, leases, forecasts and the batching program."""
+"""The common parts of policies: the planning view, striping, leases, room and forecasts."""

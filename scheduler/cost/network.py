@@ -62,7 +62,7 @@ class Network:
         return len({self.host_of(i) for i in instance_ids}) > 1
 
     def slowed(self, work: StepWork) -> StepWork:
-        """Return the step whose transfers take as long within one host as those of `work` take.
+        """Return `work` with its counts of transfers scaled up, so that rates within a host predict it.
 
         The members of a ring advance together, so each hop takes as long as the slowest. Queries go to all
         others alike.

@@ -9,7 +9,8 @@ The instances of a batch, its group, are chosen anew at every chunk boundary, an
 - Where steps with decodes and prompts on all instances leave prompts more of the cluster, they run together.
 
 Several hosts are planned one by one. Those that a request needs together are planned together while it runs.
-GPUs keep the KV of each other request on one host then, so that they part again.
+While hosts are joined, on GPUs every other request keeps its KV on one host, so that the hosts can be
+planned apart again.
 
 A plan is made in stages. Each takes a draft, and returns one that says more.
 """

@@ -14,7 +14,7 @@ def products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     workspace.pieces.fill_(torch.nan)
     out = poisoned(len(x), len(weight), dtype=x.dtype, device=x.device)
     linear(x, weight, bias, workspace=workspace, out=out)
-    assert not workspace.num_arrived.any()
+    assert not workspace.num_done_pieces.any()
     return out
 
 

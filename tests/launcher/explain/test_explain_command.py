@@ -20,7 +20,7 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.policy import make_policy
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "decisions.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "decision-log.md").read_text()
 
 
 @pytest.fixture

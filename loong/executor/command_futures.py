@@ -1,4 +1,4 @@
-"""Commands that all workers carry out and report as done, in any order."""
+"""Futures of numbered commands, each done once all workers have reported it."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from loong.executor.endpoints import WorkerId
 from loong.messages.wire import CommandDone
 
 
-class Answers:
+class CommandFutures:
     """The numbered commands in progress, each with the workers that have not reported it as done."""
 
     def __init__(self, workers: Iterable[WorkerId]) -> None:

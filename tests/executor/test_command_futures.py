@@ -5,14 +5,14 @@ import asyncio
 import pytest
 
 from loong.core.errors import ClusterError
-from loong.executor.answers import Answers
+from loong.executor.command_futures import CommandFutures
 from loong.messages.wire import CommandDone
 
 WORKERS = ((0, 0), (0, 1), (1, 0), (1, 1))
 
 
 async def test_a_command_is_done_when_every_worker_has_reported_it() -> None:
-    answers = Answers(WORKERS)
+    answers = CommandFutures(WORKERS)
     (first, one), (second, other) = answers.expect("begin"), answers.expect("end")
     for instance_id, tp_rank in WORKERS:
         assert not one.done()
@@ -26,7 +26,7 @@ async def test_a_command_is_done_when_every_worker_has_reported_it() -> None:
 
 
 async def test_one_worker_that_cannot_is_enough() -> None:
-    answers = Answers(WORKERS)
+    answers = CommandFutures(WORKERS)
     number, done = answers.expect("begin a trace")
     for instance_id, tp_rank in WORKERS:
         answers.take(CommandDone(number, instance_id, tp_rank, "no room" if instance_id else ""))
@@ -38,7 +38,7 @@ async def test_a_report_that_comes_as_time_runs_out_counts() -> None:
     errors: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context))
-    answers = Answers([(0, 0)])
+    answers = CommandFutures([(0, 0)])
     number, done = answers.expect("begin", max_seconds=0.0)
     loop.call_soon(answers.take, CommandDone(number, 0, 0))
     await done
@@ -47,7 +47,7 @@ async def test_a_report_that_comes_as_time_runs_out_counts() -> None:
 
 
 async def test_a_command_that_is_not_done_in_time_is_given_up_and_names_who_is_late() -> None:
-    answers = Answers(WORKERS)
+    answers = CommandFutures(WORKERS)
     number, done = answers.expect("begin a trace", max_seconds=0.0)
     answers.take(CommandDone(number, 0, 0))
     answers.take(CommandDone(number, 0, 1))
@@ -57,7 +57,7 @@ async def test_a_command_that_is_not_done_in_time_is_given_up_and_names_who_is_l
 
 
 async def test_a_command_that_nobody_waits_for_any_more_is_no_error() -> None:
-    answers = Answers([(0, 0)])
+    answers = CommandFutures([(0, 0)])
     for failure in ("", "no room"):
         number, done = answers.expect("begin")
         done.cancel()
