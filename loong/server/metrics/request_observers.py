@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.plan import IterationPlan
@@ -13,8 +13,10 @@ from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.recent import RecentLines
 from loong.observability.decision_log.runs import RequestRun, RequestRuns
 from loong.scheduler.esp.reasons import DEFERRED
-from loong.scheduler.policy import Policy
 from loong.server.metrics.spans import Spans
+
+if TYPE_CHECKING:  # policies need numba, and API processes do not
+    from loong.scheduler.policy import Policy
 
 MAX_OVER = 500
 
@@ -48,7 +50,7 @@ class RequestObservers:
         if self.spans is not None:
             self.runs.subscribe(self.spans.observe_run)
 
-    def timed(self, policy: Policy) -> Policy:
+    def timed(self, policy: "Policy") -> "Policy":
         """Return the policy with a timer around each plan."""
 
         def plan(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
