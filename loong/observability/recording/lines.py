@@ -1,31 +1,20 @@
 """The lines of a recording, one JSON object each: the setting, then events and the plans made on them.
 
+An event is written as it is, under its name.
+
 JSON has no infinity, so an infinite limit is written as "inf".
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from math import inf
-from typing import Any, TypeAlias, assert_never
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
-from loong.core.events import (
-    BatchEndPredicted,
-    BatchFinished,
-    BatchStarted,
-    Event,
-    InstanceDraining,
-    InstanceJoined,
-    InstanceLeft,
-    InstanceLost,
-    MigrationFinished,
-    PrefixCacheReset,
-    RequestAborted,
-    RequestArrived,
-    TokensProduced,
-)
+from loong.core.events import Event, RequestArrived, TokensProduced
 from loong.core.instance import ElasticInstance
 from loong.core.plan import IterationPlan
 from loong.core.request import SLO, Request, SamplingParams
@@ -72,70 +61,11 @@ class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):
     uses_cache: bool = True
 
 
-class TokensRecord(_Line, frozen=True, tag="tokens_produced"):
-    """Produced tokens, without log probabilities."""
+class _Named(msgspec.Struct):
+    """The name of a line, and the event of that name."""
 
-    event: TokensProduced
-
-
-class BatchStartRecord(_Line, frozen=True, tag="batch_started"):
-    """A batch has started."""
-
-    event: BatchStarted
-
-
-class PredictedEndRecord(_Line, frozen=True, tag="batch_end_predicted"):
-    """The end of a batch is predicted."""
-
-    event: BatchEndPredicted
-
-
-class BatchEndRecord(_Line, frozen=True, tag="batch_finished"):
-    """A batch has ended."""
-
-    event: BatchFinished
-
-
-class MigrationRecord(_Line, frozen=True, tag="migration_finished"):
-    """A migration has ended."""
-
-    event: MigrationFinished
-
-
-class AbortRecord(_Line, frozen=True, tag="request_aborted"):
-    """A request was aborted."""
-
-    event: RequestAborted
-
-
-class InstanceLossRecord(_Line, frozen=True, tag="instance_lost"):
-    """An instance was lost."""
-
-    event: InstanceLost
-
-
-class InstanceJoinRecord(_Line, frozen=True, tag="instance_joined"):
-    """An instance joined."""
-
-    event: InstanceJoined
-
-
-class InstanceDrainRecord(_Line, frozen=True, tag="instance_draining"):
-    """An instance is to leave."""
-
-    event: InstanceDraining
-
-
-class InstanceLeaveRecord(_Line, frozen=True, tag="instance_left"):
-    """An instance left."""
-
-    event: InstanceLeft
-
-
-class PrefixCacheResetRecord(_Line, frozen=True, tag="prefix_cache_reset"):
-    """The cached KV was evicted."""
-
-    event: PrefixCacheReset
+    line: str
+    event: msgspec.Raw = msgspec.Raw()
 
 
 class PlanRecord(_Line, frozen=True, tag="planned"):
@@ -153,91 +83,41 @@ class RefusedPlanRecord(_Line, frozen=True, tag="refused"):
     plan: IterationPlan
 
 
-EventLine: TypeAlias = (
-    ArrivalRecord
-    | BatchStartRecord
-    | TokensRecord
-    | PredictedEndRecord
-    | BatchEndRecord
-    | MigrationRecord
-    | AbortRecord
-    | InstanceLossRecord
-    | InstanceJoinRecord
-    | InstanceDrainRecord
-    | InstanceLeaveRecord
-    | PrefixCacheResetRecord
-)
-Line: TypeAlias = Setting | EventLine | PlanRecord | RefusedPlanRecord
+Line: TypeAlias = Setting | Event | PlanRecord | RefusedPlanRecord
+
+_NAMES: Mapping[type[Event], str] = {
+    kind: re.sub(r"\B(?=[A-Z])", "_", kind.__name__).lower()
+    for kind in get_args(Event)
+    if kind is not RequestArrived  # which has a record of its own
+}
 
 
-def encoded(line: Line) -> bytes:
-    """Return a line as bytes, without the line break."""
-    if isinstance(line, Setting | ArrivalRecord | RefusedPlanRecord):  # only these have limits
-        return _encoder.encode(_with_words(msgspec.to_builtins(line, enc_hook=_encode_range, str_keys=True)))
-    return _encoder.encode(line)
+def encoded(line: Line, *, keeps_prompts: bool = False) -> bytes:
+    """Return a line as bytes, without the line break. Log probabilities of tokens are left out."""
+    match line:
+        case RequestArrived():
+            return _with_limits(_arrived(line, keeps_prompts=keeps_prompts))
+        case Setting() | RefusedPlanRecord():
+            return _with_limits(line)
+        case PlanRecord():
+            return _encoder.encode(line)
+        case TokensProduced():
+            tokens = tuple(token._replace(logprobs=None) for token in line.tokens)
+            return _named(replace(line, tokens=tokens))
+        case _:
+            return _named(line)
 
 
 def decoded(text: bytes) -> Line:
-    """Return the line that `encoded` wrote.
+    """Return the line that `encoded` wrote. A prompt whose ids were not kept has its length.
 
-    Raises `msgspec.DecodeError` or `UnicodeDecodeError` for other bytes.
+    Raises one of `NOT_JSON` for other bytes.
     """
-    return _decoder.decode(text)
-
-
-def event_line(event: Event, *, keeps_prompts: bool) -> EventLine:
-    """Return an event as a line."""
-    match event:
-        case RequestArrived():
-            return _arrived(event, keeps_prompts=keeps_prompts)
-        case TokensProduced():
-            tokens = tuple(token._replace(logprobs=None) for token in event.tokens)
-            return TokensRecord(replace(event, tokens=tokens))
-        case BatchStarted():
-            return BatchStartRecord(event)
-        case BatchEndPredicted():
-            return PredictedEndRecord(event)
-        case BatchFinished():
-            return BatchEndRecord(event)
-        case MigrationFinished():
-            return MigrationRecord(event)
-        case RequestAborted():
-            return AbortRecord(event)
-        case InstanceLost():
-            return InstanceLossRecord(event)
-        case InstanceJoined():
-            return InstanceJoinRecord(event)
-        case InstanceDraining():
-            return InstanceDrainRecord(event)
-        case InstanceLeft():
-            return InstanceLeaveRecord(event)
-        case PrefixCacheReset():
-            return PrefixCacheResetRecord(event)
-        case _:
-            assert_never(event)
-
-
-def event_of(line: EventLine) -> Event:
-    """Return a line as an event. A prompt whose ids were not kept has its length."""
-    if not isinstance(line, ArrivalRecord):
-        return line.event
-    prompt: Sequence[int] = range(line.num_prompt_tokens)
-    if line.prompt_token_ids is not None:
-        prompt = tuple(line.prompt_token_ids)
-    request = Request(
-        line.request_id,
-        prompt,
-        line.sampling_params,
-        line.slo,
-        line.user,
-        arrival_time=line.arrival_time,
-        priority=line.priority,
-        num_choices=line.num_choices,
-        num_prompt_logprobs=line.num_prompt_logprobs,
-        cache_salt=line.cache_salt,
-        uses_cache=line.uses_cache,
-    )
-    return RequestArrived(line.time, request)
+    named = _name_decoder.decode(text)
+    if (decoder := _event_decoders.get(named.line)) is not None:
+        return decoder.decode(named.event)
+    line = _decoder.decode(text)
+    return _arrival(line) if isinstance(line, ArrivalRecord) else line
 
 
 def planned_line(plan: IterationPlan) -> PlanRecord:
@@ -253,6 +133,15 @@ def planned_line(plan: IterationPlan) -> PlanRecord:
 def _without_reasons(plan: dict[str, Any]) -> dict[str, Any]:
     """Return a plan without the reasons of its preemptions."""
     return {**plan, "preemptions": [{"request_id": one["request_id"]} for one in plan["preemptions"]]}
+
+
+def _named(event: Event) -> bytes:
+    return b'{"line":"%b","event":%b}' % (_NAMES[type(event)].encode(), _encoder.encode(event))
+
+
+def _with_limits(line: Setting | ArrivalRecord | RefusedPlanRecord) -> bytes:
+    """Return a line that may have infinite limits."""
+    return _encoder.encode(_with_words(msgspec.to_builtins(line, enc_hook=_encode_range, str_keys=True)))
 
 
 def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
@@ -272,6 +161,26 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
         request.cache_salt,
         request.uses_cache,
     )
+
+
+def _arrival(line: ArrivalRecord) -> RequestArrived:
+    prompt: Sequence[int] = range(line.num_prompt_tokens)
+    if line.prompt_token_ids is not None:
+        prompt = tuple(line.prompt_token_ids)
+    request = Request(
+        line.request_id,
+        prompt,
+        line.sampling_params,
+        line.slo,
+        line.user,
+        arrival_time=line.arrival_time,
+        priority=line.priority,
+        num_choices=line.num_choices,
+        num_prompt_logprobs=line.num_prompt_logprobs,
+        cache_salt=line.cache_salt,
+        uses_cache=line.uses_cache,
+    )
+    return RequestArrived(line.time, request)
 
 
 def _with_words(fields: object) -> object:
@@ -297,6 +206,10 @@ def _decode_range(kind: type, value: str) -> object:
 
 _encoder = msgspec.json.Encoder()
 _plan_encoder = msgspec.json.Encoder(enc_hook=_encode_range)
-_decoder: msgspec.json.Decoder[Line] = msgspec.json.Decoder(
-    Line, dec_hook=_decode_range, strict=False
+_decoder = msgspec.json.Decoder(
+    Setting | ArrivalRecord | PlanRecord | RefusedPlanRecord, dec_hook=_decode_range, strict=False
 )  # lax: words may stand for numbers
+_name_decoder = msgspec.json.Decoder(_Named)
+_event_decoders: Mapping[str, msgspec.json.Decoder[Event]] = {
+    name: msgspec.json.Decoder(kind) for kind, name in _NAMES.items()
+}

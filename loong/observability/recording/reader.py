@@ -14,7 +14,6 @@ from loong.observability.recording.lines import (
     RefusedPlanRecord,
     Setting,
     decoded,
-    event_of,
 )
 
 
@@ -66,9 +65,9 @@ def read_recording(path: Path) -> Recording:
                 raise ConfigError(f"{path} is damaged: it holds a plan before the first event")
             recorded_steps[-1].plans.append(line)
         elif recorded_steps and not recorded_steps[-1].plans:
-            recorded_steps[-1].events.append(event_of(line))
+            recorded_steps[-1].events.append(line)
         else:
-            recorded_steps.append(RecordedStep([event_of(line)]))
+            recorded_steps.append(RecordedStep([line]))
     return Recording(setting, recorded_steps, is_cut=not text.endswith(b"\n"), refused=refused)
 
 

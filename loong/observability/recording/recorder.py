@@ -11,7 +11,7 @@ from loong.core.instructions import Instruction
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.observability.decision_log.line_file import LineFile
-from loong.observability.recording.lines import Line, Setting, encoded, event_line, planned_line
+from loong.observability.recording.lines import Line, Setting, encoded, planned_line
 
 
 def check_new(path: Path) -> None:
@@ -43,7 +43,7 @@ class Recorder:
 
     def on_event(self, event: Event, _applied: Applied, /) -> None:
         """Write an event."""
-        self._write(event_line(event, keeps_prompts=self._keeps_prompts))
+        self._write(event)
 
     def on_plan(
         self,
@@ -59,4 +59,4 @@ class Recorder:
             self._file.flush()  # the next line may come much later
 
     def _write(self, line: Line) -> None:
-        self._file.append(encoded(line))
+        self._file.append(encoded(line, keeps_prompts=self._keeps_prompts))

@@ -32,7 +32,7 @@ from loong.core.request import SLO, FinishReason, Request
 from loong.engine.loop import Scheduling
 from loong.engine.replay import replay
 from loong.executor.simulated import SimulatedExecutor
-from loong.observability.recording.lines import VERSION, Setting, event_line, event_of
+from loong.observability.recording.lines import VERSION, Setting, decoded, encoded
 from loong.observability.recording.reader import Recording, read_recording
 from loong.observability.recording.recorder import recording
 from loong.scheduler.config import PolicyConfig
@@ -129,14 +129,14 @@ def test_a_setting_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_prompts_are_replaced_by_their_length_unless_they_are_asked_for() -> None:
-    event = event_of(event_line(RequestArrived(0.0, REQUESTS[1]), keeps_prompts=False))
+    event = decoded(encoded(RequestArrived(0.0, REQUESTS[1])))
     assert isinstance(event, RequestArrived)
     assert event.request.prompt_token_ids == range(len(REQUESTS[1].prompt_token_ids))
 
 
 def test_log_probabilities_are_left_out() -> None:
     event = TokensProduced(0.0, 1, 0, (ProducedToken("r", 1, None, Logprobs(-1.0)),))
-    kept = event_of(event_line(event, keeps_prompts=False))
+    kept = decoded(encoded(event))
     assert kept == TokensProduced(0.0, 1, 0, (ProducedToken("r", 1),))
 
 
