@@ -59,7 +59,7 @@ def subtract(ranges: Iterable[range], *removed: range) -> tuple[range, ...]:
     rest = tuple(ranges)
     for gone in removed:
         start, stop = gone.start, gone.stop
-        if any([p.start < stop and start < p.stop for p in rest]):  # most ranges are apart
+        if any(p.start < stop and start < p.stop for p in rest):  # most ranges are apart
             rest = tuple([piece for positions in rest for piece in difference(positions, gone)])
     return rest
 

@@ -27,7 +27,8 @@ def make_mover(
     """Return one of two instances, with a pool of its own and a host tier of the same size."""
     config = bare_config(instance_id, 2, num_slots, num_slots)
     pools = {
-        pool_id: KVPool(LAYOUT, num_slots, torch.device("cpu")) for pool_id in (instance_id, config.own_tier_id)
+        pool_id: KVPool(LAYOUT, num_slots, torch.device("cpu"))
+        for pool_id in (instance_id, config.own_tier_id)
     }
     return SegmentMover(config, pools, fabric), pools
 
