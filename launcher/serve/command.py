@@ -36,6 +36,7 @@ from loong.server.settings import ServerSettings
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
+    from loong.model.config import ModelConfig
     from loong.launcher.parser import CommandParser
     from loong.launcher.serve.config import ServeConfig
     from loong.processes.fork_server import ForkServer
@@ -357,6 +358,14 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         num_api_servers=args.api_server_count,
         log_format=args.log_format,
         allows_faults=args.allow_fault_injection,
-        keeps_prefixes=args.enable_prefix_caching,
+        keeps_prefixes=_keeps_prefixes(args, chosen.model),
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )
+
+
+def _keeps_prefixes(args: argparse.Namespace, model: "ModelConfig") -> bool:
+    if args.enable_prefix_caching and not model.has_shareable_kv:
+        logger.info("prefix caching is off: KV of this model depends on the length of the whole sequence")
+        return False
+    keeps_prefixes: bool = args.enable_prefix_caching
+    return keeps_prefixes

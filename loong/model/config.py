@@ -114,6 +114,11 @@ class ModelConfig:
         return num_heads * (2 * self.head_dim * DTYPE_BYTES[self.dtype] + 4) + 64
 
     @property
+    def has_shareable_kv(self) -> bool:
+        """Return whether KV of a token depends on the tokens up to it alone, whatever follows."""
+        return not isinstance(self.rope, DynamicRope)
+
+    @property
     def max_length(self) -> int:
         """The most tokens of a sequence that the model supports."""
         match self.rope:

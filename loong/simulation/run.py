@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import Container, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from loong.core.observer import Observer
 from loong.core.request import RequestId
 from loong.core.snapshot import ClusterStats
 from loong.engine.loop import Scheduling
+from loong.engine.prefix_hits import PrefixHits
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.processors import Processors
 from loong.executor.simulated import SimulatedExecutor
@@ -80,23 +82,33 @@ def simulate(
         noise=host.noise,
         lookahead=LookaheadMargin.on(cluster.cost_model.host),
     )
-    scheduling = Scheduling(state, policy, cluster.cost_model, executor, observers)
+    cached: Counter[RequestId] = Counter()
+    hits = PrefixHits(lambda found: cached.update({found.request_id: found.num_tokens}))
+    scheduling = Scheduling(state, policy, cluster.cost_model, executor, (*observers, hits))
     asyncio.run(_drain(scheduling, watch, arrivals, executor))
-    records = [_record(name, sent, watch, admitted, executor.now) for name, sent in numbered.items()]
+    records = [
+        _record(name, sent, watch, admitted, executor.now, cached[name]) for name, sent in numbered.items()
+    ]
     return SimulatedRun(
         records, state.snapshot(executor.now).stats, watch.num_events, watch.is_hopeless, executor.now
     )
 
 
 def _record(
-    request_id: RequestId, sent: WorkloadRequest, watch: Watch, admitted: Container[RequestId], end: float
+    request_id: RequestId,
+    sent: WorkloadRequest,
+    watch: Watch,
+    admitted: Container[RequestId],
+    end: float,
+    num_cached_tokens: int,
 ) -> RequestRecord:
     """Return the record of a request in a run that ended at `end`."""
     times = watch.token_times.get(request_id, array("d"))
     has_ended = len(times) == sent.num_output_tokens
     error = None if has_ended else CUT_OFF if request_id in admitted else REFUSED
     due_time = max(sent.arrival_time, end) if sent.shape.is_follower else sent.arrival_time
-    return record_of(request_id, sent, watch.arrival_time(request_id, due_time), times, error)
+    arrival_time = watch.arrival_time(request_id, due_time)
+    return record_of(request_id, sent, arrival_time, times, error, num_cached_tokens)
 
 
 async def _drain(
