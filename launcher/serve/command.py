@@ -36,9 +36,9 @@ from loong.server.settings import ServerSettings
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
 if TYPE_CHECKING:
-    from loong.model.config import ModelConfig
     from loong.launcher.parser import CommandParser
     from loong.launcher.serve.config import ServeConfig
+    from loong.model.config import ModelConfig
     from loong.processes.fork_server import ForkServer
 
 logger = logging.getLogger(__name__)
