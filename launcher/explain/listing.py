@@ -126,8 +126,10 @@ def _latency(latency: Latency) -> str:
 
 
 def _incidents(summary: Summary) -> list[str]:
-    """Return the unusual events of a request: preemptions, migrations, lost KV, an early end."""
+    """Return the unusual events of a request: cached, moved and lost KV, preemptions, an early end."""
     incidents = []
+    if summary.num_cached_tokens:
+        incidents.append(f"{counted(summary.num_cached_tokens, 'token')} cached")
     if summary.num_preemptions:
         incidents.append(f"preempted {times(summary.num_preemptions)}")
     if summary.num_moved_tokens:

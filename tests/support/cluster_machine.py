@@ -23,6 +23,7 @@ from loong.core.events import (
     InstanceLeft,
     InstanceLost,
     MigrationFinished,
+    PrefixCacheReset,
     ProducedToken,
     RequestAborted,
     RequestArrived,
@@ -378,6 +379,11 @@ class ClusterMachine(RuleBasedStateMachine):
             request_id = sorted(self.requests)[-index - 1]
             self.ended.add(request_id)
             self.apply(RequestAborted(self.now(), request_id))
+
+    @rule()
+    def reset_the_cache(self) -> None:
+        self.apply(PrefixCacheReset(self.now()))
+        assert not any(instance.kv_cached for instance in self.view().instances)
 
     @rule(seed=seeds, num_turns=st.integers(1, 40))
     def go_on(self, seed: int, num_turns: int) -> None:

@@ -595,6 +595,7 @@ def test_a_prompt_that_others_computed_is_read_on_the_instances_that_have_it(tmp
     policy = make_policy("esp", PolicyConfig())
     log = logged(tmp_path / "log", policy, instances_with([200]), requests, keeps_prefixes=True)
     assert "prefix cache" not in story(log, "r000")
+    assert [summary_of(indexed(log), r).num_cached_tokens for r in ("r000", "r001", "r002")] == [0, 39, 39]
     assert FOLLOWING in story(log, "r001")
     for request_id in ("r001", "r002"):
         assert "39 tokens are in the prefix cache, on instance 0. Prefill of 1 token (39 to 39)" in story(

@@ -34,8 +34,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     A request waits while it is in neither a batch nor a migration, at first for its grammar to be compiled.
     The policy's reasons for it are in `waited_for`, the longest first; they may cover less than all of it.
-    TPOT is the mean time of a token after the first. `measured_seconds` cover those of its steps that have
-    a prediction.
+    Cached are the tokens of its prompt that it read as it began. TPOT is the mean time of a token after the
+    first. `measured_seconds` cover those of its steps that have a prediction.
     """
 
     request_id: RequestId
@@ -58,6 +58,7 @@ class Summary(msgspec.Struct, frozen=True):
     measured_seconds: float
     predicted_seconds: float
     grammar_seconds: float = 0.0
+    num_cached_tokens: int = 0
 
 
 def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
@@ -90,6 +91,7 @@ def summary_of(index: LogIndex, request_id: RequestId) -> Summary:
         measured_seconds=sum(part.seconds for part in parts),
         predicted_seconds=sum(part.num_steps * (part.predicted_seconds or 0.0) for part in parts),
         grammar_seconds=arrived.grammar_seconds,
+        num_cached_tokens=sum(runs[0].cached.values()) if runs else 0,
     )
 
 
