@@ -19,8 +19,10 @@ def stripe(positions: range, index: int, count: int) -> range:
 
 def intersection(a: range, b: range) -> range:
     """Return the common members of `a` and `b`, by the Chinese remainder theorem."""
-    if a.step == b.step == 1:
-        return range(max(a.start, b.start), min(a.stop, b.stop))
+    if a.step == b.step:
+        if (b.start - a.start) % a.step:
+            return EMPTY
+        return range(max(a.start, b.start), min(a.stop, b.stop), a.step)
     if not a or not b:
         return EMPTY
     divisor = gcd(a.step, b.step)
@@ -44,6 +46,8 @@ def difference(a: range, b: range) -> tuple[range, ...]:
     common = intersection(a, b)
     if not common:
         return (a,) if a else ()
+    if len(common) == len(a):
+        return ()
     ratio = common.step // a.step if len(common) > 1 else 1
     between: Iterable[range]
     if ratio <= len(common):  # few ranges that step over the common members

@@ -1,7 +1,11 @@
 """A request from its arrival to the release of its KV, as `ClusterState` keeps it."""
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import RequestInput, Sibling
@@ -57,6 +61,7 @@ class LiveRequest:
     lost: tuple[range, ...] = ()
     is_scored: bool = False  # the whole prompt, if asked for
     path: Path = ()
+    prompt_array: NDArray[np.int32] | None = field(default=None, repr=False)
     has_unshared: bool = False
     is_following: bool = False
     is_sound: bool = True  # its KV, as far as is known
@@ -105,10 +110,16 @@ class LiveRequest:
             first = batch.blocks_of(self.request.request_id)[0].positions.start
             self.has_unshared = first < self.path[-1].positions.stop
 
-    @property
-    def known_token_ids(self) -> Sequence[TokenId]:
+    def prompt_tokens(self) -> NDArray[np.int32]:
+        """Return the tokens of its prompt, which are made an array only once."""
+        if self.prompt_array is None:
+            self.prompt_array = np.frombuffer(array("i", self.request.prompt_token_ids), dtype=np.int32)
+        return self.prompt_array
+
+    def known_tokens(self) -> NDArray[np.int32]:
         """Return the tokens of its prompt, and its output so far."""
-        return (*self.request.prompt_token_ids, *self.output_token_ids)
+        prompt, outputs = self.prompt_tokens(), self.output_token_ids
+        return np.concatenate([prompt, np.array(outputs, dtype=np.int32)]) if outputs else prompt
 
     def cached(self) -> tuple[CachedKV, ...]:
         """Return the KV on its path that it may borrow: all but the last known token has to be known."""
@@ -118,12 +129,12 @@ class LiveRequest:
         last = self.path[-1].positions.stop - 1
         for owner, positions in self.path:
             usable = range(positions.start, min(positions.stop, last))
-            unread = [s.positions for s in owner.unread.segments]
             for segment in owner.placement.segments:
                 for met in common((segment.positions,), usable):
+                    unread = owner.unread.on(segment.instance_id) if owner.users else (met,)
                     rest = subtract((met,), *unread)
                     found += [CachedKV(segment._replace(positions=p), is_read=True) for p in rest]
-                    alone = common((met,), *unread) if unread else ()
+                    alone = common((met,), *unread)
                     found += [CachedKV(segment._replace(positions=p), is_read=False) for p in alone]
         return tuple(found)
 
@@ -136,8 +147,10 @@ class LiveRequest:
             first = self.placement.first_missing
         else:
             needed = range(self.path[-1].positions.stop - 1) if self.path else EMPTY
-            missing = subtract((needed,), *[c.segment.positions for c in self.cached()])
-            first = min([positions.start for positions in missing], default=-1)
+            found = [cached.segment.positions for cached in self.cached()]
+            if sum(map(len, found)) == len(needed):
+                return None
+            first = min([positions.start for positions in subtract((needed,), *found)])
         for owner, positions in self.path:
             if first in positions:
                 return owner.owner_id, first
@@ -148,18 +161,16 @@ class LiveRequest:
         """Return the KV that no other owner has."""
         if not self.borrowed:
             return self.placement
-        request_id = self.request.request_id
         read: dict[InstanceId, list[range]] = {}
         for owner in self.borrowed:
-            for segment in owner.read_by(request_id).segments:
-                read.setdefault(segment.instance_id, []).append(segment.positions)
-        return Placement(
-            tuple(
-                segment._replace(positions=rest)
-                for segment in self.placement.segments
-                for rest in subtract((segment.positions,), *read.get(segment.instance_id, ()))
-            )
+            for _, positions, instance_id in owner.read_by(self.request.request_id).segments:
+                read.setdefault(instance_id, []).append(positions)
+        own = (
+            segment._replace(positions=rest)
+            for segment in self.placement.segments
+            for rest in subtract((segment.positions,), *read.get(segment.instance_id, ()))
         )
+        return Placement(tuple(own))
 
     def borrow(self, owner: KVOwner) -> None:
         """Note that it reads KV of an owner."""

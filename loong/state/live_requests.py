@@ -1,13 +1,17 @@
 """All live requests, and the KV that they have."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import Instruction, ReleaseKV
 from loong.core.placement import KVSegment, OwnerId, Placement, tokens_by_instance
 from loong.core.plan import BatchPlan, Borrowing
 from loong.core.positions import common
-from loong.core.request import Request, RequestId, TokenId
+from loong.core.request import Request, RequestId
 from loong.state.counts import Counts
 from loong.state.live_request import LiveRequest
 from loong.state.pool_ledger import PoolLedger
@@ -80,7 +84,7 @@ class LiveRequests:
         self._give(primary, primary.own.segments, primary.path)
         if kept := primary.own.segments:  # that others have elsewhere, or are not to have
             salt = f"choices-{primary.number}"  # ids may be used again
-            path = self.owners.path(salt, primary.request.prompt_token_ids, is_kept=False)
+            path = self.owners.path(salt, primary.prompt_tokens(), is_kept=False)
             self._give(primary, kept, path)
         siblings = self.start_without_kv(primary)
         for sibling in siblings:
@@ -146,11 +150,10 @@ class LiveRequests:
         live = self.changing(request_id)
         self._keep(live)
         placement, live.placement = live.placement, Placement()
-        self.release_kv(live, placement.segments)
+        num_tokens = Counter(placement.tokens_by_instance())
         for owner in live.borrowed:
-            if not live.is_sound:
-                self.owners.discard(owner, placement.segments)
-            self.owners.leave(owner, request_id)
+            num_tokens.subtract(self.owners.leave(owner, request_id, is_sound=live.is_sound))
+        self._pools.release(num_tokens)
         live.borrowed, live.lost = (), ()
         holders = placement.instance_ids
         return (ReleaseKV(request_id, holders),) if holders else ()
@@ -208,7 +211,7 @@ class LiveRequests:
     def _enter_tree(self, live: LiveRequest) -> None:
         """Let a request that waits find KV of others, and them that of the request."""
         if self._is_cacheable(live.request):
-            self._follow(live, live.known_token_ids)
+            self._follow(live, live.known_tokens())
             for owner, _ in live.path:
                 if len(owner.followers) == 2:  # more share all that they compute
                     for request_id in owner.followers:
@@ -219,7 +222,7 @@ class LiveRequests:
         for other in self.shared_work.drop(live):
             self.views.mark_stale(other)
 
-    def _follow(self, live: LiveRequest, token_ids: Sequence[TokenId]) -> None:
+    def _follow(self, live: LiveRequest, token_ids: NDArray[np.int32]) -> None:
         request, before = live.request, live.path
         live.path = self.owners.path(f"salt-{request.cache_salt}", token_ids)
         self.owners.follow(request.request_id, live.path)
@@ -235,7 +238,7 @@ class LiveRequests:
         """Let others have the KV of all known tokens but the last, on instances that take new KV."""
         if not live.is_sound or not live.placement.segments or not self._is_cacheable(live.request):
             return
-        known = live.known_token_ids[:-1]
+        known = live.known_tokens()[:-1]
         self._follow(live, known)
         kept = [
             segment._replace(positions=positions)

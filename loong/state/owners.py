@@ -1,7 +1,7 @@
 """Owners of KV that are no live requests: what several requests read in the same slots, or may read again."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement
 from loong.core.positions import common, subtract
 from loong.core.request import RequestId, TokenId
-
-_CHUNK = 4096  # token ids that are compared at once
 
 
 class KVOwner:
@@ -54,18 +52,12 @@ class KVOwner:
         del parent.children[self.start, int(self.token_ids[0])]
         return parent
 
-    def num_matching(self, token_ids: Sequence[TokenId] | NDArray[np.int32], first: int) -> int:
+    def num_matching(self, token_ids: NDArray[np.int32], first: int) -> int:
         """Return the number of its tokens that are those of a sequence from position `first` on."""
         own = self.token_ids[first - self.start :]
-        count = 0
-        while count < (most := min(len(own), len(token_ids) - first)):
-            stop = min(count + _CHUNK, most)
-            other = np.asarray(token_ids[first + count : first + stop], dtype=np.int32)
-            different = np.flatnonzero(own[count:stop] != other)
-            if len(different):
-                return count + int(different[0])
-            count = stop
-        return count
+        most = min(len(own), len(token_ids) - first)
+        different = own[:most] != token_ids[first : first + most]
+        return int(different.argmax()) if different.any() else most
 
     def add(self, segments: Iterable[KVSegment]) -> None:
         """Take KV, of positions that it does not have."""
@@ -104,10 +96,12 @@ class KVOwner:
         self._read(user_id, left)
         return ended
 
-    def leave(self, user_id: RequestId) -> None:
-        """Remove a user."""
+    def leave(self, user_id: RequestId) -> Placement:
+        """Remove a user; return what it read."""
+        read = self.read_by(user_id)
         self._read(user_id, ())
         del self.users[user_id]
+        return read
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is missing for all users then."""
@@ -148,16 +142,18 @@ class KVOwner:
             self._find_unread()
 
     def _find_unread(self) -> None:
-        held = [segment.positions for segment in self.placement.segments]
-        unread = subtract(held, *self._num_users) if self._num_users else held
-        self.unread = self._placed(self.owner_id, unread)
+        segments = self.placement.segments
+        partly = self._num_users.keys() - {segment.positions for segment in segments}
+        rest = [segment for segment in segments if segment.positions not in self._num_users]
+        if partly:
+            rest = [s._replace(positions=left) for s in rest for left in subtract((s.positions,), *partly)]
+        self.unread = Placement(tuple(rest))
 
     def _placed(self, owner_id: OwnerId, positions: Iterable[range]) -> Placement:
-        ranges = tuple(positions)
-        return Placement(
-            tuple(
-                KVSegment(owner_id, part, segment.instance_id)
-                for segment in self.placement.segments
-                for part in common((segment.positions,), *ranges)
-            )
-        )
+        ranges = set(positions)
+        partly = ranges - {segment.positions for segment in self.placement.segments}
+        found: list[KVSegment] = []
+        for _, held, instance_id in self.placement.segments:
+            parts = (held,) if held in ranges else common((held,), *partly)
+            found += [KVSegment(owner_id, part, instance_id) for part in parts]
+        return Placement(tuple(found))

@@ -1,6 +1,5 @@
 """The tree of all owners of KV that are no live requests: a request finds there what it need not compute."""
 
-from array import array
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,11 +7,12 @@ from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loong.core.instructions import Instruction, ReleaseKV, ShareKV
 from loong.core.placement import InstanceId, KVSegment, OwnerId
 from loong.core.positions import common, subtract
-from loong.core.request import RequestId, TokenId
+from loong.core.request import RequestId
 from loong.state.owners import KVOwner
 from loong.state.pool_ledger import PoolLedger
 
@@ -51,7 +51,7 @@ class PrefixTree:
         taken, self._instructions = tuple(self._instructions), []
         return taken
 
-    def path(self, salt: str, token_ids: Sequence[TokenId], *, is_kept: bool = True) -> Path:
+    def path(self, salt: str, token_ids: NDArray[np.int32], *, is_kept: bool = True) -> Path:
         """Return the owners of all tokens of a sequence, one after the other; those that lack are made.
 
         If they are not kept, none of their KV stays that nobody reads.
@@ -63,7 +63,7 @@ class PrefixTree:
         parts: list[PathPart] = []
         owner, first = root, 0
         while first < len(token_ids):
-            child = owner.children.get((first, token_ids[first]))
+            child = owner.children.get((first, int(token_ids[first])))
             if child is None:
                 parts.append(self._extended(owner, first, token_ids))
                 break
@@ -123,16 +123,16 @@ class PrefixTree:
         self._settle(owner, before)
         return ended
 
-    def discard(self, owner: KVOwner, segments: Iterable[KVSegment]) -> None:
-        """Evict what nobody reads of some KV of an owner."""
-        for segment in segments:
-            for positions in common(owner.unread.on(segment.instance_id), segment.positions):
-                self._remove(owner, KVSegment(owner.owner_id, positions, segment.instance_id))
-
-    def leave(self, owner: KVOwner, user_id: RequestId) -> None:
-        """Remove a user that reads nothing any more."""
-        owner.leave(user_id)
+    def leave(self, owner: KVOwner, user_id: RequestId, *, is_sound: bool = True) -> Mapping[InstanceId, int]:
+        """Remove a user; return the slots that it read. What only it read goes, unless that `is_sound`."""
+        before = owner.num_unread_tokens()
+        read = owner.leave(user_id)
+        self._settle(owner, before)
+        for _, positions, instance_id in () if is_sound else read.segments:
+            for unread in common(owner.unread.on(instance_id), positions):
+                self._remove(owner, KVSegment(owner.owner_id, unread, instance_id))
         self._drop_if_empty(owner)
+        return read.tokens_by_instance()
 
     def touch(self, path: Path) -> None:
         """Note that a sequence is used now; what it begins with counts as used after what follows."""
@@ -215,9 +215,9 @@ class PrefixTree:
         if owner.unread.stop > max(owner.uses, default=0):
             self.touch((PathPart(owner, range(owner.start, owner.stop)),))
 
-    def _extended(self, owner: KVOwner, first: int, token_ids: Sequence[TokenId]) -> PathPart:
+    def _extended(self, owner: KVOwner, first: int, token_ids: NDArray[np.int32]) -> PathPart:
         """Return the rest of a sequence, from position `first` on, which does not go on in `owner`."""
-        rest = np.frombuffer(array("i", token_ids[first:]), dtype=np.int32)
+        rest = token_ids[first:].copy()
         if owner.parent is not None and first == owner.stop:
             owner.token_ids = np.concatenate([owner.token_ids, rest])
             return PathPart(owner, range(first, len(token_ids)))

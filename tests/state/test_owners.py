@@ -112,8 +112,8 @@ def test_kv_that_all_its_users_have_left_is_unread(leaving: list[str]) -> None:
     for user_id in leaving:
         assert not owner.unread.segments
         read = owner.read_by(user_id)
-        assert owner.give_back(user_id, read.segments) == read.tokens_by_instance()
-        owner.leave(user_id)
+        assert owner.give_back(user_id, ()) == Counter()
+        assert owner.leave(user_id) == read
     assert owner.users == {}
     assert owner.unread == owner.placement
 
@@ -125,6 +125,6 @@ def test_tokens_match_up_to_the_first_that_differs(num_equal: int, num_more: int
     owner = KVOwner("kv", start, own)
     first = start + 3
     same = [*own[3 : 3 + num_equal].tolist()]
-    sequence = [0] * first + same + [-1] * num_more
+    sequence = np.array([0] * first + same + [-1] * num_more, dtype=np.int32)
     assert owner.num_matching(sequence, first) == min(num_equal, 9000 - 3)
-    assert owner.num_matching([0] * first + same, first) == len(same)
+    assert owner.num_matching(sequence[: first + len(same)], first) == len(same)

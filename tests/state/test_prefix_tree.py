@@ -2,6 +2,7 @@
 
 from itertools import count
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -26,6 +27,10 @@ def new_tree(*, keeps: bool = True) -> tuple[PoolLedger, PrefixTree]:
     return pools, PrefixTree(pools, keeps=keeps)
 
 
+def path_in(tree: PrefixTree, salt: str, tokens: Tokens) -> Path:
+    return tree.path(salt, np.array(tokens, dtype=np.int32))
+
+
 def owners_of(path: Path) -> list[KVOwner]:
     """Return the owner of each position of a path. Raises if they are not those from 0 on."""
     assert [p for _, positions in path for p in positions] == [*range(path[-1].positions.stop)]
@@ -47,10 +52,10 @@ def num_equal(one: Tokens, other: Tokens) -> int:
 @given(st.lists(st.tuples(salts, sequences), min_size=1, max_size=12))
 def test_sequences_have_the_same_owners_just_where_they_begin_alike(found: list[tuple[str, Tokens]]) -> None:
     _, tree = new_tree()
-    paths = [(salt, tokens, tree.path(salt, tokens)) for salt, tokens in found]
+    paths = [(salt, tokens, path_in(tree, salt, tokens)) for salt, tokens in found]
     for salt, tokens, path in paths:
         assert tokens_of(path) == tokens
-        assert tree.path(salt, tokens) == path
+        assert path_in(tree, salt, tokens) == path
         for other_salt, other_tokens, other_path in paths:
             num_shared = num_equal(tokens, other_tokens) if salt == other_salt else 0
             both = zip(owners_of(path), owners_of(other_path), strict=False)
@@ -64,7 +69,7 @@ def test_owners_without_kv_go_with_the_last_request_that_has_their_tokens(
     found: list[tuple[str, Tokens]], data: st.DataObject
 ) -> None:
     _, tree = new_tree()
-    paths = {f"r{i}": tree.path(salt, tokens) for i, (salt, tokens) in enumerate(found)}
+    paths = {f"r{i}": path_in(tree, salt, tokens) for i, (salt, tokens) in enumerate(found)}
     for request_id, path in paths.items():
         tree.follow(request_id, path)
     for request_id in data.draw(st.permutations(list(paths))):
@@ -98,7 +103,7 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(salt=salts, tokens=sequences, cut=st.integers(0, 12), instance_ids=st.permutations(INSTANCES))
     def begin(self, salt: str, tokens: Tokens, cut: int, instance_ids: list[InstanceId]) -> None:
         """Read what others have, and compute the rest on two instances: it stays for others."""
-        request_id, path = f"r{next(self.numbers)}", self.tree.path(salt, tokens)
+        request_id, path = f"r{next(self.numbers)}", path_in(self.tree, salt, tokens)
         self.tree.follow(request_id, path)
         for owner, positions in path:
             found = [
@@ -123,8 +128,8 @@ class TreeMachine(RuleBasedStateMachine):
             if self.prefix(salt, tokens, p) not in self.at
         ]
         self.pools.reserve({i: sum(s.instance_id == i for s in computed) for i in INSTANCES})
-        for owner, segments in parts_within(path, computed):
-            self.tree.give(owner, request_id, segments)
+        for owner, within in parts_within(path, computed):
+            self.tree.give(owner, request_id, within)
         self.at.update({self.prefix(salt, tokens, s.positions[0]): s.instance_id for s in computed})
         segments = tuple(
             KVSegment(request_id, range(p, p + 1), self.at[prefix]) for prefix, p in known.items()
@@ -142,8 +147,9 @@ class TreeMachine(RuleBasedStateMachine):
         self.tree.touch(path)
         num_ended = 0
         for owner in [owner for owner, _ in path if request_id in owner.users]:
-            num_ended += sum(self.tree.end_use(owner, request_id, segments).values())
-            self.tree.leave(owner, request_id)
+            if index % 2:  # at once, or first some and then the rest
+                num_ended += sum(self.tree.end_use(owner, request_id, segments[::2]).values())
+            num_ended += sum(self.tree.leave(owner, request_id).values())
         assert num_ended == len(segments)
         self.tree.unfollow(request_id, path)
         time = next(self.clock)
@@ -177,8 +183,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.pools.join(ElasticInstance(instance_id, 1, InstanceKind.FULL, CAPACITY))
         self.at = {prefix: i for prefix, i in self.at.items() if i != instance_id}
         for request_id, (salt, tokens, path, segments) in self.requests.items():
-            left = tuple(s for s in segments if s.instance_id != instance_id)
-            self.requests[request_id] = salt, tokens, path, left
+            staying = tuple(s for s in segments if s.instance_id != instance_id)
+            self.requests[request_id] = salt, tokens, path, staying
 
     def next_to_go(self, instance_id: InstanceId) -> list[tuple[str, Tokens]]:
         """Return what nobody reads on an instance, in the order in which it is to go."""
