@@ -1,6 +1,6 @@
 """The course of each request in a few numbers, updated by each line of the log."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loong.core.decision import DecisionKind
@@ -16,6 +16,7 @@ from loong.observability.decision_log.lines import (
     Line,
     LoggedBatch,
     PlannedLine,
+    TokensByInstance,
 )
 
 MAX_DOPS = 64  # changes of DoP that a request keeps
@@ -41,6 +42,7 @@ class RequestRun:
     num_output_tokens: int = 0  # known at the end
     dops: list[int] = field(default_factory=list)
     num_preemptions: int = 0
+    num_cached_tokens: int = 0  # of its prompt, read as it began
     waits_for: str | None = None  # the last reason not to run it, since its last preemption
 
     @property
@@ -63,6 +65,7 @@ class _Coming:
     instance_ids: tuple[int, ...]
     runs: list[RequestRun]
     choices: list[RequestRun]
+    cached: Mapping[RequestId, TokensByInstance]
 
 
 class RequestRuns:
@@ -122,7 +125,7 @@ class RequestRuns:
         parts: tuple[Chunk | Decode, ...] = (*batch.chunks, *batch.decodes)
         runs = [run for part in parts if (run := self._live.get(part.request_id)) is not None]
         choices = [choice for run in runs for choice in self._choices.get(run.request_id, ())]
-        return _Coming(batch.instance_ids, runs, choices)
+        return _Coming(batch.instance_ids, runs, choices, batch.cached)
 
     def _note_waits(self, plan: PlannedLine) -> None:
         for preempted in plan.preempted:
@@ -154,6 +157,7 @@ def _start(coming: _Coming, time: float) -> None:
     for run in (*coming.runs, *coming.choices):
         if run.started_at is None and run.end is None:
             run.started_at = time
+            run.num_cached_tokens = sum(coming.cached.get(run.request_id, {}).values())
     for run in coming.runs:
         if not run.dops or run.dops[-1] != dop:
             run.dops.append(dop)

@@ -79,6 +79,7 @@ class FeedRun(msgspec.Struct, frozen=True):
     arrived: float
     waited: float | None
     prompt: int
+    cached: int  # of the prompt
     output: int
     end: str | None
     state: str
@@ -215,6 +216,7 @@ class Feed:
             run.arrived_at,
             waited=None if run.started_at is None else run.started_at - run.arrived_at,
             prompt=run.num_prompt_tokens,
+            cached=run.num_cached_tokens,
             output=run.num_output_tokens if view is None else view.num_output_tokens,
             end=run.end,
             state=_state(run),

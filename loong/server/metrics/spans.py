@@ -106,6 +106,7 @@ class Spans:
         yield "gen_ai.request.id", run.request_id
         yield "gen_ai.request.max_tokens", run.max_tokens
         yield "gen_ai.usage.prompt_tokens", run.num_prompt_tokens
+        yield "gen_ai.usage.cache_read.input_tokens", run.num_cached_tokens
         yield "gen_ai.usage.completion_tokens", run.num_output_tokens
         yield "loong.finish_reason", run.end or ""
         yield "loong.dops", run.dops

@@ -42,6 +42,7 @@ from loong.observability.decision_log.lines import (
 )
 from loong.observability.decision_log.log import FOLLOWING, decision_log
 from loong.observability.decision_log.reader import read_log
+from loong.observability.decision_log.runs import RequestRun, RequestRuns
 from loong.observability.decision_log.story import words
 from loong.observability.decision_log.story.index import indexed
 from loong.observability.decision_log.story.phrases import happenings
@@ -601,6 +602,16 @@ def test_a_prompt_that_others_computed_is_read_on_the_instances_that_have_it(tmp
         assert "39 tokens are in the prefix cache, on instance 0. Prefill of 1 token (39 to 39)" in story(
             log, request_id
         )
+
+
+def test_runs_count_what_a_request_read_as_it_began(tmp_path: Path) -> None:
+    over: list[RequestRun] = []
+    runs = RequestRuns([over.append])
+    requests = [timed_request(n, 40, 3, 9.0 * n) for n in range(2)]
+    policy = make_policy("esp", PolicyConfig())
+    for line in logged(tmp_path / "log", policy, instances_with([200]), requests, keeps_prefixes=True):
+        runs(line, b"")
+    assert [(run.request_id, run.num_cached_tokens) for run in over] == [("r000", 0), ("r001", 39)]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -24,7 +24,7 @@ def over(request_id: str = "r", started_at: float | None = 2.0) -> RequestRun:
         request_id, 6, 20, 1.0, started_at=started_at, ended_at=8.0, end=FinishReason.STOP, dops=[4, 1]
     )
     run.first_token_at = None if started_at is None else 4.0
-    run.num_output_tokens = 10
+    run.num_output_tokens, run.num_cached_tokens = 10, 3
     return run
 
 
@@ -51,6 +51,7 @@ def test_a_request_is_a_span_with_its_phases_within() -> None:
     root = found["llm_request"]
     assert root.attributes is not None
     assert root.attributes["gen_ai.usage.completion_tokens"] == 10
+    assert root.attributes["gen_ai.usage.cache_read.input_tokens"] == 3
     assert root.attributes["gen_ai.latency.time_to_first_token"] == 3.0
     assert root.attributes["loong.dops"] == (4, 1)
     assert all(span.parent == root.context for name, span in found.items() if name != "llm_request")

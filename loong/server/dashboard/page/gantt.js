@@ -184,9 +184,9 @@ export class Gantt {
       const left = this.x(time), high = tall(held / capacity);
       context.fillRect(left, top + KV - high, Math.max(1, this.x(until) - left), high);
     });
-    const free = tall(used / capacity), kept = tall(cached / capacity); // what is cached now, at the right edge
+    const inUse = tall(used / capacity), kept = tall(cached / capacity); // what is cached now, at the right edge
     context.fillStyle = color("line");
-    context.fillRect(this.right - CACHED_PIXELS, top + KV - free - kept, CACHED_PIXELS, kept);
+    context.fillRect(this.right - CACHED_PIXELS, top + KV - inUse - kept, CACHED_PIXELS, kept);
     context.fillStyle = color("text");
     const isWide = this.canvas.clientWidth > 600;
     const room = isWide ? `${tokens(used)} / ${tokens(capacity)}` : percent(used / capacity);

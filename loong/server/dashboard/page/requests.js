@@ -13,6 +13,7 @@ const COLUMNS = [
   ["came", (run, now) => `${seconds(now - run.arrived)} ago`, (run) => run.arrived],
   ["waited", (run, now) => (run.waited === null ? `${seconds(now - run.arrived)} ...` : seconds(run.waited)), (run, now) => run.waited ?? now - run.arrived],
   ["prompt", (run) => tokens(run.prompt), (run) => run.prompt],
+  ["cached", (run) => (run.cached ? tokens(run.cached) : ""), (run) => run.cached],
   ["output", (run) => tokens(run.output), (run) => run.output],
   ["first token", (run) => against(run.ttft, run.ttft_target), (run) => run.ttft ?? -1],
   ["its target", (run) => seconds(run.ttft_target), (run) => run.ttft_target],
