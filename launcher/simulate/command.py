@@ -121,7 +121,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         num_jobs=args.jobs or num_processors(),
         output_dir=args.output_dir,
         is_json_printed=args.json or not sys.stdout.isatty(),
-        logs=LogFiles(args.decision_log, args.event_log),
+        logs=LogFiles(args.decision_log, args.event_log, keeps_prompts=args.enable_prefix_caching),
         keeps_prefixes=args.enable_prefix_caching,
     )
     _check(config)

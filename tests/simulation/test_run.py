@@ -34,6 +34,7 @@ def run(
     host: Host | None = None,
     max_misses: float = float("inf"),
     following: Iterable[WorkloadRequest] = (),
+    keeps_prefixes: bool = True,
 ) -> SimulatedRun:
     cluster = SimulatedCluster(instances_with([1000, 1000]), WorkCostModel(), max_request_tokens=1000)
     plan = make_policy(policy, PolicyConfig())
@@ -44,6 +45,7 @@ def run(
         parse_slo(slo).limits_of(None),
         host=host,
         misses=Misses((max_misses,)),
+        keeps_prefixes=keeps_prefixes,
     )
 
 
@@ -82,8 +84,16 @@ def test_refused_requests_count_towards_what_may_be_missed() -> None:
     assert not run([request(0.0, 5000), request(0.0, 10)], max_misses=1).is_cut_off
 
 
+@pytest.mark.parametrize(("keeps_prefixes", "num_cached"), [(True, 199), (False, 0)])
+def test_equal_prompts_are_computed_once_unless_the_prefix_cache_is_off(
+    num_cached: int, *, keeps_prefixes: bool
+) -> None:
+    result = run([request(0.0, 200), request(9.0, 200)], keeps_prefixes=keeps_prefixes)
+    assert result.stats.num_cached_tokens == num_cached
+
+
 def test_a_busy_host_makes_everything_slower() -> None:
-    load = [request(0.0, 200), request(0.0, 200)]
+    load = [WorkloadRequest(0.0, RequestShape((TokenRun(seed, 200),), 4)) for seed in range(2)]
     alone = run(load).records
     shared = run(load, host=Host(num_cores=1)).records
     delayed = run(load, host=Host(plan_time=0.5)).records

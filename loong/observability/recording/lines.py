@@ -146,6 +146,7 @@ def _with_limits(line: Setting | ArrivalRecord | RefusedPlanRecord) -> bytes:
 
 def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
     request = event.request
+    prompt = request.prompt_token_ids
     return ArrivalRecord(
         event.time,
         request.request_id,
@@ -154,7 +155,7 @@ def _arrived(event: RequestArrived, *, keeps_prompts: bool) -> ArrivalRecord:
         request.arrival_time,
         request.slo,
         request.user,
-        list(request.prompt_token_ids) if keeps_prompts else None,
+        list(prompt) if keeps_prompts and not isinstance(prompt, range) else None,
         request.priority,
         request.num_choices,
         request.num_prompt_logprobs,

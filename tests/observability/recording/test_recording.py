@@ -134,6 +134,11 @@ def test_prompts_are_replaced_by_their_length_unless_they_are_asked_for() -> Non
     assert event.request.prompt_token_ids == range(len(REQUESTS[1].prompt_token_ids))
 
 
+def test_a_prompt_without_tokens_stays_one() -> None:
+    event = RequestArrived(0.0, replace(REQUESTS[1], prompt_token_ids=range(30)))
+    assert decoded(encoded(event, keeps_prompts=True)) == event
+
+
 def test_log_probabilities_are_left_out() -> None:
     event = TokensProduced(0.0, 1, 0, (ProducedToken("r", 1, None, Logprobs(-1.0)),))
     kept = decoded(encoded(event))
