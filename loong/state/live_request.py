@@ -253,7 +253,7 @@ class LiveRequest:
             self.num_losses,
             self.suspected,
             self.num_other_losses,
-            self.cached(),
+            self.cached() if self.path else (),
         )
 
     def _shared(self) -> tuple[BorrowedKV, ...]:

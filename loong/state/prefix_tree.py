@@ -178,10 +178,9 @@ class PrefixTree:
                 evicted.append((owner, KVSegment(owner.owner_id, positions[num_kept:], instance_id)))
         for owner, stop in empty:
             del self._uses[instance_id][owner.owner_id, stop]
-        for owner, segment in evicted:
-            if segment.positions:
-                self._remove(owner, segment)
-                self._drop_if_empty(owner)
+        for owner, segment in [(owner, segment) for owner, segment in evicted if segment.positions]:
+            self._remove(owner, segment)
+            self._drop_if_empty(owner)
 
     def _order(self, owner: KVOwner, stop: int) -> None:
         """Put a use after all others, unless it is there, on the instances that have KV of the owner."""

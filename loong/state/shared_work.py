@@ -13,8 +13,8 @@ _Place: TypeAlias = tuple[OwnerId, int]
 class SharedWork:
     """Requests by the position that they need next, of the owner of its token.
 
-    Of those at one place the first goes on: one in flight, else the one with the highest priority, of these
-    the one that has least to compute, so that a short prompt does not wait for a long one. Those of the
+    Of those at one place the first goes on: one in flight, else the one with the highest priority. Of these
+    it is the one that has least to compute, so that a short prompt does not wait for a long one. Those of the
     others that may borrow are `following` it.
     """
 
@@ -27,12 +27,11 @@ class SharedWork:
         """Take requests that are new or have changed. Return those that follow another now, or no more."""
         places = dict[_Place, None]()
         for live in lives:
-            request_id = live.request.request_id
-            before = self._place_of.get(request_id)
-            if live.ending_id is not None or (before is None and not live.path):
+            if not live.path or live.ending_id is not None:
                 continue  # what it needs next is known once its batch has ended
+            request_id = live.request.request_id
             place = None if live.has_ended else live.next_missing()
-            if place != before:
+            if place != self._place_of.get(request_id):
                 places.update(dict.fromkeys(self._leave(live)))
                 if place is not None:
                     self._place_of[request_id] = place

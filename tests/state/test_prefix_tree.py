@@ -114,18 +114,12 @@ class TreeMachine(RuleBasedStateMachine):
             if found:
                 self.tree.lend(owner, request_id, found)
         known = {self.prefix(salt, tokens, p): p for p in range(len(tokens))}
-        pieces = (
-            (range(min(cut, len(tokens))), instance_ids[0]),
-            (
-                range(min(cut, len(tokens)), len(tokens)),
-                instance_ids[1],
-            ),
-        )
+        first, second = min(cut, len(tokens)), (cut + len(tokens)) // 2
+        homes = [instance_ids[0 if p < first or p > second else 1] for p in range(len(tokens))]
         computed = [
-            KVSegment(request_id, range(p, p + 1), instance_id)
-            for positions, instance_id in pieces
-            for p in positions
-            if self.prefix(salt, tokens, p) not in self.at
+            KVSegment(request_id, range(p, p + 1), homes[p])
+            for prefix, p in known.items()
+            if prefix not in self.at
         ]
         self.pools.reserve({i: sum(s.instance_id == i for s in computed) for i in INSTANCES})
         for owner, within in parts_within(path, computed):
