@@ -35,15 +35,16 @@ class SharedOnce:
 
     def num_more(self, view: RequestView) -> int:
         """Return the slots that one more request adds."""
-        own = view.num_final_tokens - view.num_borrowed_tokens
-        return own + sum([more for _, more in self._of_owners(view)])
+        if not view.borrowed:  # as most
+            return view.num_final_tokens
+        known = sum([min(p.placement.num_tokens, self.of_owner.get(p.owner_id, 0)) for p in view.borrowed])
+        return view.num_final_tokens - known
 
-    def add(self, view: RequestView) -> None:
-        """Add a request."""
-        self.num_tokens += self.num_more(view)
-        for owner_id, more in self._of_owners(view):
-            self.of_owner[owner_id] = self.of_owner.get(owner_id, 0) + more
-
-    def _of_owners(self, view: RequestView) -> list[tuple[OwnerId, int]]:
-        parts = [(part.owner_id, part.placement.num_tokens) for part in view.borrowed]
-        return [(o, n - self.of_owner.get(o, 0)) for o, n in parts if n > self.of_owner.get(o, 0)]
+    def add(self, view: RequestView) -> int:
+        """Add a request, and return the slots that it adds."""
+        num_more = self.num_more(view)
+        self.num_tokens += num_more
+        for part in view.borrowed:
+            known = self.of_owner.get(part.owner_id, 0)
+            self.of_owner[part.owner_id] = max(known, part.placement.num_tokens)
+        return num_more

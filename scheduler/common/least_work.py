@@ -165,6 +165,5 @@ def _loads(snapshot: Snapshot, parts: Parts, homes: Mapping[RequestId, int]) -> 
     for view in snapshot.running:
         if view.request_id in homes and not view.has_ended:
             load = loads[homes[view.request_id]]
-            load.room -= load.shared.num_more(view)
-            load.shared.add(view)
+            load.room -= load.shared.add(view) if view.borrowed else view.num_final_tokens
     return loads

@@ -99,7 +99,10 @@ def suits_lone_instances(
     alone = cost_model.prefill_terms(1)
     most_tokens = alone.max_tokens(config.step_time, 0)
     is_loose = alone.least <= budget / 2
-    if is_loose and all(_num_to_compute(view) <= most_tokens or view.is_decoding for view in live):
+    if is_loose and all(
+        view.num_prompt_tokens <= most_tokens or view.is_decoding or _num_to_compute(view) <= most_tokens
+        for view in live
+    ):
         return True
     own, remote = (_decode_seconds(holder_id, cost_model) for holder_id in (0, 1))
     return own <= budget < remote
