@@ -86,7 +86,10 @@ class FixedGroup:
         their future KV. The start of the others is open, so they count with all their final KV.
         """
         num_more = view.num_final_tokens
-        if self.num_leaving + self.together.num_tokens + self.together.num_more(view) <= self.capacity:
+        if (
+            view.borrowed
+            and self.num_leaving + self.together.num_tokens + self.together.num_more(view) <= self.capacity
+        ):
             return True
         return self.num_promised + num_more <= self.capacity or num_more <= self.num_unpromised
 
