@@ -15,7 +15,6 @@ from loong.executor.heartbeats import Heartbeats
 from loong.executor.recovery import Restarts
 from loong.executor.worker_calls import WorkerCalls
 from loong.executor.worker_sockets import LINGER_MS, WorkerSockets
-from loong.messages.secure_sockets import is_wildcard
 from loong.messages.stray_frames import StrayFrames
 from loong.messages.wire import Shutdown, WorkerReady
 
@@ -78,6 +77,7 @@ class Membership:
 
     def expect(self, commands: Mapping[WorkerId, str]) -> None:
         """Take the workers of an instance that was started, by the endpoints of their commands."""
+        self.sockets.add(commands)
         for worker_id in commands:
             self._starting.setdefault(worker_id[0], set()).add(worker_id)
         self.endpoints = replace(self.endpoints, commands={**self.endpoints.commands, **commands})
@@ -100,9 +100,7 @@ class Membership:
         """Record that a worker is ready. Return whether its instance is, if it was started later."""
         worker_id = report.instance_id, report.tp_rank
         self.services[report.instance_id] = report.serves
-        endpoint = report.commands_endpoint or self.endpoints.commands.get(worker_id, "")
-        if endpoint and not is_wildcard(endpoint):
-            self.sockets.connect(worker_id, endpoint)
+        self.sockets.connect(worker_id, report.commands_endpoint)
         self._not_ready.discard(worker_id)
         if not self._not_ready and not self.ready.done():
             self.ready.set_result(None)

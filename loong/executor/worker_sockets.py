@@ -1,13 +1,13 @@
 """The engine's ends of the sockets between it and its workers."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 import zmq
 
 from loong.executor.endpoints import Endpoints, WorkerId
-from loong.messages.secure_sockets import ConnectionWatch, connect_securely, listen_securely
+from loong.messages.secure_sockets import ConnectionWatch, connect_securely, is_wildcard, listen_securely
 from loong.messages.stray_frames import StrayFrames
 from loong.messages.wire import MAX_FRAME_BYTES, Command, address, encode
 
@@ -34,6 +34,7 @@ class WorkerSockets:
             self.remote_reports = listen_securely(reports, remote.endpoint, remote.secret)
             self._reports.append(reports)
         self._commands: dict[WorkerId, zmq.Socket[bytes]] = {}
+        self.add(endpoints.commands)
 
     def _new_reports(self) -> "zmq.Socket[bytes]":
         socket = self._context.socket(zmq.PULL)
@@ -51,9 +52,15 @@ class WorkerSockets:
             socket.connect(address(endpoint))
         return socket
 
+    def add(self, commands: Mapping[WorkerId, str]) -> None:
+        """Connect to workers that start, by the endpoints of their commands that have a port."""
+        self._commands.update(
+            {worker: self._connect(where) for worker, where in commands.items() if not is_wildcard(where)}
+        )
+
     def connect(self, worker_id: WorkerId, endpoint: str) -> None:
-        """Connect to a worker, which takes commands at `endpoint` from now on."""
-        if worker_id not in self._commands:
+        """Connect to a worker of another host, which takes commands at `endpoint` from now on."""
+        if endpoint and worker_id not in self._commands:
             with suppress(zmq.ZMQError):  # no endpoint: another process of this user sent the report
                 self._commands[worker_id] = self._connect(endpoint)
 
