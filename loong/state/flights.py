@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import MoveKV, RunBatch, RunScoredBatch, StopLease
-from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
+from loong.core.placement import InstanceId, KVSegment, OwnerId, tokens_by_instance
 from loong.core.plan import BatchPlan, KVMigration, LeaseEnd
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.state.counts import Counts
@@ -189,9 +189,14 @@ class Flights:
     def leaving(self) -> Mapping[InstanceId, int]:
         """Return the KV of requests that no policy sees any more, since their batches are ending."""
         held: Counter[InstanceId] = Counter()
+        counted = set[OwnerId]()
         for batch in self.ending.values():
             for live in filter(attrgetter("is_leaving"), self._requests.of(batch.plan)):
                 held.update(live.own.tokens_by_instance())
+                for owner in live.borrowed:
+                    if owner.owner_id not in counted:
+                        counted.add(owner.owner_id)
+                        held.update(owner.read_by(live.request.request_id).tokens_by_instance())
         return held
 
     def open_migration(self, migration_id: int, migration: KVMigration) -> MoveKV:

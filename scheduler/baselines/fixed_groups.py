@@ -155,7 +155,7 @@ def take(
     open_groups = list(groups)
     for view in views:
         num_tokens = view.num_final_tokens
-        holders = frozenset(view.placement.instance_ids)
+        holders = frozenset(view.placement.instance_ids if view.cached else ())
         able = [g for g in open_groups if g.capacity >= num_tokens and holders.issubset(g.instance_ids)]
         if able:
             group = min(able, key=lambda g: (load(g), g.instance_ids))

@@ -104,7 +104,7 @@ def test_a_chat_template_that_cannot_be_used_is_named(
         (("--host", "203.0.113.1"), "--host"),
         (("--cost-model", "no/such/file.json"), "no/such/file.json"),
         (("--decision-log", "no/such/folder/log"), "no/such/folder/log"),
-        (("--event-log", "/dev/full/log"), "/dev/full/log"),
+        (("--event-log", "/dev/full/log", "--event-log-prompts"), "/dev/full/log"),
         (("--device", "cuda"), "cuda"),
     ],
 )

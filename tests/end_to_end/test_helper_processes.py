@@ -55,6 +55,7 @@ def test_a_server_whose_run_directory_is_removed_serves_on_and_says_that_nothing
         served(tmp_path, "--num-instances", "2", environment={"TMPDIR": folder}) as server,
     ):
         expected = completed(server)
+        completed(server, structured_outputs={"regex": "[cd]+"})  # all workers are connected then
         (directory,) = Path(folder).glob("loong-run-*")
         shutil.rmtree(directory)
         found = health(server)
