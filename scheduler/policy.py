@@ -69,7 +69,8 @@ class PolicyKind:
 
     The number is a multiple of `group_size`, and above `num_decode`, the instances that only decode. The KV
     of a request is to be within one of the `parts` of some instances, which are ascending. `prepare` is
-    called before the first plan. `services` are those of which each instance must have one.
+    called before the first plan. `services` are those of which each instance must have one. With
+    `reads_prefixes`, plans say what requests read of the KV of others.
     """
 
     plan: Callable[[Snapshot, CostModel, PolicyConfig], IterationPlan]
@@ -80,6 +81,7 @@ class PolicyKind:
     parts: Callable[[tuple[InstanceId, ...]], Parts] = _one_part
     prepare: Callable[[], None] = lambda: None
     services: Collection[Service] = tuple(Service)
+    reads_prefixes: bool = True
 
 
 _whole = partial(plan_fixed_groups, filling=WHOLE_PROMPTS)
@@ -94,8 +96,8 @@ POLICIES: dict[str, PolicyKind] = {
     "chunked-replicas": PolicyKind(
         partial(_chunked, partition=one_per_instance), _largest_pool, parts=_part_each
     ),
-    "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up),
-    "infinite": PolicyKind(plan_infinite, services=(Service.ALL,)),
+    "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up, reads_prefixes=False),
+    "infinite": PolicyKind(plan_infinite, services=(Service.ALL,), reads_prefixes=False),
     "vllm-m": PolicyKind(
         partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool, parts=_part_each
     ),
@@ -119,6 +121,7 @@ def _disaggregated(num_decode: int) -> PolicyKind:
         partial(max_tokens_moved, num_decode=num_decode),
         num_decode=num_decode,
         parts=_part_each,
+        reads_prefixes=False,
     )
 
 
@@ -128,6 +131,7 @@ def _esp_disaggregated(num_decode: int) -> PolicyKind:
         partial(max_tokens_of_parts, num_decode=num_decode),
         num_decode=num_decode,
         parts=partial(parts_by_role, num_decode=num_decode),
+        reads_prefixes=False,
     )
 
 

@@ -61,7 +61,7 @@ def served_by_ours(servers: Mapping[str, ServerConfig], bench: BenchConfig) -> S
     name, server = next(iter(servers.items()))
     return Served(
         min(min(limit.max_model_len, limit.max_request_kv + 1) for limit in limits),
-        lambda shapes: predicted_capacity(cluster, shapes, host),
+        lambda shapes: predicted_capacity(cluster, shapes, host, keeps_prefixes=first.keeps_prefixes),
         f"{name} was measured to have" if is_on_cpu else "the cost model predicts",
         partial(_capacity_of_new_server, name, server, bench) if is_on_cpu else None,
         unloaded_work(cost_model, server.tensor_parallel_size),

@@ -32,6 +32,7 @@ from loong.launcher.other_servers import WHAT_IT_DOES, hint_of_serve
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config, policy_name
 from loong.processes.logs import FORMATS, queued_log
 from loong.runs.outputs import make_folder
+from loong.scheduler.policy import policy_kind
 from loong.server.settings import ServerSettings
 from loong.server.tools.formats import FORMATS as FORMATS_OF_CALLS
 
@@ -364,8 +365,12 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
 
 
 def _keeps_prefixes(args: argparse.Namespace, model: "ModelConfig") -> bool:
-    if args.enable_prefix_caching and not model.has_shareable_kv:
+    if not args.enable_prefix_caching:
+        return False
+    if not model.has_shareable_kv:
         logger.info("prefix caching is off: KV of this model depends on the length of the whole sequence")
         return False
-    keeps_prefixes: bool = args.enable_prefix_caching
-    return keeps_prefixes
+    if not policy_kind(args.policy).reads_prefixes:
+        logger.info("prefix caching is off: policy %s reads no KV of other requests", args.policy)
+        return False
+    return True

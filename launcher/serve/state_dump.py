@@ -55,7 +55,7 @@ def described(snapshot: Snapshot) -> str:
         [_migration(migration) for migration in snapshot.migrations],
         [f"running: {_request(view, now)}" for view in snapshot.running],
         [f"waiting: {_request(view, now)}" for view in snapshot.waiting],
-        [f"waiting for a prefix that another computes: {i}" for i in snapshot.following],
+        [f"waiting for a prefix that another computes: {v.request_id}" for v in snapshot.following],
     )
     return "\n  ".join([counts, *(line for part in parts for line in _first(part))])
 

@@ -13,7 +13,7 @@ from loong.core.request import RequestId, SamplingParams, TokenId
 
 
 class Sibling(NamedTuple):
-    """A request that begins with the KV of another's prompt, in the same slots, and samples separately."""
+    """A request that begins with another's prompt, and samples separately. `ShareKV` gives it the KV."""
 
     request_id: RequestId
     sampling_params: SamplingParams

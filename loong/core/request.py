@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
-from math import inf, log10
+from math import inf
 from operator import attrgetter
 from typing import Self, TypeAlias
 
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar
+from loong.core.limits import LIMITS, NUM_SEEDS, beyond_limits, check_limits, check_token_ids
 from loong.core.placement import (
     BorrowedKV,
     CachedKV,
@@ -26,32 +27,6 @@ from loong.core.value import value
 RequestId: TypeAlias = OwnerId
 TokenId: TypeAlias = int
 
-MAX_TOKENS = 2**31 - 1  # that a request may count
-MAX_TOKEN_ID = 2**31 - 1
-MAX_LOGPROBS = 20
-MAX_PRIORITY = 16
-MAX_CHOICES = 16
-NUM_SEEDS = 2**63
-
-LIMITS: Mapping[str, tuple[float, float]] = {  # least and most of every number, by its name in the API
-    "max_tokens": (1, MAX_TOKENS),
-    "min_tokens": (0, MAX_TOKENS),
-    "temperature": (0.0, 100.0),
-    "top_p": (1e-9, 1.0),
-    "top_k": (1, MAX_TOKENS),
-    "min_p": (0.0, 1.0),
-    "presence_penalty": (-2.0, 2.0),
-    "frequency_penalty": (-2.0, 2.0),
-    "repetition_penalty": (1e-9, 100.0),
-    "seed": (0, NUM_SEEDS - 1),
-    "logprobs": (0, MAX_LOGPROBS),
-    "prompt_logprobs": (0, MAX_LOGPROBS),
-    "logit_bias": (-100.0, 100.0),
-    "n": (1, MAX_CHOICES),
-    "priority": (-MAX_PRIORITY, MAX_PRIORITY),
-    "ttft": (1e-6, 1e9),  # seconds
-    "tpot": (1e-6, 1e9),
-}
 _ALWAYS_GIVEN = (
     *("max_tokens", "min_tokens", "temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
@@ -107,17 +82,17 @@ class SamplingParams:
         # A worker does this for each of its requests with every step.
         for name, given, (low, high) in zip(_ALWAYS_GIVEN, _always_given(self), _ALWAYS_LIMITS, strict=True):
             if not low <= given <= high:
-                raise _beyond(name, given, low, high)
+                raise beyond_limits(name, given, low, high)
         if self.min_tokens > self.max_tokens:
-            raise _beyond("min_tokens", self.min_tokens, 0, self.max_tokens)
+            raise beyond_limits("min_tokens", self.min_tokens, 0, self.max_tokens)
         if self.top_k is not None:
-            _check_limits("top_k", self.top_k)
+            check_limits("top_k", self.top_k)
         if self.num_logprobs is not None:
-            _check_limits("logprobs", self.num_logprobs)
+            check_limits("logprobs", self.num_logprobs)
         low, high = LIMITS["logit_bias"]
         for _, bias in self.logit_bias:
             if not low <= bias <= high:
-                raise _beyond("logit_bias", bias, low, high)
+                raise beyond_limits("logit_bias", bias, low, high)
 
     @property
     def has_penalties(self) -> bool:
@@ -155,32 +130,6 @@ _ALWAYS_LIMITS = tuple(LIMITS[name] for name in _ALWAYS_GIVEN)
 _always_given = attrgetter(*_ALWAYS_GIVEN)
 
 
-def number_text(number: float) -> str:
-    """Return a number as messages show it: an integer of more than 64 bits by its magnitude alone."""
-    if isinstance(number, int):
-        is_long = abs(number) >= 2**64
-        return f"about {'-' * (number < 0)}1e{round(log10(abs(number)))}" if is_long else str(number)
-    return f"{number:g}"
-
-
-def _check_limits(name: str, given: float) -> None:
-    low, high = LIMITS[name]
-    if not low <= given <= high:
-        raise _beyond(name, given, low, high)
-
-
-def _check_token_ids(name: str, token_ids: Sequence[TokenId]) -> None:
-    for token_id in (min(token_ids), max(token_ids)) if token_ids else ():
-        if not 0 <= token_id <= MAX_TOKEN_ID:
-            what = f"{name} holds token id {number_text(token_id)}"
-            raise InvalidRequestError(f"{what}, but ids go from 0 to {MAX_TOKEN_ID}", param=name)
-
-
-def _beyond(name: str, given: float, low: float, high: float) -> InvalidRequestError:
-    limits = f"from {number_text(low)} to {number_text(high)}"
-    return InvalidRequestError(f"{name} must be {limits}, but is {number_text(given)}", param=name)
-
-
 @dataclass(frozen=True, slots=True)
 class SLO:
     """A request's targets in seconds: to the first token, and for each token after it.
@@ -194,7 +143,7 @@ class SLO:
     def __post_init__(self) -> None:
         for name, seconds in (("ttft", self.ttft), ("tpot", self.tpot)):
             if seconds is not None and seconds != inf:
-                _check_limits(name, seconds)
+                check_limits(name, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +172,15 @@ class NewRequest:
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty; it needs at least one token", param="prompt")
-        _check_limits("n", self.num_choices)
-        _check_limits("priority", self.priority)
+        check_limits("n", self.num_choices)
+        check_limits("priority", self.priority)
         if self.num_prompt_logprobs is not None:
-            _check_limits("prompt_logprobs", self.num_prompt_logprobs)
+            check_limits("prompt_logprobs", self.num_prompt_logprobs)
         params = self.sampling_params
-        _check_token_ids("stop_token_ids", params.stop_token_ids)
-        _check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
-        _check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
-        _check_token_ids("bad_words", [token_id for word in params.bad_words for token_id in word])
+        check_token_ids("stop_token_ids", params.stop_token_ids)
+        check_token_ids("logit_bias", [token_id for token_id, _ in params.logit_bias])
+        check_token_ids("allowed_token_ids", params.allowed_token_ids or ())
+        check_token_ids("bad_words", [token_id for word in params.bad_words for token_id in word])
 
     @property
     def choice_ids(self) -> tuple[RequestId, ...]:

@@ -142,7 +142,7 @@ class Snapshot:
     `returning` are the slots of instances that were lost and are being started again. Instances that are
     draining have no part in `pools` and `free`.
 
-    Requests that are `following` have no view: each waits for KV that another one computes first.
+    Requests that are `following` another wait for KV that it computes first; no plan can name them.
     """
 
     now: float
@@ -156,7 +156,7 @@ class Snapshot:
     ending: tuple[RunningBatch, ...] = ()
     leaving: Mapping[InstanceId, int] = field(default_factory=dict)
     returning: Mapping[InstanceId, int] = field(default_factory=dict)
-    following: tuple[RequestId, ...] = ()
+    following: tuple[RequestView, ...] = ()
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:

@@ -159,7 +159,8 @@ class Scaling(Observer):
 
 
 def _check_live_requests(snapshot: Snapshot, num_instances: int, limit: int) -> None:
-    live = (view for view in (*snapshot.waiting, *snapshot.running) if not view.has_ended)
+    views = (*snapshot.waiting, *snapshot.following, *snapshot.running)
+    live = (view for view in views if not view.has_ended)
     largest = max(live, key=lambda view: view.num_final_tokens, default=None)
     if largest is not None and largest.num_final_tokens > limit:
         raise RequestTooLargeError(

@@ -9,7 +9,8 @@ from itertools import chain, takewhile
 import numpy as np
 
 from loong.core.events import Event, TokensProduced
-from loong.core.request import MAX_TOKEN_ID, SLO, Request, RequestId, SamplingParams, TokenId
+from loong.core.limits import MAX_TOKEN_ID
+from loong.core.request import SLO, Request, RequestId, SamplingParams, TokenId
 from loong.simulation.cluster import SimulatedCluster
 from loong.simulation.config import Load
 from loong.workloads.metrics.slo import LimitsOf

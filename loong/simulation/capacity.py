@@ -17,14 +17,23 @@ POLICY = "static-sp"  # few large batches: simulated in milliseconds, and close 
 LOAD_SHARE = 2 / 3  # of the capacity, that is sent where no rate is asked for
 
 
-def predicted_capacity(cluster: SimulatedCluster, shapes: Sequence[RequestShape], host: Host) -> float:
+def predicted_capacity(
+    cluster: SimulatedCluster, shapes: Sequence[RequestShape], host: Host, *, keeps_prefixes: bool
+) -> float:
     """Return the requests per second at which one group of all instances works off `shapes`, sent at once.
 
     Raises `ConfigError` if none of them fits.
     """
     load = Load([WorkloadRequest(0.0, shape.alone()) for shape in shapes])
     policy = make_policy(POLICY, PolicyConfig())
-    run = simulate(policy, cluster, load, lambda _: SLOLimits(inf, inf, inf), host=host)
+    run = simulate(
+        policy,
+        cluster,
+        load,
+        lambda _: SLOLimits(inf, inf, inf),
+        host=host,
+        keeps_prefixes=keeps_prefixes,
+    )
     ends = [record.finish_time for record in run.records if record.error is None]
     if not ends:
         raise ConfigError(

@@ -13,7 +13,7 @@ from loong.observability.timeline import Timeline
 from loong.runs import run_tables
 from loong.runs.run import PolicyRun, RunKey, allowed_misses
 from loong.runs.run_logs import run_logs
-from loong.scheduler.policy import make_policy
+from loong.scheduler.policy import make_policy, policy_kind
 from loong.simulation.config import SimulateConfig
 from loong.simulation.parallel import in_order
 from loong.simulation.run import simulate
@@ -50,6 +50,7 @@ def run_point(
     limits_of = asked.rule.limits_of(config.hardware.unloaded_prefill())
     work_of = config.hardware.unloaded_work()
     timeline = Timeline()
+    keeps_prefixes = config.keeps_prefixes and policy_kind(asked.policy).reads_prefixes
     setting = Setting(
         VERSION,
         loong.__version__,
@@ -57,7 +58,7 @@ def run_point(
         asked.policy,
         config.policy,
         cluster.cost_model,
-        keeps_prefixes=config.keeps_prefixes,
+        keeps_prefixes=keeps_prefixes,
     )
     logs = config.logs
     if keeps_history and logs.decisions is None:
@@ -72,7 +73,7 @@ def run_point(
             observers=(timeline, *observers) if keeps_history else observers,
             misses=allowed_misses(load.measured, asked, config.load.length_scale) if cuts_off else None,
             work_of=work_of if cuts_off and asked.is_per_class else None,
-            keeps_prefixes=config.keeps_prefixes,
+            keeps_prefixes=keeps_prefixes,
         )
     metrics = compute_metrics(run.records, limits_of, length_scale=config.load.length_scale)
     result = PointResult(

@@ -61,7 +61,8 @@ def capacity_of(config: SimulateConfig) -> float:
     """Return the requests per second that the hardware is predicted to complete."""
     load = replace(config.load, num_requests=NUM_SAMPLED)
     shapes = [request.shape for request in load.at(1.0).measured]
-    return predicted_capacity(config.hardware.cluster(POLICY), shapes, config.host)
+    cluster = config.hardware.cluster(POLICY)
+    return predicted_capacity(cluster, shapes, config.host, keeps_prefixes=config.keeps_prefixes)
 
 
 def _search_task(config: SimulateConfig, precision: float, task: tuple[str, SLORule]) -> Goodput[PointResult]:

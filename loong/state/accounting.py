@@ -31,7 +31,7 @@ class Accounting:
             ending=tuple([batch.running for batch in flights.ending.values()]),
             leaving=flights.leaving(),
             returning=pools.returning.copy(),
-            following=tuple(self.requests.following()),
+            following=tuple(views.following.values()),
         )
         # The values of its cached properties, but copied whole instead of entry by entry.
         vars(snapshot).update(

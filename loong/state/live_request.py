@@ -11,11 +11,11 @@ from loong.core.errors import InvalidEventError
 from loong.core.instructions import RequestInput, Sibling
 from loong.core.placement import BorrowedKV, CachedKV, InstanceId, KVSegment, OwnerId, Placement
 from loong.core.plan import BatchPlan, KVMigration
-from loong.core.positions import EMPTY, common, intersection, subtract
+from loong.core.positions import EMPTY, intersection, subtract
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import Request, RequestView, TokenId
 from loong.state.owners import KVOwner
-from loong.state.prefix_tree import Path
+from loong.state.prefix_tree import Path, cached_on, first_missing_on, owner_at
 
 
 @dataclass(slots=True, eq=False)
@@ -122,21 +122,8 @@ class LiveRequest:
         return np.concatenate([prompt, np.array(outputs, dtype=np.int32)]) if outputs else prompt
 
     def cached(self) -> tuple[CachedKV, ...]:
-        """Return the KV on its path that it may borrow: all but the last known token has to be known."""
-        if not self.may_borrow:
-            return ()
-        found: list[CachedKV] = []
-        last = self.path[-1].positions.stop - 1
-        for owner, positions in self.path:
-            usable = range(positions.start, min(positions.stop, last))
-            for segment in owner.placement.segments:
-                for met in common((segment.positions,), usable):
-                    unread = owner.unread.on(segment.instance_id) if owner.users else (met,)
-                    rest = subtract((met,), *unread)
-                    found += [CachedKV(segment._replace(positions=p), is_read=True) for p in rest]
-                    alone = common((met,), *unread)
-                    found += [CachedKV(segment._replace(positions=p), is_read=False) for p in alone]
-        return tuple(found)
+        """Return the KV on its path that it may borrow."""
+        return cached_on(self.path) if self.may_borrow else ()
 
     def next_missing(self) -> tuple[OwnerId, int] | None:
         """Return the first position that it needs and that no instance has, with the owner of that token.
@@ -144,17 +131,8 @@ class LiveRequest:
         None if nothing on its path but its last token is missing, as in every decode.
         """
         if self.has_begun:
-            first = self.placement.first_missing
-        else:
-            needed = range(self.path[-1].positions.stop - 1) if self.path else EMPTY
-            found = [cached.segment.positions for cached in self.cached()]
-            if sum(map(len, found)) == len(needed):
-                return None
-            first = min([positions.start for positions in subtract((needed,), *found)])
-        for owner, positions in self.path:
-            if first in positions:
-                return owner.owner_id, first
-        return None
+            return owner_at(self.path, self.placement.first_missing)
+        return first_missing_on(self.path, self.cached())
 
     @property
     def own(self) -> Placement:

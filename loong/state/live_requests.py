@@ -1,7 +1,7 @@
 """All live requests, and the KV that they have."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,13 +62,6 @@ class LiveRequests:
             self.views.mark_stale(live)
         self.views.refresh()
 
-    def following(self) -> Iterator[RequestId]:
-        """Yield the requests that follow another, each with its siblings."""
-        for request_id in self.shared_work.following:
-            yield request_id
-            for sibling in self.by_id[request_id].siblings:
-                yield sibling.request.request_id
-
     def changing(self, request_id: RequestId) -> LiveRequest:
         """Return a live request that is to be changed."""
         live = self.by_id[request_id]
@@ -92,7 +85,7 @@ class LiveRequests:
             sibling.batch_id, sibling.placement = None, primary.placement.of(request_id)
             for owner in primary.borrowed:
                 read = owner.read_by(primary.request.request_id).of(owner.owner_id)
-                self.owners.lend(owner, request_id, read.segments, is_shared=True)
+                self.owners.lend(owner, request_id, read.segments)
                 sibling.borrow(owner)
         return siblings
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loong.core.instructions import Instruction, ReleaseKV, ShareKV
-from loong.core.placement import InstanceId, KVSegment, OwnerId
-from loong.core.positions import common, subtract
+from loong.core.placement import CachedKV, InstanceId, KVSegment, OwnerId
+from loong.core.positions import EMPTY, common, subtract
 from loong.core.request import RequestId
 from loong.state.owners import KVOwner
 from loong.state.pool_ledger import PoolLedger
@@ -104,14 +104,11 @@ class PrefixTree:
         self._instructions.append(ShareKV(owner.owner_id, tuple(given)))
         return True
 
-    def lend(
-        self, owner: KVOwner, user_id: RequestId, segments: Sequence[KVSegment], *, is_shared: bool = False
-    ) -> None:
-        """Let a request read KV of an owner. Workers have to share it, unless they did."""
+    def lend(self, owner: KVOwner, user_id: RequestId, segments: Sequence[KVSegment]) -> None:
+        """Let a request read KV of an owner."""
         before = owner.num_unread_tokens()
         owner.lend(user_id, [segment.positions for segment in segments])
-        if not is_shared:
-            self._instructions.append(ShareKV(user_id, tuple(segments)))
+        self._instructions.append(ShareKV(user_id, tuple(segments)))
         self._settle(owner, before)
 
     def end_use(
@@ -250,6 +247,36 @@ def parts_within(path: Path, segments: Iterable[KVSegment]) -> Iterator[tuple[KV
         ]
         if within:
             yield owner, within
+
+
+def cached_on(path: Path) -> tuple[CachedKV, ...]:
+    """Return the KV of all tokens of a path but the last, whose logits are to be computed."""
+    found: list[CachedKV] = []
+    last = path[-1].positions.stop - 1
+    for owner, positions in path:
+        usable = range(positions.start, min(positions.stop, last))
+        for segment in owner.placement.segments:
+            for met in common((segment.positions,), usable):
+                unread = owner.unread.on(segment.instance_id) if owner.users else (met,)
+                rest = subtract((met,), *unread)
+                found += [CachedKV(segment._replace(positions=p), is_read=True) for p in rest]
+                alone = common((met,), *unread)
+                found += [CachedKV(segment._replace(positions=p), is_read=False) for p in alone]
+    return tuple(found)
+
+
+def first_missing_on(path: Path, cached: Sequence[CachedKV]) -> tuple[OwnerId, int] | None:
+    """Return the first position of a path without cached KV, the last left out, with its owner, if any."""
+    needed = range(path[-1].positions.stop - 1) if path else EMPTY
+    found = [part.segment.positions for part in cached]
+    if sum(map(len, found)) == len(needed):
+        return None
+    return owner_at(path, min([positions.start for positions in subtract((needed,), *found)]))
+
+
+def owner_at(path: Path, position: int) -> tuple[OwnerId, int] | None:
+    """Return a position with the owner of its token, or None if it is behind the path."""
+    return next(((owner.owner_id, position) for owner, covered in path if position in covered), None)
 
 
 def _joined(parts: Iterable[PathPart]) -> Path:

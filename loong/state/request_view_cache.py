@@ -9,13 +9,14 @@ class RequestViewCache:
 
     They are correct after `refresh`, if every request was passed to `mark_stale` when it came and when it
     changed; until then it is in `stale`. Siblings have no view before they begin; until then their primary
-    counts them. Requests that are leaving, or are following another, have none either.
+    counts them. Requests that are leaving have none either, and those `following` another one of their own.
     """
 
     def __init__(self) -> None:
         self.waiting: dict[RequestId, RequestView] = {}
         self.running: dict[RequestId, RequestView] = {}
         self.views: dict[RequestId, RequestView] = {}
+        self.following: dict[RequestId, RequestView] = {}
         self.stale: list[LiveRequest] = []
         self._numbers: dict[RequestId, int] = {}
         self._newest = 0  # of these
@@ -29,7 +30,7 @@ class RequestViewCache:
     def drop(self, live: LiveRequest) -> None:
         """Forget a request."""
         live.is_view_stale = False
-        for by_id in (self.waiting, self.running, self.views, self._numbers):
+        for by_id in (self.waiting, self.running, self.views, self.following, self._numbers):
             by_id.pop(live.request.request_id, None)
 
     def refresh(self) -> None:
@@ -48,11 +49,13 @@ class RequestViewCache:
 
         A request that ran, or was a sibling, may be older than those that wait.
         """
-        if live.is_following:
-            self.drop(live)
-            return True
         view = live.view()
         request_id = view.request_id
+        if live.is_following:
+            self.drop(live)
+            self.following[request_id] = view
+            return True
+        self.following.pop(request_id, None)
         self.views[request_id] = view
         if view.has_begun:
             if request_id not in self.running:

@@ -15,13 +15,12 @@ class SharedWork:
 
     Of those at one place the first goes on: one in flight, else the one with the highest priority. Of these
     it is the one that has least to compute, so that a short prompt does not wait for a long one. Those of the
-    others that may borrow are `following` it.
+    others that may borrow follow it.
     """
 
     def __init__(self) -> None:
         self._place_of: dict[RequestId, _Place] = {}
         self._at: dict[_Place, dict[RequestId, LiveRequest]] = {}
-        self.following: dict[RequestId, None] = {}
 
     def update(self, lives: Iterable[LiveRequest]) -> list[LiveRequest]:
         """Take requests that are new or have changed. Return those that follow another now, or no more."""
@@ -51,7 +50,6 @@ class SharedWork:
             if not self._at[place]:
                 del self._at[place]
             live.is_following = False
-            self.following.pop(live.request.request_id, None)
             yield place
 
     def _changed(self, place: _Place) -> Iterator[LiveRequest]:
@@ -61,10 +59,6 @@ class SharedWork:
             is_following = live is not first and live.may_borrow
             if live.is_following != is_following:
                 live.is_following = is_following
-                if is_following:
-                    self.following[live.request.request_id] = None
-                else:
-                    del self.following[live.request.request_id]
                 yield live
 
 

@@ -72,7 +72,6 @@ class AttentionService:
         else:
             served = fabric.serve(command.batch_id, group)
         self._allocate(command)
-        self._fork(command)
         before = None if fabric.arena is None else self._last.get(is_captured)
         name = f"serve-batch-{command.batch_id}"
         thread = Thread(target=_after, args=(before, serve, command, served), name=name, daemon=True)
@@ -161,14 +160,6 @@ class AttentionService:
         for segment in command.plan.writes:
             if segment.instance_id == self._instance_id:
                 self._pool.allocate(segment.owner_id, segment.positions)
-
-    def _fork(self, command: RunBatch) -> None:
-        """Share the primary's KV on this instance with its siblings, before the engine may release it."""
-        for given in command.inputs:
-            for sibling in given.siblings:
-                placement = given.placement.adding(command.plan.writes_of(given.request_id))
-                for positions in placement.on(self._instance_id):
-                    self._pool.share(given.request_id, sibling.request_id, positions)
 
 
 def _after(

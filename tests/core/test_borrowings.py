@@ -1,4 +1,4 @@
-"""What a plan's requests borrow: the rules, and the snapshot after it."""
+"""Borrowings of a plan: their rules, and the snapshot after them."""
 
 from dataclasses import replace
 from random import Random

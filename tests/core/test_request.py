@@ -6,17 +6,9 @@ import pytest
 
 from loong.core.errors import InvalidRequestError
 from loong.core.grammar import Grammar, GrammarKind
+from loong.core.limits import MAX_CHOICES, MAX_PRIORITY
 from loong.core.placement import Placement, striped
-from loong.core.request import (
-    MAX_CHOICES,
-    MAX_PRIORITY,
-    SLO,
-    FinishReason,
-    NewRequest,
-    Request,
-    RequestView,
-    SamplingParams,
-)
+from loong.core.request import SLO, FinishReason, NewRequest, Request, RequestView, SamplingParams
 
 
 @pytest.mark.parametrize(

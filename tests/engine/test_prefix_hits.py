@@ -1,4 +1,4 @@
-"""What requests read from the prefix cache is counted as they begin, and reported with them."""
+"""Tokens that requests read from the prefix cache are counted as they begin, and reported with them."""
 
 import asyncio
 from collections.abc import Sequence

@@ -12,8 +12,9 @@ from wire_samples import COMMANDS, INPUT, PLAN, REPORTS
 
 from loong.core.errors import InvalidRequestError
 from loong.core.instructions import RunBatch, RunScoredBatch
+from loong.core.limits import LIMITS
 from loong.core.prompt_logprobs import ScoredChunk
-from loong.core.request import LIMITS, SLO, NewRequest, SamplingParams
+from loong.core.request import SLO, NewRequest, SamplingParams
 from loong.messages.wire import (
     Command,
     Report,

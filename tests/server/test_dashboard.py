@@ -14,6 +14,7 @@ import httpx
 from decision_logs import EventReporter, prefill_two
 from http_answers import get_json
 from scripted_engine import ScriptedEngine, Serving
+from snapshots import waiting
 
 from loong.core.cluster_history import BatchSlice, ChangeKind, ClusterHistory, InstanceChange, KVLevel
 from loong.core.cost.work import Phase
@@ -99,7 +100,9 @@ async def test_a_page_is_reported_what_is_cached_and_how_much_is_found_there(ser
     dashboard, counts = source(), PrefixCounts(90, 40, {0: 40})
     snapshot = two_requests(dashboard)
     first_one, *others = snapshot.instances
-    snapshot = replace(snapshot, instances=(first_one.holding(3, 50), *others), following=("r002",))
+    snapshot = replace(
+        snapshot, instances=(first_one.holding(3, 50), *others), following=(waiting("r002", 5),)
+    )
     async with serving(ScriptedEngine(cluster=snapshot, prefix_counts=counts), dashboard) as url:
         _, tick = await first(url, 2)
     assert tick["instances"][0] == [0, 3, 100, "full", 50]

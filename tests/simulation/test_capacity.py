@@ -17,7 +17,7 @@ def capacity(length_scale: float, *, num_cores: float = inf, kv_cache_tokens: in
     hardware = Hardware(shape_of(CONFIG), "cpu", num_instances=4, kv_cache_tokens=kv_cache_tokens)
     requests = make_workload("mixed", 60, seed=0, length_scale=length_scale)
     shapes = [request.shape for request in requests]
-    return predicted_capacity(hardware.cluster("static-sp"), shapes, Host(num_cores))
+    return predicted_capacity(hardware.cluster("static-sp"), shapes, Host(num_cores), keeps_prefixes=True)
 
 
 def test_longer_requests_and_fewer_processors_are_predicted_to_be_slower() -> None:

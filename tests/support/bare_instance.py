@@ -7,7 +7,7 @@ import torch
 from constraints import constraints_of
 
 from loong.core.events import ProducedToken
-from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.instructions import ReleaseKV, RunBatch, ShareKV
 from loong.core.placement import InstanceId, OwnerId
 from loong.core.prompt_logprobs import PromptLogprobs
 from loong.fabric.protocol import Fabric
@@ -145,6 +145,11 @@ class BareInstance:
         """Return once nothing is served."""
         for owner_id in self._served:
             self._service.wait_for(owner_id)
+
+    def share(self, command: ShareKV) -> None:
+        """Let a request have slots of others."""
+        for owner_id, positions, _ in command.segments:
+            self._pool.share(owner_id, command.user_id, positions)
 
     def carry_out(self, command: RunBatch | ReleaseKV) -> Outcome:
         """Do this instance's part of a command, if it has one.

@@ -134,7 +134,6 @@ class ToyWorkers:
                     self.batches[instruction.batch_id] = ToyBatch(instruction, instruction.plan.num_steps)
                     for segment in instruction.plan.writes:
                         self.reserve(segment)
-                    self.sibling(instruction)
                     for segment in passing(instruction.plan):
                         self.reserve(segment)
                 case ExtendLease():
@@ -175,14 +174,6 @@ class ToyWorkers:
         new = dict(zip(segment.positions, self.slots, strict=False))
         slots.update(new)
         self.made_for.update({slot: (segment.owner_id, position) for position, slot in new.items()})
-
-    def sibling(self, run: RunBatch) -> None:
-        for given in run.inputs:
-            for sibling in given.siblings:
-                for instance_id in run.participant_ids:
-                    owners = self.held[instance_id]
-                    assert not owners.get(sibling.request_id), f"{sibling.request_id} begins twice"
-                    owners[sibling.request_id] = owners[given.request_id].copy()
 
     def free(self, instance_id: InstanceId, release: ReleaseKV) -> None:
         owner_id, positions = release.owner_id, release.positions
@@ -303,8 +294,8 @@ class ClusterMachine(RuleBasedStateMachine):
             self.apply(InstanceLost(self.now(), instance_id))
             for request_id, view in self.view().request.items():  # copies have taken the place of some
                 self.lost[request_id] |= had.get(request_id, set()).intersection(chain(*view.missing))
-            for request_id in self.view().following:  # which have none now
-                self.lost[request_id] |= had.get(request_id, set())
+            for view in self.view().following:  # which have none now
+                self.lost[view.request_id] |= had.get(view.request_id, set())
         else:
             self.join(self.instances[instance_id])
 
@@ -553,7 +544,7 @@ class ClusterMachine(RuleBasedStateMachine):
         assert snapshot.stats.num_recomputed_tokens == self.num_recomputed
 
     def check_contents(self, snapshot: Snapshot) -> None:
-        """What a request reads was made for the same tokens, with the same salt."""
+        """Check that requests read KV of the same tokens and the same salt alone."""
         for request_id, view in snapshot.request.items():
             for segment in view.placement.segments:
                 slots = self.workers.held[segment.instance_id][request_id]
@@ -585,14 +576,16 @@ class ClusterMachine(RuleBasedStateMachine):
     def check_ends(self, snapshot: Snapshot) -> None:
         """A request ends once, and only for a reason; no token of it is lost or counted twice."""
         self.unborn -= snapshot.request.keys()
-        leaving = (snapshot.ending_ids - snapshot.request.keys()).union(snapshot.following)
+        following = {view.request_id for view in snapshot.following}
+        leaving = (snapshot.ending_ids - snapshot.request.keys()) | following
         gone = self.requests.keys() - snapshot.request.keys() - self.unborn - leaving
         assert self.gone <= gone <= self.ended
         self.gone = gone
-        num_siblings = sum(view.num_siblings for view in snapshot.request.values())
+        views = (*snapshot.request.values(), *snapshot.following)
+        num_siblings = sum(view.num_siblings for view in views)
         num_live = len(snapshot.request) + len(leaving) + num_siblings
         assert snapshot.stats.num_ended == len(self.requests) - num_live
-        assert self.unborn - self.ended <= {*snapshot.following} or num_siblings
+        assert self.unborn - self.ended == set() or num_siblings
         for request_id, view in snapshot.request.items():
             assert view.has_ended == (request_id in self.ended)
             assert view.num_output_tokens == len(self.outputs[request_id]) + self.is_predicted(

@@ -12,8 +12,9 @@ from loong.core.cluster_history import ClusterHistory
 from loong.core.errors import ClusterError, InvalidRequestError, LoongError, RequestTooLargeError
 from loong.core.events import Logprobs, ProducedToken
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.limits import MAX_LOGPROBS
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.core.request import MAX_LOGPROBS, FinishReason, NewRequest, TokenId
+from loong.core.request import FinishReason, NewRequest, TokenId
 from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, PutToken
 from loong.engine.cluster_size import ClusterSize, size_of

@@ -50,7 +50,7 @@ class PrefixCluster:
     @property
     def following(self) -> list[RequestId]:
         """Return those that wait for another."""
-        return sorted(self.snapshot().following)
+        return sorted(view.request_id for view in self.snapshot().following)
 
     def arrive(self, request_id: RequestId, token_ids: Sequence[int], **changes: Any) -> None:
         """Let a request arrive."""

@@ -138,7 +138,8 @@ class DecisionLog:
             self._write_held(snapshot)
         decisions = plan.decisions
         if snapshot.following:
-            decisions += (Decision(DecisionKind.WAIT, snapshot.following, FOLLOWING),)
+            request_ids = tuple([view.request_id for view in snapshot.following])
+            decisions += (Decision(DecisionKind.WAIT, request_ids, FOLLOWING),)
         if decisions:
             plan = replace(plan, decisions=tuple(self._news(decisions)))
         waits = self._said[DecisionKind.WAIT]

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from loong.core.request import number_text
+from loong.core.limits import number_text
 from loong.core.similar_words import meant
 from loong.foreign_json import NOT_JSON
 from loong.server.api.errors import ApiError, bad_request

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from loong.core.request import LIMITS
+from loong.core.limits import LIMITS
 
 
 def within(name: str, least: int | None = None) -> FieldInfo:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from loong.core.request import NUM_SEEDS
+from loong.core.limits import NUM_SEEDS
 from loong.server.api.errors import bad_request
 from loong.server.api.schema_base import Schema, within
 from loong.server.openai.schemas import MAX_TOKEN_IDS_SCHEMA, CacheSalt, CompletionFields, StopStrings

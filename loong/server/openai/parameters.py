@@ -4,7 +4,8 @@ import secrets
 from collections.abc import Sequence
 
 from loong.core.grammar import Grammar
-from loong.core.request import NUM_SEEDS, SamplingParams, TokenId
+from loong.core.limits import NUM_SEEDS
+from loong.core.request import SamplingParams, TokenId
 from loong.engine.client import EngineLimits
 from loong.server.api.errors import ApiError, bad_request
 from loong.server.api.parsing import short

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
-from loong.core.request import MAX_TOKEN_ID, NUM_SEEDS
+from loong.core.limits import MAX_TOKEN_ID, NUM_SEEDS
 from loong.server.api.errors import bad_request
 from loong.server.api.schema_base import Schema, as_integers, within
 from loong.server.openai.messages import Messages

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from loong.core.request import NUM_SEEDS
+from loong.core.limits import NUM_SEEDS
 from loong.server.api.parsing import check
 from loong.server.api.schema_base import Schema, within
 from loong.server.openai.schemas import MAX_USER_LENGTH, CacheSalt, ChatFields, SLOFields

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from loong.core.request import number_text
+from loong.core.limits import number_text
 
 VALUE_NAME = "JsonValue"
 _VALUE = {"$ref": f"#/components/schemas/{VALUE_NAME}"}

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loong.core.request import MAX_TOKENS, TokenId
+from loong.core.limits import MAX_TOKENS
+from loong.core.request import TokenId
 from loong.kernels.sampling.draw_params import Penalties
 from loong.worker.sampling.bad_words import BadWords
 from loong.worker.sampling.grammar_constraints import AllowedTokens

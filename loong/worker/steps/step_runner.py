@@ -81,7 +81,6 @@ class StepRunner:
         self._pool.release_positions([(p.block.request_id, p.segment.positions) for p in self._passing(plan)])
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
-            self._fork(requests[request_id])
         scores = None
         if scored:  # before sampling: the tensors that are read last are the last to arrive
             rows = list(scored_rows(step, requests, scored))
@@ -121,12 +120,6 @@ class StepRunner:
         if inputs.pending_ids is not None:
             inputs.pending_ids.fill(token_ids)
         return self._model.forward(token_ids, positions, lengths, attention)
-
-    def _fork(self, request: Progress) -> None:
-        """Share the KV of a request on this instance with its siblings."""
-        for sibling in request.given.siblings:
-            for positions in request.placement.on(self.instance_id):
-                self._pool.share(request.given.request_id, sibling.request_id, positions)
 
     def _sample(
         self,

@@ -35,7 +35,7 @@ def test_all_that_runs_and_waits_is_shown_with_its_age_and_tokens() -> None:
 
 
 def test_cached_kv_and_requests_that_wait_for_a_prefix_are_shown() -> None:
-    snapshot = replace(snapshot_of((64,), [waiting("b", 20)]), following=("c",))
+    snapshot = replace(snapshot_of((64,), [waiting("b", 20)]), following=(waiting("c", 5),))
     instance = replace(snapshot.instances[0], kv_cached=9)
     lines = described(replace(snapshot, instances=(instance,))).splitlines()
     assert lines[0].startswith("2 waiting, 0 running")

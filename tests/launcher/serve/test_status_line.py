@@ -1,5 +1,7 @@
 """The status line of a server."""
 
+from snapshots import waiting
+
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.snapshot import ClusterStats, Snapshot
 from loong.launcher.serve.status_line import status_line
@@ -24,7 +26,7 @@ def test_a_batch_that_goes_on_is_no_new_one() -> None:
 
 def test_what_was_cached_and_who_waits_for_a_prefix_are_counted() -> None:
     instances = (ElasticInstance(0, 1, InstanceKind.FULL, 100, kv_cached=25),)
-    now = Snapshot(20.0, instances, stats=ClusterStats(num_cached_tokens=70), following=("r",))
+    now = Snapshot(20.0, instances, stats=ClusterStats(num_cached_tokens=70), following=(waiting("r", 5),))
     line = status_line(Snapshot(10.0, instances), now)
     assert line.startswith("0 tokens/s computed, 7 tokens/s from the prefix cache, 0 tokens/s out; ")
     assert "; 0 running, 1 waiting; KV 0.0 % used; " in line

@@ -178,7 +178,7 @@ async def test_requests_that_wait_are_distinguished_by_reason(serving: Serving) 
     engine, request_observers = ScriptedEngine(), observers_of_nothing()
     async with serving(engine, request_observers) as url:
         assert await by_reason(url, "vllm:num_requests_waiting_by_reason") == NOBODY
-        engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views, following=("a", "b"))
+        engine.cluster = Snapshot(1.0, engine.cluster.instances, waiting=views, following=views[:2])
         reasons = (
             Reason(DecisionKind.WAIT, ("deferred", "preempted", "gone"), WaitReason.DEFERRED_BY_DEADLINE),
             Reason(DecisionKind.WAIT, ("no place",), WaitReason.BUSY),

@@ -15,7 +15,7 @@ from json_places import Place, bodies, places
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from scripted_engine import ScriptedEngine, Serving, say
 
-from loong.core.request import LIMITS, NUM_SEEDS
+from loong.core.limits import LIMITS, NUM_SEEDS
 from loong.server.answers.chats import ChatCompletionChunk
 from loong.server.answers.completions import Completion
 from loong.server.answers.errors import Error

@@ -13,7 +13,7 @@ from plans import decode, prefill
 from requests_for_tests import SCHEMA, random_prompt, sampled_request
 
 from loong.core.events import ProducedToken
-from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.instructions import ReleaseKV, RunBatch, ShareKV
 from loong.core.plan import BatchPlan
 from loong.core.request import FinishReason
 from loong.fabric.messages.sockets import SocketFabric
@@ -247,6 +247,8 @@ def test_siblings_hold_the_slots_of_their_prompt_until_the_last_has_gone(
     for live, (_, token) in zip(choices, begun.tokens, strict=True):
         live.placement = placement.of(live.request.request_id)
         live.output_token_ids.append(token.token_id)
+        if live is not primary:
+            instance.share(ShareKV(live.request.request_id, placement.segments))
     primary.unstarted = []
     masters = {live.request.request_id: 0 for live in choices}
     lease = decode([live.view() for live in choices], (0,), masters, num_steps=12)

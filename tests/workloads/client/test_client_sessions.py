@@ -123,11 +123,11 @@ async def test_turns_after_a_failure_fail_without_being_sent_and_are_reported() 
     assert reported == records
 
 
-async def test_a_server_that_does_not_name_its_tokens_is_told() -> None:
+async def test_a_server_that_does_not_name_its_tokens_is_named_in_the_error() -> None:
     records = await records_of(Server(num_named=1), session(1))
     assert records[0].is_completed
-    told = "not sent: the server names 1 of the 2 tokens of the answer before it"
-    assert [record.error for record in records[1:]] == [told, told]
+    error = "not sent: the server names 1 of the 2 tokens of the answer before it"
+    assert [record.error for record in records[1:]] == [error, error]
 
 
 async def test_lightllm_names_the_tokens_of_its_answers() -> None:
