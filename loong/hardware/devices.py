@@ -34,6 +34,7 @@ _H200 = DeviceRates(
     message_delay=5e-5,
     batch_delay=2e-3,
     beside_delay=1.5e-3,
+    beside_group_delay=4.7e-3,
     request_delay=7e-5,
     block=128,
     graph_limits=CudaGraphLimits(

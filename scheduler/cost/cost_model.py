@@ -36,6 +36,7 @@ class Coefficients:
     segment: float = 0.0  # each segment of its requests' KV, on every instance
     weights: float = 0.0  # reading the weights: a step with any token takes no less
     beside: float = 0.0  # a step with prompts and decodes
+    beside_group: float = 0.0  # added if its group has several instances
     launch: float = 0.0  # a step with a prompt, if its kernels are started one by one
     mixed: float = 0.0  # added if there are decodes in the step
     exchange_launch: float = 0.0  # added to `launch` if queries travel
@@ -121,7 +122,8 @@ class WorkCostModel:
     def step_time(self, work: StepWork, /) -> float:
         """Return the seconds of one step of a batch."""
         seconds = self.coefficients
-        is_mixed = seconds.beside > 0 and not work.is_lease and work.phase is Phase.MIXED
+        has_mixed = seconds.beside > 0 or seconds.beside_group > 0
+        is_mixed = has_mixed and not work.is_lease and work.phase is Phase.MIXED
         overhead = group_seconds(seconds, work, work.group.dop - 1, is_mixed)
         time = self.instance_time if self.replays(work) else self._launched_time
         if self.network.host_ids:
@@ -222,6 +224,8 @@ def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mix
         binding += seconds.ring * num_others
     if is_mixed:
         binding += seconds.beside
+        if num_others > 0:
+            binding += seconds.beside_group
     return binding
 
 

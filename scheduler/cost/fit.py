@@ -38,6 +38,7 @@ LEAST_STARTS = tuple(
         "sent_request": 5e-5,
         "idle_start": 1e-3,
         "beside": 1e-3,
+        "beside_group": 1e-3,
         "launch": launch,
         "mixed": 5e-3,
         "exchange_launch": 5e-3,

@@ -68,6 +68,7 @@ class DeviceRates:
     message_delay: float
     batch_delay: float  # each batch, in addition to its steps
     beside_delay: float = 0.0  # added to a step with prompts and decodes
+    beside_group_delay: float = 0.0  # added to such a step of several instances
     settle_delay: float = 0.0  # each instance of a group but one, where a lease agrees on going on
     request_delay: float = 0.0  # to send one to an instance
     attend_delay: float = 0.0  # of an attention call, a layer: 0 where one call serves a batch
@@ -118,6 +119,7 @@ def roofline(
             ring=shape.num_layers * device.hop_delay,
             segment=device.segment_delay,
             beside=device.beside_delay,
+            beside_group=device.beside_group_delay,
             launch=shape.num_layers * device.launch + num_sums * device.reduce_launch,
             mixed=shape.num_layers * device.mixed_launch,
             exchange_launch=shape.num_layers * device.exchange_launch,

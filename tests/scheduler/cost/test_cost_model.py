@@ -185,6 +185,22 @@ def test_decodes_beside_a_prompt_launch_kernels_of_their_own() -> None:
     assert both - seconds(alone, prompt, model=model) == pytest.approx(8e-3)
 
 
+def test_prompts_and_decodes_of_one_step_cost_a_group_more() -> None:
+    model = WorkCostModel(Coefficients(beside=1e-3, beside_group=4e-3))
+    free = replace(model, coefficients=replace(model.coefficients, beside=0.0, beside_group=0.0))
+    prompt, decode = RequestView("p", 10, 0, 1, 0.0, None, Placement()), decoding_view("d", 10)
+    shares = [whole_part(prompt, 10, 0), decode_part(decode, 0)]
+
+    def lost(group: ESPGroup, num_shares: int) -> float:
+        batch = batch_of(group, shares[:num_shares])
+        views = (prompt, decode)[:num_shares]
+        return seconds(batch, *views, model=model) - seconds(batch, *views, model=free)
+
+    assert lost(ESPGroup((0,)), 2) == pytest.approx(1e-3)
+    assert lost(ESPGroup((0, 1)), 2) == pytest.approx(5e-3)
+    assert lost(ESPGroup((0, 1)), 1) == 0.0
+
+
 def test_a_batch_is_reported_once_and_a_lease_settles_at_every_step() -> None:
     views = [decoding_view(name, 100, (0, 1)) for name in "ab"]
     placements = {view.request_id: view.placement for view in views}
