@@ -16,6 +16,7 @@ MIN_ON_TIME_SHARE = 0.25  # of a step of all instances: with less on-time work, 
 
 # Steps and chunks
 MAX_STEP_SECONDS = 2.0  # of a step of prompts, beyond which longer ones are hardly more efficient
+MAX_LONE_SECONDS = 30.0  # of a step on processors with all of the only request's prompt
 MAX_STEP_SHARE = 0.35  # of the least TTFT target: the longest step of prompts, after which another may follow
 PLANNED_TPOT_SHARE = 0.85  # of a TPOT target: the planned time of a step with decodes
 MIN_TPOT_SHARE = 0.5  # of a TPOT target: the least time of such a step, however late its decodes are

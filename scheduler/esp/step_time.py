@@ -3,8 +3,9 @@
 - Decodes on the same instances: their TPOT targets bound it (`batching.py`).
 - A prompt that comes when the step has just begun: it needs a step of its own before its target. A step is
   short enough for that, and no longer than is efficient.
-- Nobody, where there is only one request: a step is as long as is efficient. Who comes meanwhile waits for
-  a step that is mostly work, on a machine where steps cost so much that shorter ones help little.
+- Nobody, where there is only one request: a step is as long as is efficient. A request that comes meanwhile
+  waits for a step that is mostly work, on a machine where steps cost so much that shorter ones help little.
+  On processors, a prompt that one step has room for is not cut at all.
 
 In any case a step does at least as much work as it costs to begin one.
 """
@@ -15,8 +16,10 @@ from loong.scheduler.common.slo_targets import default_ttft
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate
+from loong.scheduler.esp.service import serves_all
 from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.tuning import (
+    MAX_LONE_SECONDS,
     MAX_OVERHEAD_SHARE,
     MAX_READING_SHARE,
     MAX_STEP_SECONDS,
@@ -47,8 +50,10 @@ def _efficient_seconds(draft: PlanDraft) -> float:
     terms = draft.cost_model.prefill_terms(len(draft.prompt_ids or draft.everywhere))
     # Launches that overlap with work count once, as longer steps hide them.
     seconds = max(terms.least, (terms.overhead + terms.floor) / MIN_OVERHEAD_SHARE)
-    if sum(not view.has_ended for view in draft.snapshot.request.values()) == 1:
-        return seconds
+    live = [view for view in draft.snapshot.request.values() if not view.has_ended]
+    if len(live) == 1:
+        has_room = live[0].num_uncomputed_tokens <= draft.config.max_num_batched_tokens
+        return MAX_LONE_SECONDS if has_room and serves_all(draft.snapshot) else seconds
     ttft = default_ttft(1, draft.ordering.widest, draft.config)
     return min(seconds, PLANNED_TTFT_SHARE * ttft - 2 * terms.least)
 

@@ -57,6 +57,17 @@ def test_a_lone_prompt_on_a_slow_idle_server_is_hardly_cut(policy: str) -> None:
     assert first <= (1 + 2 * MIN_OVERHEAD_SHARE) * least
 
 
+def num_computed(*views: RequestView) -> int:
+    """Return the tokens of the first prompt in its first step."""
+    return sum(len(block.positions) for block in planned(*views).blocks_of(views[0].request_id))
+
+
+def test_a_lone_prompt_on_processors_is_one_chunk_unless_it_is_long_or_not_alone() -> None:
+    assert num_computed(waiting("lone", 4000)) == 4000
+    assert num_computed(waiting("lone", 4000), waiting("other", 4000)) < 2000
+    assert num_computed(waiting("lone", 10_000)) < 2000
+
+
 def test_a_lone_prompt_on_a_gpu_has_steps_after_which_another_can_be_in_time() -> None:
     batch = planned(waiting("long", 300_000), cost_model=H200)
     assert batch.predicted_time == pytest.approx(MAX_STEP_SHARE / 2, rel=0.05)
