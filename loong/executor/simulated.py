@@ -30,6 +30,7 @@ from loong.executor.batch_queue import BatchQueue, Ready
 from loong.executor.in_flight import InFlight, Stage, SubmittedBatch
 from loong.executor.lease_work import LeaseWork
 from loong.executor.lookahead import LookaheadMargin
+from loong.executor.moving_kv import MovingKV
 from loong.executor.processors import Processors
 from loong.scheduler.cost.idle_tracker import IdleTracker
 
@@ -52,6 +53,7 @@ class _Running:
     slowness: float
     submitted_at: float
     num_steps_taken: int = 0
+    step_ends_at: float = 0.0  # if nothing delays it
     next_end: int = field(init=False)
     work: LeaseWork = field(init=False)  # from its beginning on
 
@@ -94,7 +96,8 @@ class SimulatedExecutor:
     the batches before. A batch takes the time of the cost model, times a random factor of median 1: `noise`
     is the standard deviation of the factor's logarithm. Ends are reported before they come by the margin
     `lookahead`; without it, none is predicted. Sending a batch while another runs takes less time, by up to
-    `HIDDEN_SHARE`. A step that instances outside its group serve delays the steps that run there.
+    `HIDDEN_SHARE`. A step that instances outside its group serve delays the steps that run there, and so
+    do moves of KV (`MovingKV`).
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class SimulatedExecutor:
         self._running: dict[int, _Running] = {}
         self._computing: dict[InstanceId, int] = {}  # the batch that each instance is a member of
         self._migrations: dict[int, KVMigration] = {}
+        self._moving = MovingKV(cost_model)
         self._due: list[tuple[float, int, Event | _Instructions]] = []
         self._order = count()
         self._now = 0.0
@@ -299,6 +303,9 @@ class SimulatedExecutor:
             idle_ids = frozenset(i for i in step.holders if i not in self._computing)
             step = replace(step, idle_holder_ids=idle_ids)
         seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
+        running.step_ends_at = ends_at = self._now + seconds
+        group = running.plan.group.instance_ids
+        seconds += max(self._moving.lost_seconds(i, self._now, ends_at) for i in group)
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
         delays: dict[int, float] = {}  # by batch, which waits for the member that serves longest
         for instance_id, work in step.holders.items():
@@ -321,10 +328,13 @@ class SimulatedExecutor:
         return event
 
     def _start_migration(self, instruction: MoveKV) -> None:
-        segment, destination_id = instruction.migration.segment, instruction.migration.destination_id
-        seconds = self._cost_model.migration_time(len(segment.positions), segment.instance_id, destination_id)
-        self._migrations[instruction.migration_id] = instruction.migration
-        time = self._now + seconds
+        migration = instruction.migration
+        self._migrations[instruction.migration_id] = migration
+        time, carrying = self._moving.start(migration, self._now)
+        for link in carrying:
+            if (batch_id := self._computing.get(link.instance_id)) is not None:
+                overlap = min(link.end, self._running[batch_id].step_ends_at) - link.begin
+                self._processors.delay(batch_id, self._moving.lost_share * max(0.0, overlap))
         self._schedule(time, MigrationFinished(time, instruction.migration_id, is_committed=True))
 
     def _lose(self, instance_id: InstanceId) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ _HOST = HostTimes(plan_request=20e-6, idle=0.02, lookahead_batch=4e-3, lookahead
 # Measured (docs/performance.md) by 105 steps of one: linear, with norms and activations, and attention. Where
 # four served a mixed load: rings and chunks behind history (parts), 540 prompts (`batch`, `beside`), and
 # what groups took however little they computed (launches). By puts into a peer's memory: link.
+# By moves of KV between two devices: move, message.
 _H200 = DeviceRates(
     linear_flops=645e12,
     attention_flops=617e12,
@@ -24,6 +25,7 @@ _H200 = DeviceRates(
     memory_bandwidth=3.85e12,
     memory_bytes=143e9,
     link_bandwidth=383e9,
+    move_bandwidth=200e9,
     host_bandwidth=54e9,
     network=LinkRates(bandwidth=45e9, latency=3e-5),  # 400 Gb/s a GPU
     all_reduce_delay=13e-6,
@@ -31,7 +33,7 @@ _H200 = DeviceRates(
     hop_delay=11e-6,
     step_delay=4e-4,
     host=_HOST,
-    message_delay=5e-5,
+    message_delay=1e-3,
     batch_delay=2e-3,
     beside_delay=1.5e-3,
     beside_group_delay=4.7e-3,
@@ -80,13 +82,14 @@ _A100 = replace(
     memory_bandwidth=1.7e12,
     memory_bytes=80e9,
     link_bandwidth=250e9,
+    move_bandwidth=130e9,
     host_bandwidth=25e9,
     network=LinkRates(bandwidth=22e9, latency=3.5e-5),  # 200 Gb/s a GPU
     all_reduce_delay=15e-6,
     exchange_delay=54e-6,
     hop_delay=15e-6,
 )
-_A800 = replace(_A100, link_bandwidth=170e9)
+_A800 = replace(_A100, link_bandwidth=170e9, move_bandwidth=89e9)
 # A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
 _CPU = DeviceRates(
     linear_flops=24e9,
@@ -96,6 +99,7 @@ _CPU = DeviceRates(
     memory_bandwidth=10e9,
     memory_bytes=4e9,
     link_bandwidth=0.7e9,
+    move_bandwidth=0.7e9,
     host_bandwidth=4e9,
     network=LinkRates(bandwidth=0.7e9, latency=4.5e-4),
     all_reduce_delay=2e-4,

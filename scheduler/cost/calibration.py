@@ -194,3 +194,7 @@ class CalibratedCostModel:
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
         """Return the seconds to move KV."""
         return self.base.migration_time(num_tokens, source_id, destination_id)
+
+    def copying_time(self, num_tokens: int, /) -> float:
+        """Return the uncorrected seconds that a batch loses to KV that its instance moves."""
+        return self.base.copying_time(num_tokens)

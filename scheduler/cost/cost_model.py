@@ -204,6 +204,13 @@ class WorkCostModel:
             return seconds.message + self.network.message + moved_key * num_tokens
         return seconds.message + seconds.moved_key * num_tokens
 
+    def copying_time(self, num_tokens: int, /) -> float:
+        """Return the seconds in which an instance reads KV from its slots, or stores it there.
+
+        It is read and written, as is what is kept of a ring.
+        """
+        return self.coefficients.kept_key * num_tokens
+
 
 def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mixed: bool) -> float:
     """Return the seconds of a step in addition to its instances' work.

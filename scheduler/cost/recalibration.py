@@ -83,3 +83,7 @@ class RecalibratedCostModel:
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
         """Return the seconds to move KV."""
         return self._recalibration.corrected.migration_time(num_tokens, source_id, destination_id)
+
+    def copying_time(self, num_tokens: int, /) -> float:
+        """Return the seconds that a batch loses to KV that its instance moves."""
+        return self._recalibration.corrected.copying_time(num_tokens)

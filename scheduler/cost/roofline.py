@@ -58,6 +58,7 @@ class DeviceRates:
     memory_bandwidth: float
     memory_bytes: float
     link_bandwidth: float  # to one other device, one way
+    move_bandwidth: float  # of KV at rest, which is gathered from slots and stored into slots
     host_bandwidth: float
     network: LinkRates  # between hosts
     all_reduce_delay: float
@@ -138,7 +139,7 @@ def roofline(
             sent_query=2 * query_bytes / device.link_bandwidth,
             kept_key=2 * kv_bytes / device.memory_bandwidth,
             message=device.message_delay,
-            moved_key=kv_bytes / device.link_bandwidth,
+            moved_key=kv_bytes / device.move_bandwidth,
             offloaded_key=kv_bytes / device.host_bandwidth,
         ),
         overlap=device.overlap,

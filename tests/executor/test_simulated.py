@@ -185,6 +185,20 @@ def test_a_migration_takes_its_predicted_time() -> None:
     assert stage.state.snapshot(0).running[0].placement.instance_ids == (0, 1)
 
 
+def test_a_lease_is_slower_by_as_much_as_kv_that_moves_meanwhile_takes_of_its_instance() -> None:
+    ends = []
+    model = WorkCostModel(replace(MODEL.coefficients, kept_key=1e-7))
+    for num_moved in (0, 5):
+        stage = Stage([timed_request(n, 10, 100) for n in range(2)], model=model).prefilled(2)
+        first, other = stage.state.snapshot(0).running
+        stage.run(decode((first,), (0,), {first.request_id: 0}, num_steps=50))
+        if num_moved:
+            segment = KVSegment(other.request_id, range(num_moved), 0)
+            stage.commit(IterationPlan(migrations=(KVMigration(segment, 1),)))
+        ends.append(max(event.time for event in stage.rest() if isinstance(event, TokensProduced)))
+    assert ends[1] - ends[0] == pytest.approx(model.copying_time(5), rel=1e-3)
+
+
 def test_an_abort_is_reported_at_its_time() -> None:
     stage = Stage([timed_request(0, 10, 100)], [RequestAborted(0.7, "r000")])
     assert [event.time for event in stage.rest()] == [0.0, 0.7]

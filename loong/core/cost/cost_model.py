@@ -98,7 +98,18 @@ class CostModel(Protocol):
         ...
 
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
-        """Return the seconds to move the KV of `num_tokens` tokens between instances or host tiers."""
+        """Return the seconds to move the KV of `num_tokens` tokens between instances or host tiers.
+
+        Nothing else moves on these links meanwhile: several moves into one instance, or out of one, take
+        about as long as one of all their tokens.
+        """
+        ...
+
+    def copying_time(self, num_tokens: int, /) -> float:
+        """Return the seconds that an instance's own batch loses to KV of `num_tokens` tokens that it moves.
+
+        That is the KV that it reads for others, or stores from them.
+        """
         ...
 
 

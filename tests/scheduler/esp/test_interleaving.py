@@ -57,6 +57,9 @@ class EagerGroups:
     def migration_time(self, num_tokens: int, source_id: InstanceId, destination_id: InstanceId, /) -> float:
         return self.base.migration_time(num_tokens, source_id, destination_id)
 
+    def copying_time(self, num_tokens: int, /) -> float:
+        return self.base.copying_time(num_tokens)
+
 
 def with_exchange(seconds: float) -> WorkCostModel:
     """Return an H200 on which every step in which queries travel takes these seconds more."""
