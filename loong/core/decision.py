@@ -17,6 +17,7 @@ class DecisionKind(StrEnum):
     PREEMPT = "preempt"  # requests whose KV is dropped
     EVICT = "evict"  # KV of some positions that is dropped
     END_LEASE = "end_lease"  # a lease that ends early
+    MISS = "miss"  # tokens that a request computes, though the prefix cache might have had them
     FAIL = "fail"  # a request that can never go on
 
 

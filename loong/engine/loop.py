@@ -1,6 +1,7 @@
 """The loop for real and simulated clusters: from events to plans."""
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidPlanError
@@ -59,6 +60,8 @@ class Scheduling:
         snapshot = self.state.snapshot(now)
         plan, instructions = self._committed(snapshot)
         self._executor.submit(instructions)
+        if misses := self.state.misses(plan):
+            plan = replace(plan, decisions=(*plan.decisions, *misses))
         for observer in self._observers:
             observer.on_plan(calls, snapshot, plan, instructions)
         return not (plan.preemptions or plan.evictions or plan.failures)

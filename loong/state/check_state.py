@@ -80,8 +80,8 @@ def _check_owners(requests: LiveRequests) -> None:
             f"requests borrow from owners {sorted(named)}, whose users are {sorted(kept)}"
         )
     for owner in owners:
-        if not (owner.placement.segments or owner.users or owner.children or owner.followers):
-            raise InvalidEventError(f"owner {owner.owner_id} has nothing")
+        if owner.is_empty != (owner.owner_id in requests.owners.remembered):
+            raise InvalidEventError(f"owner {owner.owner_id} has nothing, or is only remembered but has")
         for user_id, positions in owner.users.items():
             read = owner.read_by(user_id)
             if read.num_tokens != sum(map(len, positions)):

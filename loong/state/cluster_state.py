@@ -5,6 +5,7 @@ from typing import assert_never
 
 from loong.core.applied import PLANNED, UNPLANNED, Applied
 from loong.core.check_plan import check_plan
+from loong.core.decision import Decision, DecisionKind
 from loong.core.errors import InvalidEventError, InvalidPlanError
 from loong.core.events import (
     BatchEndPredicted,
@@ -30,6 +31,8 @@ from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
 from loong.state.in_flight_batch import InFlightBatch
 from loong.state.losses import lose_instance
+from loong.state.misses import Misses
+from loong.state.owners import GoneCause
 
 _finish_reason = attrgetter("finish_reason")
 
@@ -70,6 +73,7 @@ class ClusterState:
 
     def apply(self, event: Event) -> Applied:
         """Apply an event. Raises `InvalidEventError` if it contradicts the state."""
+        self._requests.owners.now = event.time
         applied = self._take_in(event)
         self._version += 1
         if of_owners := self._requests.owners.take_instructions():
@@ -87,6 +91,7 @@ class ClusterState:
                 f"the plan is for version {snapshot.version} of the state, but it is at {self._version}"
             )
         check_plan(snapshot, plan)
+        self._requests.owners.now = snapshot.now
         snapshot = snapshot.after(plan)
         self._version += 1
         self._counts.add(
@@ -110,6 +115,17 @@ class ClusterState:
         instructions += [flights.end_lease(end) for end in plan.lease_ends]
         requests.owners.make_room()
         return (*requests.owners.take_instructions(), *instructions)
+
+    def misses(self, plan: IterationPlan) -> tuple[Decision, ...]:
+        """Return why requests that begin with a plan, just committed, read less cached KV than they could."""
+        requests = self._requests
+        if not (requests.owners.keeps and requests.views.waiting):  # as before the plan
+            return ()
+        begun = [r for batch in plan.batches for r in requests.views.waiting.keys() & batch.request_ids]
+        words = ((r, Misses(requests.by_id[r], requests.owners).words()) for r in sorted(begun))
+        return tuple(
+            [Decision(DecisionKind.MISS, (r,), reason) for r, reasons in words for reason in reasons]
+        )
 
     def check(self) -> None:
         """Raise `InvalidEventError` unless the accounting balances."""
@@ -142,7 +158,7 @@ class ClusterState:
                 return PLANNED
             case InstanceDraining():
                 self._pools.drain(event.instance_id)
-                self._requests.owners.empty(event.instance_id)
+                self._requests.owners.empty(event.instance_id, GoneCause.DRAINED)
                 return PLANNED
             case InstanceLeft():
                 self._leave(event)

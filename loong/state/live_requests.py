@@ -30,7 +30,7 @@ class LiveRequests:
     def __init__(self, pools: PoolLedger, counts: Counts, *, keeps_prefixes: bool) -> None:
         self.by_id: dict[RequestId, LiveRequest] = {}
         self.views = RequestViewCache()
-        self.owners = PrefixTree(pools, keeps=keeps_prefixes)
+        self.owners = PrefixTree(pools, keeps=keeps_prefixes, remembers=keeps_prefixes)
         self.shared_work = SharedWork()
         self.most_tokens = 0
         self._pools, self._counts = pools, counts

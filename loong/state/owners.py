@@ -1,14 +1,39 @@
 """Owners of KV that are no live requests: what several requests read in the same slots, or may read again."""
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
+from enum import Enum, auto
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement
-from loong.core.positions import common, subtract
+from loong.core.positions import coalesce, common, subtract
 from loong.core.request import RequestId, TokenId
+
+MAX_GONE = 16  # records of an owner; the oldest are forgotten
+
+
+class GoneCause(Enum):
+    """The reason why KV that nobody read is gone."""
+
+    EVICTED = auto()  # others needed its room
+    RESET = auto()
+    LOST = auto()  # with its instance
+    DRAINED = auto()  # its instance was to leave
+    UNSOUND = auto()  # the request that computed it failed
+
+
+class Gone(NamedTuple):
+    """Positions whose KV on an instance is gone since a time, in the clock of events."""
+
+    positions: range
+    instance_id: InstanceId
+    cause: GoneCause
+    time: float
 
 
 class KVOwner:
@@ -18,6 +43,7 @@ class KVOwner:
     is known by its first position and its first token, with which no other continues there. `followers` are
     the live requests that have its first token. What nobody reads is `unread`: it may be evicted, and goes at
     once unless the owner `is_kept`. `has_changed` is set when its KV changes, or what its users share.
+    `gone` are records of KV that it had, the latest last. Nothing but reasons follows from them.
     """
 
     def __init__(
@@ -30,8 +56,11 @@ class KVOwner:
         self.placement = Placement()
         self.users: dict[RequestId, tuple[range, ...]] = {}
         self.unread = Placement()
+        self.gone: tuple[Gone, ...] = ()
         self.uses: list[int] = []  # the stops up to which it was used, the latest use first
         self.has_changed = False
+        self._authors: list[tuple[int, RequestId]] = []  # from a position on, ascending
+        self._authored_until = start
         self._num_users: Counter[range] = Counter()  # of positions
         self._shared: dict[RequestId, Placement] = {}  # of users that have asked since the last change
 
@@ -39,6 +68,31 @@ class KVOwner:
     def stop(self) -> int:
         """Return the position after its last token."""
         return self.start + len(self.token_ids)
+
+    def follow(self, request_id: RequestId) -> None:
+        """Note a live request that has its first token, and maybe new ones at its end."""
+        self.followers.add(request_id)
+        if not self._authors or self.stop > self._authored_until:
+            self._authors.append((self._authored_until, request_id))
+            self._authored_until = self.stop
+
+    def author_at(self, position: int) -> RequestId | None:
+        """Return the request that was the first to have the token at a position; None if none is known."""
+        index = bisect_right(self._authors, position, key=itemgetter(0))
+        return self._authors[index - 1][1] if index else None
+
+    @property
+    def root(self) -> "KVOwner":
+        """Return the owner before all tokens, which has none."""
+        owner = self
+        while owner.parent is not None:
+            owner = owner.parent
+        return owner
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether it has nothing, and nothing names it."""
+        return not (self.placement.segments or self.users or self.children or self.followers)
 
     def attach(self, child: "KVOwner") -> None:
         """Add an owner of tokens that continue those below its first position."""
@@ -113,6 +167,15 @@ class KVOwner:
     def num_unread_tokens(self) -> Counter[InstanceId]:
         """Return the number of tokens on each instance that nobody reads."""
         return Counter(self.unread.tokens_by_instance())
+
+    def record(self, new: Gone) -> None:
+        """Note what is to go, together with the last record if it comes just before that."""
+        if self.gone and (last := self.gone[-1])[1:3] == new[1:3]:
+            together = coalesce((new.positions, last.positions))
+            if len(together) == 1:
+                self.gone = (*self.gone[:-1], new._replace(positions=together[0]))
+                return
+        self.gone = (*self.gone[-MAX_GONE + 1 :], new)
 
     def _hold(self, placement: Placement) -> None:
         self.placement, self.has_changed = placement, True

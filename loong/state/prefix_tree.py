@@ -1,7 +1,6 @@
 """The tree of all owners of KV that are no live requests: a request finds there what it need not compute."""
 
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
@@ -13,8 +12,10 @@ from loong.core.instructions import Instruction, ReleaseKV, ShareKV
 from loong.core.placement import CachedKV, InstanceId, KVSegment, OwnerId
 from loong.core.positions import EMPTY, common, subtract
 from loong.core.request import RequestId
-from loong.state.owners import KVOwner
+from loong.state.eviction_order import EvictionOrder
+from loong.state.owners import Gone, GoneCause, KVOwner
 from loong.state.pool_ledger import PoolLedger
+from loong.state.remembered_owners import RememberedOwners
 
 
 class PathPart(NamedTuple):
@@ -25,7 +26,6 @@ class PathPart(NamedTuple):
 
 
 Path: TypeAlias = tuple[PathPart, ...]
-_Use: TypeAlias = tuple[OwnerId, int]  # up to a position
 
 
 class PrefixTree:
@@ -33,16 +33,18 @@ class PrefixTree:
 
     `keeps` says whether KV stays that nobody reads. It does on instances that take new KV, until its room is
     needed: then what was used least recently goes first, from its end. `changed` are the owners that have
-    changed since the list was last emptied.
+    changed since the list was last emptied. `now` is the time of what happens next. If it `remembers`, some
+    owners stay when all their KV is gone, so that there is a reason why they lack.
     """
 
-    def __init__(self, pools: PoolLedger, *, keeps: bool) -> None:
+    def __init__(self, pools: PoolLedger, *, keeps: bool, remembers: bool = False) -> None:
         self.by_id: dict[OwnerId, KVOwner] = {}
         self.changed: list[KVOwner] = []
-        self.keeps = keeps
+        self.keeps, self.now = keeps, 0.0
+        self.roots: dict[str, KVOwner] = {}  # by salt
+        self.remembered = RememberedOwners(remembers=remembers)
         self._pools = pools
-        self._roots: dict[str, KVOwner] = {}
-        self._uses: defaultdict[InstanceId, OrderedDict[_Use, KVOwner]] = defaultdict(OrderedDict)
+        self._order = EvictionOrder()
         self._instructions: list[Instruction] = []
         self._num_made = 0
 
@@ -56,10 +58,10 @@ class PrefixTree:
 
         If they are not kept, none of their KV stays that nobody reads.
         """
-        root = self._roots.get(salt)
+        root = self.roots.get(salt)
         if root is None:
             is_kept = is_kept and self.keeps
-            root = self._roots[salt] = KVOwner(salt, 0, np.empty(0, dtype=np.int32), is_kept=is_kept)
+            root = self.roots[salt] = KVOwner(salt, 0, np.empty(0, dtype=np.int32), is_kept=is_kept)
         parts: list[PathPart] = []
         owner, first = root, 0
         while first < len(token_ids):
@@ -75,7 +77,8 @@ class PrefixTree:
     def follow(self, request_id: RequestId, path: Path) -> None:
         """Note that a live request has these tokens, so that their owners stay."""
         for owner, _ in path:
-            owner.followers.add(request_id)
+            owner.follow(request_id)
+            self.remembered.discard(owner.owner_id)
 
     def unfollow(self, request_id: RequestId, path: Path) -> None:
         """End that. Owners without KV, children and live requests go."""
@@ -98,8 +101,7 @@ class PrefixTree:
             return False
         owner.add(given)
         owner.lend(giver_id, [segment.positions for segment in given])
-        for stop in owner.uses:
-            self._order(owner, stop)
+        self._order.add(owner)
         self._see(owner)
         self._instructions.append(ShareKV(owner.owner_id, tuple(given)))
         return True
@@ -127,41 +129,40 @@ class PrefixTree:
         self._settle(owner, before)
         for _, positions, instance_id in () if is_sound else read.segments:
             for unread in common(owner.unread.on(instance_id), positions):
-                self._remove(owner, KVSegment(owner.owner_id, unread, instance_id))
+                self._remove(owner, KVSegment(owner.owner_id, unread, instance_id), GoneCause.UNSOUND)
         self._drop_if_empty(owner)
         return read.tokens_by_instance()
 
     def touch(self, path: Path) -> None:
         """Note that a sequence is used now; what it begins with counts as used after what follows."""
         for owner, positions in reversed(path):
-            while owner.uses and owner.uses[0] <= positions.stop:
-                self._forget(owner, owner.uses.pop(0))
-            owner.uses.insert(0, positions.stop)
-            self._order(owner, positions.stop)
+            self._order.use(owner, positions.stop)
 
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance that is gone."""
         for owner in tuple(self.by_id.values()):
             if instance_id in owner.placement.instance_ids:
+                for positions in owner.placement.on(instance_id):
+                    owner.record(Gone(positions, instance_id, GoneCause.LOST, self.now))
                 owner.lose(instance_id)
                 self._see(owner)
                 self._drop_if_empty(owner)
-        self._uses.pop(instance_id, None)
+        self._order.lose(instance_id)
 
-    def empty(self, instance_id: InstanceId) -> None:
+    def empty(self, instance_id: InstanceId, cause: GoneCause = GoneCause.RESET) -> None:
         """Evict all KV on an instance that nobody reads."""
-        self._evict(instance_id, self._pools.instances[instance_id].kv_cached)
+        self._evict(instance_id, self._pools.instances[instance_id].kv_cached, cause)
 
     def make_room(self) -> None:
         """Evict as much as is needed for what is in use and reserved."""
         for instance in tuple(self._pools.instances.values()):
             if (num_missing := instance.kv_used + instance.kv_cached - instance.kv_capacity) > 0:
-                self._evict(instance.instance_id, num_missing)
+                self._evict(instance.instance_id, num_missing, GoneCause.EVICTED)
 
-    def _evict(self, instance_id: InstanceId, num_tokens: int) -> None:
+    def _evict(self, instance_id: InstanceId, num_tokens: int, cause: GoneCause) -> None:
         evicted: list[tuple[KVOwner, KVSegment]] = []
         empty: list[tuple[KVOwner, int]] = []
-        for (_, stop), owner in self._uses[instance_id].items():
+        for owner, stop in self._order.on(instance_id):
             if not num_tokens:
                 break
             index = bisect_left(owner.uses, stop)
@@ -173,20 +174,10 @@ class PrefixTree:
                 num_kept = max(0, len(positions) - num_tokens)
                 num_tokens -= len(positions) - num_kept
                 evicted.append((owner, KVSegment(owner.owner_id, positions[num_kept:], instance_id)))
-        for owner, stop in empty:
-            del self._uses[instance_id][owner.owner_id, stop]
+        self._order.forget_on(instance_id, empty)
         for owner, segment in [(owner, segment) for owner, segment in evicted if segment.positions]:
-            self._remove(owner, segment)
+            self._remove(owner, segment, cause)
             self._drop_if_empty(owner)
-
-    def _order(self, owner: KVOwner, stop: int) -> None:
-        """Put a use after all others, unless it is there, on the instances that have KV of the owner."""
-        for instance_id in owner.placement.instance_ids:
-            self._uses[instance_id].setdefault((owner.owner_id, stop), owner)
-
-    def _forget(self, owner: KVOwner, stop: int) -> None:
-        for uses in self._uses.values():
-            uses.pop((owner.owner_id, stop), None)
 
     def _see(self, owner: KVOwner) -> None:
         """Note that an owner has changed, if it has."""
@@ -194,7 +185,8 @@ class PrefixTree:
             owner.has_changed = False
             self.changed.append(owner)
 
-    def _remove(self, owner: KVOwner, segment: KVSegment) -> None:
+    def _remove(self, owner: KVOwner, segment: KVSegment, cause: GoneCause) -> None:
+        owner.record(Gone(segment.positions, segment.instance_id, cause, self.now))
         owner.remove(segment)
         self._see(owner)
         self._pools.forget({segment.instance_id: len(segment.positions)})
@@ -207,7 +199,7 @@ class PrefixTree:
         self._see(owner)
         for segment in owner.unread.segments:
             if not (owner.is_kept and segment.instance_id in self._pools.free):
-                self._remove(owner, segment)
+                self._remove(owner, segment, GoneCause.DRAINED)
         if owner.unread.stop > max(owner.uses, default=0):
             self.touch((PathPart(owner, range(owner.start, owner.stop)),))
 
@@ -224,14 +216,24 @@ class PrefixTree:
         return PathPart(child, range(first, len(token_ids)))
 
     def _drop_if_empty(self, owner: KVOwner) -> None:
-        """Remove an owner that has nothing and that nothing names, and then those before it."""
-        while not (owner.placement.segments or owner.users or owner.children or owner.followers):
+        """Remove an owner that has nothing and that nothing names, and then those before it.
+
+        It is only remembered at first, if it had KV for a request that comes later.
+        """
+        if owner.is_empty and owner.is_kept and owner.gone:
+            self._order.forget(owner)
+            self.remembered.add(owner)
+        else:
+            self._drop(owner)
+        for oldest in self.remembered.forget_oldest():
+            self._drop(oldest)
+
+    def _drop(self, owner: KVOwner) -> None:
+        while owner.is_empty:
             if owner.parent is None:
-                self._roots.pop(owner.owner_id, None)
+                self.roots.pop(owner.owner_id, None)
                 return
-            for stop in owner.uses:
-                self._forget(owner, stop)
-            owner.uses.clear()
+            self._order.forget(owner)
             self.by_id.pop(owner.owner_id, None)
             owner = owner.detach()
 

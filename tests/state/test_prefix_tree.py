@@ -82,7 +82,7 @@ def test_owners_without_kv_go_with_the_last_request_that_has_their_tokens(
 
 def is_empty(tree: PrefixTree) -> bool:
     """Return whether it has nothing at all."""
-    return not any((tree.by_id, tree._roots, *tree._uses.values()))  # a leak shows nowhere else
+    return not any((tree.by_id, tree.roots, tree._order))  # a leak shows nowhere else
 
 
 class TreeMachine(RuleBasedStateMachine):

@@ -1,5 +1,6 @@
 """Stories of requests that meet with all that can happen."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -598,10 +599,27 @@ def test_a_prompt_that_others_computed_is_read_on_the_instances_that_have_it(tmp
     assert "prefix cache" not in story(log, "r000")
     assert [summary_of(indexed(log), r).num_cached_tokens for r in ("r000", "r001", "r002")] == [0, 39, 39]
     assert FOLLOWING in story(log, "r001")
+    assert "Not read" not in " ".join(story(log, r) for r in ("r000", "r001", "r002"))
     for request_id in ("r001", "r002"):
         assert "39 tokens are in the prefix cache, on instance 0. Prefill of 1 token (39 to 39)" in story(
             log, request_id
         )
+
+
+def test_it_is_said_why_less_was_read_than_there_could_be(tmp_path: Path) -> None:
+    policy = make_policy("esp", PolicyConfig())
+    salts = [(40, ""), (50, "x"), (90, "y"), (40, "")]
+    requests = [
+        replace(timed_request(n, num_tokens, 3, 9.0 * n), cache_salt=salt)
+        for n, (num_tokens, salt) in enumerate(salts)
+    ]
+    log = logged(tmp_path / "log", policy, instances_with([100]), requests, keeps_prefixes=True)
+    not_read = "Not read from the prefix cache:"
+    assert not_read not in story(log, "r000")
+    assert re.search(rf"{not_read} its first \d+ tokens are there for another salt.", story(log, "r001"))
+    assert re.search(
+        rf"{not_read} 39 tokens from token 0 on, evicted .* s ago to make room.", story(log, "r003")
+    )
 
 
 def test_runs_count_what_a_request_read_as_it_began(tmp_path: Path) -> None:

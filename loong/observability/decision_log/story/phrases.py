@@ -162,6 +162,9 @@ SUBJECTS = {
 def policy_words(reasons: Iterable[Reason]) -> Iterator[str]:
     """Yield the policy's reasons, one sentence each."""
     for reason in reasons:
+        if reason.kind is DecisionKind.MISS:
+            yield f"Not read from the prefix cache: {reason.chosen}."
+            continue
         costs = {weighed.what: weighed.cost for weighed in reason.alternatives}
         others = [f"{what} ({_cost(cost)})" for what, cost in costs.items() if what != reason.chosen]
         chosen = reason.chosen
