@@ -27,6 +27,7 @@ from loong.launcher.serve.config import ServeConfig
 from loong.launcher.serve.prepare import Prepared
 from loong.launcher.serve.request_observers import request_observers
 from loong.observability.cost_model_alarm import CostModelAlarm
+from loong.observability.kv_events.observer import kv_events
 from loong.observability.recording.lines import VERSION, Setting
 from loong.observability.recording.refused import RefusedPlans
 from loong.observability.timeline import Timeline
@@ -86,7 +87,10 @@ async def build(prepared: Prepared, fork_server: ForkServer | None) -> AsyncIter
             )
             scaling = _scaling(config, executor)
             engine = Engine(scheduling, executor, prepared.limits, timeline, scaling)
-            yield Served(prepared, executor, observers, scaling, engine)
+            with kv_events(config.kv_events, scheduling.state.owners) as events:
+                for observer in events:
+                    scheduling.observe(observer)
+                yield Served(prepared, executor, observers, scaling, engine)
     if observers.spans is not None:
         await asyncio.to_thread(observers.spans.close)
 

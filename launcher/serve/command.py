@@ -293,6 +293,12 @@ def _add_record_flags(group: argparse._ArgumentGroup) -> None:
         help="record token ids of prompts in --event-log (only their number)",
     )
     group.add_argument(
+        "--kv-events-config",
+        metavar="JSON",
+        help="publish what the prefix cache stores and removes over ZeroMQ, for routers: an object with the "
+        'names of vLLM, such as \'{"endpoint": "tcp://*:5557"}\' (none)',
+    )
+    group.add_argument(
         "--trace-dir",
         type=Path,
         metavar="DIR",
@@ -327,6 +333,7 @@ def check_names(args: argparse.Namespace) -> None:
 def serve_config(args: argparse.Namespace) -> "ServeConfig":
     """Return what the flags say. Raises `ConfigError` if the model is not there or does not fit."""
     from loong.launcher.serve.config import ServeConfig
+    from loong.observability.kv_events.config import parsed_kv_events
     from loong.runs.run_logs import LogFiles
 
     chosen = chosen_cluster(args, args.start_timeout)
@@ -360,6 +367,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         log_format=args.log_format,
         allows_faults=args.allow_fault_injection,
         keeps_prefixes=_keeps_prefixes(args, chosen.model),
+        kv_events=None if args.kv_events_config is None else parsed_kv_events(args.kv_events_config),
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )
 

@@ -9,6 +9,7 @@ from loong.hardware.chosen_cost_model import chosen_cost_model
 from loong.hardware.model_shape import shape_of
 from loong.launcher.cluster.config import ClusterConfig
 from loong.model.config import ModelConfig
+from loong.observability.kv_events.config import KVEventsConfig
 from loong.runs.run_logs import LogFiles
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
@@ -39,8 +40,11 @@ class ServeConfig:
     log_format: str = "text"
     allows_faults: bool = False
     keeps_prefixes: bool = True
+    kv_events: KVEventsConfig | None = None
 
     def __post_init__(self) -> None:
+        if self.kv_events is not None and self.kv_events.is_on and not self.keeps_prefixes:
+            raise ConfigError("--kv-events-config needs prefix caching, which is off")
         if self.logs.events is not None and self.keeps_prefixes and not self.logs.keeps_prompts:
             raise ConfigError(
                 "--event-log needs --event-log-prompts, because with prefix caching plans depend on prompts; "

@@ -33,6 +33,7 @@ from loong.state.in_flight_batch import InFlightBatch
 from loong.state.losses import lose_instance
 from loong.state.misses import Misses
 from loong.state.owners import GoneCause
+from loong.state.prefix_tree import PrefixTree
 
 _finish_reason = attrgetter("finish_reason")
 
@@ -66,6 +67,11 @@ class ClusterState:
     def keeps_prefixes(self) -> bool:
         """Return whether KV stays when its request has ended."""
         return self._requests.owners.keeps
+
+    @property
+    def owners(self) -> PrefixTree:
+        """Return the owners of cached KV, for observers that look at them."""
+        return self._requests.owners
 
     def snapshot(self, now: float) -> Snapshot:
         """Return the state as values."""

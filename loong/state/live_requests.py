@@ -15,7 +15,7 @@ from loong.core.request import Request, RequestId
 from loong.state.counts import Counts
 from loong.state.live_request import LiveRequest
 from loong.state.pool_ledger import PoolLedger
-from loong.state.prefix_tree import Path, PrefixTree, parts_within
+from loong.state.prefix_tree import SALT, Path, PrefixTree, parts_within
 from loong.state.request_view_cache import RequestViewCache
 from loong.state.shared_work import SharedWork
 
@@ -217,7 +217,7 @@ class LiveRequests:
 
     def _follow(self, live: LiveRequest, token_ids: NDArray[np.int32]) -> None:
         request, before = live.request, live.path
-        live.path = self.owners.path(f"salt-{request.cache_salt}", token_ids)
+        live.path = self.owners.path(f"{SALT}{request.cache_salt}", token_ids)
         self.owners.follow(request.request_id, live.path)
         kept = {owner.owner_id for owner, _ in live.path}
         left = tuple([part for part in before if part.owner.owner_id not in kept])

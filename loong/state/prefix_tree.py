@@ -17,6 +17,8 @@ from loong.state.owners import Gone, GoneCause, KVOwner
 from loong.state.pool_ledger import PoolLedger
 from loong.state.remembered_owners import RememberedOwners
 
+SALT = "salt-"  # before the salt's digest, in the names of roots
+
 
 class PathPart(NamedTuple):
     """Some positions of a sequence of tokens, and the owner that has these tokens."""

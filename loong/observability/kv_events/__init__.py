@@ -1,0 +1,1 @@
+"""Events of the prefix cache for routers, in the form of vLLM."""
