@@ -121,7 +121,6 @@ def _disaggregated(num_decode: int) -> PolicyKind:
         partial(max_tokens_moved, num_decode=num_decode),
         num_decode=num_decode,
         parts=_part_each,
-        reads_prefixes=False,
     )
 
 
@@ -131,7 +130,6 @@ def _esp_disaggregated(num_decode: int) -> PolicyKind:
         partial(max_tokens_of_parts, num_decode=num_decode),
         num_decode=num_decode,
         parts=partial(parts_by_role, num_decode=num_decode),
-        reads_prefixes=False,
     )
 
 

@@ -227,9 +227,12 @@ class LiveRequests:
         """Return whether others may read its KV; a `range` stands for tokens that nobody else has."""
         return self.owners.keeps and request.uses_cache and not isinstance(request.prompt_token_ids, range)
 
+    def _may_keep(self, live: LiveRequest) -> bool:
+        return live.is_sound and self._is_cacheable(live.request)
+
     def _keep(self, live: LiveRequest) -> None:
         """Let others have the KV of all known tokens but the last, on instances that take new KV."""
-        if not live.is_sound or not live.placement.segments or not self._is_cacheable(live.request):
+        if not self._may_keep(live) or not live.placement.segments:
             return
         known = live.known_tokens()[:-1]
         self._follow(live, known)
@@ -253,12 +256,21 @@ class LiveRequests:
     def _switch_copied(self, live: LiveRequest) -> list[Instruction]:
         instructions: list[Instruction] = []
         for migration in live.copied:
+            left = self._left_cached(live, migration.segment)
             live.placement = live.placement.moving(migration.segment, migration.destination_id)
+            self._give(live, left, live.path)
             instructions.append(self.released(live, migration.segment))
         if live.copied:
             live.copied.clear()
             self.views.mark_stale(live)
         return instructions
+
+    def _left_cached(self, live: LiveRequest, moved: KVSegment) -> list[KVSegment]:
+        """Return what others may read where it was after it has moved: KV that the request alone has."""
+        if not self._may_keep(live):
+            return []
+        own = [s for s in self._staying(live) if s.instance_id == moved.instance_id]
+        return [s._replace(positions=p) for s in own for p in common((s.positions,), moved.positions)]
 
     def _leave_choices(self, live: LiveRequest) -> None:
         """Remove a choice that ends before it starts.

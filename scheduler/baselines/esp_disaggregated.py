@@ -4,6 +4,8 @@ The first instances compute prompts as one fixed group, with the order, deadline
 `esp`. KV of a computed prompt moves to the last instances (`handoff.py`), where each decodes by itself,
 unless a request is on several. Arriving KV ends the lease there after its present step. If only one instance
 is left, it does both.
+
+Prompts read what is cached on the instances that compute them, where KV stays for others as it moves.
 """
 
 from collections.abc import Mapping
@@ -16,6 +18,7 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.disaggregated import roles
 from loong.scheduler.baselines.esp_fixed import FIXED
 from loong.scheduler.baselines.handoff import hand_off
+from loong.scheduler.common.cached_prefixes import reading, with_borrowings
 from loong.scheduler.common.cluster_parts import Parts, homes_of, split
 from loong.scheduler.common.leases import lease_ends
 from loong.scheduler.common.planning_view import InstanceSet, PlanningView, make_planning_view
@@ -29,10 +32,11 @@ def plan_esp_disaggregated(
     """Plan the prefill part as a fixed group, migrations to the decode part, and its decodes."""
     prefill_ids, decode_ids = roles(tuple(sorted(snapshot.pools)), num_decode)
     parts = (prefill_ids, decode_ids) if decode_ids else (prefill_ids,)
+    snapshot = reading(snapshot, (prefill_ids,))
     places = {view.request_id: 0 for view in snapshot.waiting} | homes_of(snapshot, parts)
     sources, *others = split(snapshot, parts, places)
     if not others:
-        return plan_part(sources, cost_model, config, len(prefill_ids), FIXED)
+        return with_borrowings(plan_part(sources, cost_model, config, len(prefill_ids), FIXED), snapshot)
     (destinations,) = others
     handoff = hand_off(snapshot, sources, destinations)
     decoding = handoff.come_to(destinations)
@@ -43,13 +47,14 @@ def plan_esp_disaggregated(
         for part in (handoff.left_by(sources), *split(decoding, groups, homes_of(decoding, groups)))
     )
     ends = {end.batch_id: end for end in plan.lease_ends} | _ends_for_arrived(found)
-    return replace(
+    plan = replace(
         plan,
         migrations=handoff.migrations,
         preemptions=plan.preemptions + handoff.preemptions,
         lease_ends=tuple(ends.values()),
         decisions=(*plan.decisions, *handoff.decisions),
     )
+    return with_borrowings(plan, snapshot)
 
 
 def parts_by_role(instance_ids: tuple[InstanceId, ...], num_decode: int) -> Parts:
