@@ -9,6 +9,7 @@ from shared_prefixes import PrefixCluster
 
 from loong.core.events import InstanceDraining, InstanceJoined, InstanceLost, PrefixCacheReset
 from loong.core.instance import ElasticInstance, InstanceKind
+from loong.core.instructions import RunBatch
 from loong.core.plan import Borrowing, IterationPlan
 from loong.state import remembered_owners
 
@@ -27,7 +28,7 @@ class Explained(PrefixCluster):
         view = self.view(request_id)
         batch = prefill([view.borrowing(cached) if cached else view], (0,))
         plan = IterationPlan((batch,), borrowings=(Borrowing(request_id, cached),) if cached else ())
-        (run,) = [i for i in self.state.commit(plan, self.snapshot()) if hasattr(i, "batch_id")]
+        (run,) = [i for i in self.state.commit(plan, self.snapshot()) if isinstance(i, RunBatch)]
         found = [decision.chosen for decision in self.state.misses(plan)]
         self.runs[run.batch_id] = run
         self.abort(request_id)

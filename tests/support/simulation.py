@@ -56,9 +56,10 @@ def simulate(
     cost_model: CostModel | None = None,
     incidents: Iterable[Event] = (),
     serves: Service = Service.ALL,
+    keeps_prefixes: bool = False,
 ) -> Run:
     """Run until drained. Check the accounting at every plan, and that nothing is left at the end."""
-    run, state = Run(), ClusterState(instances_with(capacities, serves))
+    run, state = Run(), ClusterState(instances_with(capacities, serves), keeps_prefixes=keeps_prefixes)
     chosen = make_policy(policy, config or PolicyConfig()) if isinstance(policy, str) else policy
     model = cost_model or WorkCostModel()
     executor = SimulatedExecutor(model, requests, incidents, lookahead=LookaheadMargin.on(DEFAULT_HOST))

@@ -55,6 +55,20 @@ def test_the_first_instances_compute_prompts_as_one_group_and_the_last_decode(
     assert run.stats.num_preemptions == 0
 
 
+@pytest.mark.parametrize("name", ["esp-disaggregated-1", "disaggregated-1"])
+def test_prompts_are_read_where_they_were_computed_though_their_kv_has_moved(name: str) -> None:
+    requests = [timed_request(n, num_prompt, 9, 5.0 * n) for n, num_prompt in enumerate((90, 90, 120))]
+    run = simulate(name, [400, 400], requests, keeps_prefixes=True)
+    borrowed = {b.request_id: b for _, plan in run.plans for b in plan.borrowings}
+    assert {r: sum(len(s.positions) for s in b.segments) for r, b in borrowed.items()} == {
+        "r001": 89,
+        "r002": 90,
+    }
+    assert {s.instance_id for b in borrowed.values() for s in b.segments} == {0}
+    assert run.stats.num_migrated_tokens == 90 + 90 + 120
+    assert run.stats.num_computed_tokens == 90 + 1 + 30 + 3 * 8
+
+
 def test_kv_goes_to_the_roomiest_instance_in_order_of_arrival() -> None:
     views = [replace(decoding(f"r{n}", 90, (0, 1)), arrival_time=float(-n)) for n in range(3)]
     assert moves(planned(views, [300, 300, 150, 250], "esp-disaggregated-2")) == {
