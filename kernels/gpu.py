@@ -5,6 +5,8 @@ from loong.kernels.attention.block_pieces import PieceWorkspace
 from loong.kernels.attention.merging import merge_into
 from loong.kernels.attention.split_kv import SplitWorkspace, attend_slots, best_num_cuts
 from loong.kernels.dense.activation import silu_and_mul
+from loong.kernels.dense.expert_sum import expert_sum
+from loong.kernels.dense.grouped_linear import grouped_linear
 from loong.kernels.dense.linear import LinearWorkspace, is_faster, linear
 from loong.kernels.dense.normalization import add_rms_norm
 from loong.kernels.dense.qkv import rotate_and_store
@@ -23,6 +25,8 @@ __all__ = [
     "best_num_cuts",
     "copy_rows",
     "draw",
+    "expert_sum",
+    "grouped_linear",
     "is_faster",
     "linear",
     "merge_into",

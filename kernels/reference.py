@@ -1,11 +1,14 @@
 """The definition of every kernel in plain torch, which CPUs run as well."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.contract import Dims
+from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.partial import Partial
 from loong.kernels.slots import SlotLists
 
@@ -226,6 +229,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] in their dtype, rounded once."""
     wide = x.float() @ weight.float().T
     return (wide if bias is None else wide + bias.float()).to(x.dtype)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, groups: ExpertGroups, *, out: Tensor) -> None:
+    """Write x [M, K] times weight [X, N, K] of each pair's expert, transposed, to out [P, N]."""
+    ends, pairs_a_row = groups.starts.tolist(), len(groups.pairs) // max(1, len(x))
+    for expert, (start, end) in enumerate(pairwise(ends)):
+        if start < end:
+            pairs = groups.pairs[start:end]
+            out[pairs] = F.linear(x[pairs // pairs_a_row], weight[expert])
+
+
+def expert_sum(parts: Tensor, weights: Tensor, *, out: Tensor) -> None:
+    """Write the sum over C of weights [T, C] float32 times parts [T, C, E] to out [T, E], rounded once."""
+    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    for part, weight in zip(parts.unbind(1), weights.unbind(1), strict=True):
+        total += weight[:, None] * part.float()
+    out.copy_(total)
 
 
 def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ FORMAT = 11
 FORMER = 10  # whose graph limits have no room for more KV than rows
 LEAST_BANDWIDTH, MOST_BANDWIDTH = 1.0, 1e18  # bytes a second
 
+# Sizes that older files lack, because all models had these.
+_NEW_SIZES = {"num_experts": 0, "num_chosen_experts": 0, "num_idle_parameters": 0}
 T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
 
@@ -143,6 +145,7 @@ def read_cost_model(path: Path) -> CostModelFile:
                 "measure it again by `loong profile`"
             )
         file = msgspec.json.decode(content, type=CostModelFile)
+        file = msgspec.structs.replace(file, shape={**_NEW_SIZES, **file.shape})
         if found == FORMER:
             rows = file.graph_limits.get("most_kv_rows", 0)
             room = {"most_kv_room": rows, "most_gathered": 10 * rows}  # of more members than were served

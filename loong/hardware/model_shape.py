@@ -7,17 +7,26 @@ from loong.scheduler.cost.roofline import ModelShape
 def shape_of(config: ModelConfig) -> ModelShape:
     """Return the sizes of a model.
 
-    A layer's parameters are those of four attention projections and three of its MLP.
+    A layer's parameters are those of four attention projections and three of its MLP, or of each of its
+    experts.
     """
     num_heads = 2 * config.num_heads + 2 * config.num_kv_heads  # queries, outputs, keys and values
-    in_layer = config.hidden_size * (num_heads * config.head_dim + 3 * config.intermediate_size)
+    in_attention = config.hidden_size * num_heads * config.head_dim
+    num_sparse = sum(config.experts_of(index) is not None for index in range(config.num_layers))
+    experts, in_mlp = config.experts, 3 * config.hidden_size * config.intermediate_size
+    in_expert = 3 * config.hidden_size * experts.intermediate_size if experts else 0
+    num_chosen, num_experts = (experts.num_chosen, experts.num_experts) if experts else (0, 0)
+    in_mlps = (config.num_layers - num_sparse) * in_mlp + num_sparse * num_chosen * in_expert
     return ModelShape(
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        num_layer_parameters=config.num_layers * in_layer,
+        num_layer_parameters=config.num_layers * in_attention + in_mlps,
         num_output_parameters=config.hidden_size * config.vocab_size,
         element_bytes=DTYPE_BYTES[config.dtype],
+        num_experts=num_experts,
+        num_chosen_experts=num_chosen,
+        num_idle_parameters=num_sparse * (num_experts - num_chosen) * in_expert,
     )

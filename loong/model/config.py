@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from loong.core.errors import ConfigError
 from loong.core.kv_layout import KVLayout, row_of_heads
+from loong.model.expert_config import ExpertConfig
 from loong.model.rope_config import DynamicRope, LinearRope, RopeConfig, YarnRope
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ LARGEST_SIZES: Final = {
     "head_dim": 2**12,
     "max_position_embeddings": 2**32,
 }
+_LARGEST_NUM_EXPERT_MLPS: Final = 2**16  # of all layers
 LEAST_SCALE, LARGEST_SCALE = 1e-9, 1e9
 
 
@@ -69,6 +71,7 @@ class ModelConfig:
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
     scales: Scales = NO_SCALES
+    experts: ExpertConfig | None = None
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -89,6 +92,11 @@ class ModelConfig:
             raise ConfigError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
         if self.head_dim == 2 and isinstance(self.rope, DynamicRope):
             raise ConfigError("head_dim must be above 2 for dynamic rope scaling, got 2")
+        num_mlps = self.num_layers * (self.experts.num_experts if self.experts else 0)
+        if num_mlps > _LARGEST_NUM_EXPERT_MLPS:
+            raise ConfigError(
+                f"experts of all layers must be at most {_LARGEST_NUM_EXPERT_MLPS:,}, got {num_mlps:,}"
+            )
         if self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
 
@@ -112,6 +120,11 @@ class ModelConfig:
         """Return the bytes of a token of a rank in a mailbox: queries, attention, their lse and flags."""
         num_heads = -(-self.num_heads // tp_size)
         return num_heads * (2 * self.head_dim * DTYPE_BYTES[self.dtype] + 4) + 64
+
+    def experts_of(self, layer_index: int) -> ExpertConfig | None:
+        """Return the experts of a layer, or None if it has one MLP."""
+        is_dense = self.experts is None or layer_index in self.experts.dense_layers
+        return None if is_dense else self.experts
 
     @property
     def has_shareable_kv(self) -> bool:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
+from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.launch_queue import LaunchQueue
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
@@ -24,6 +25,7 @@ _MANY_QUERIES = 1024  # of the longest tasks, whose many tiles leave little idle
 # Launches, about: of a tile of attention, of a turn after the first, and of what else comes between two norms
 # besides products.
 _TILE_LAUNCHES, _TURN_LAUNCHES, _OTHER_LAUNCHES = 4, 2, 12
+_GROUPING_LAUNCHES = 10  # about, for each of two products of experts: to choose and to sort, and the product
 
 
 class CudaDevice:
@@ -131,6 +133,17 @@ class CudaDevice:
             self._linear_in_parts(rows[:num_rows], weight, bias)
         for num_rows in _numbers_of_rows(most_rows):
             self.linear(rows[:num_rows], weight, bias)
+
+    def grouped_linear(self, x: Tensor, weight: Tensor, groups: ExpertGroups) -> Tensor:
+        """See Device."""
+        out = x.new_empty(len(groups.pairs), weight.shape[1])
+        gpu.grouped_linear(x, weight, groups, out=out)
+        self._launched(_GROUPING_LAUNCHES)
+        return out
+
+    def expert_sum(self, parts: Tensor, weights: Tensor, *, out: Tensor) -> None:
+        """See Device."""
+        gpu.expert_sum(parts, weights, out=out)
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None

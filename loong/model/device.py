@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from loong.kernels import Partial, reference
 from loong.kernels.attend_task import AttendTask
+from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.slots import SlotLists
 from loong.model.tiles import Tile
 
@@ -76,6 +77,15 @@ class Device(Protocol):
 
         For `shared` contexts those of all such x, otherwise of most.
         """
+
+    def grouped_linear(self, x: Tensor, weight: Tensor, groups: ExpertGroups) -> Tensor:
+        """Return x [T, in] of each pair mapped to [P, out] by its expert's weight, of [X, out, in].
+
+        x may have a row for each of the P pairs as well.
+        """
+
+    def expert_sum(self, parts: Tensor, weights: Tensor, *, out: Tensor) -> None:
+        """Write the sum over C of weights [T, C] float32 times parts [T, C, E] to out [T, E]."""
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None
@@ -192,6 +202,16 @@ class CpuDevice:
 
     def load_products(self, weight: Tensor, bias: Tensor | None, most_rows: int) -> None:
         """See Device. Libraries of processors have no kernels to load."""
+
+    def grouped_linear(self, x: Tensor, weight: Tensor, groups: ExpertGroups) -> Tensor:
+        """See Device."""
+        out = x.new_empty(len(groups.pairs), weight.shape[1])
+        reference.grouped_linear(x, weight, groups, out=out)
+        return out
+
+    def expert_sum(self, parts: Tensor, weights: Tensor, *, out: Tensor) -> None:
+        """See Device."""
+        reference.expert_sum(parts, weights, out=out)
 
     def add_rms_norm(
         self, residual: Tensor, weight: Tensor, eps: float, *, out: Tensor, added: Tensor | None

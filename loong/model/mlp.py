@@ -6,10 +6,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from loong.kernels.expert_groups import ExpertGroups
 from loong.model.device import Device
+from loong.model.expert_weight import ExpertWeight
 from loong.model.weight import Weight
 
 _MOST_ROWS = 16_384  # at a time: gate and up are several times as wide as hidden states
+_MOST_PAIRS = 65_536  # of a token and an expert, at a time
+_ROWS_AN_EXPERT = 256  # from which on products have the largest blocks
 
 
 class MLP(Protocol):
@@ -45,3 +49,46 @@ class GatedMLP:
         """See MLP."""
         for weight in (self.gate_up, self.down):
             weight.load_products(device, most_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMLP:
+    """Gated MLPs, of which each token chooses a few: the sum of their results, by the router's weights.
+
+    Every rank chooses the same experts and has a part of each. A token's result does not depend on how its
+    experts are shared with others: each is a row of one product, and they are added in the order of choice.
+    """
+
+    router: Weight  # out: the experts
+    gate_up: ExpertWeight  # out: this rank's gates, then ups
+    down: ExpertWeight
+    num_chosen: int
+    is_normalized: bool  # the weights of the chosen ones sum to 1
+
+    def apply(self, x: Tensor, device: Device) -> Tensor:
+        """See MLP."""
+        out = torch.empty_like(x)
+        most_rows = max(1, _MOST_PAIRS // self.num_chosen)
+        for rows, target in zip(torch.split(x, most_rows), torch.split(out, most_rows), strict=True):
+            chosen, weights = self.choose(rows, device)
+            groups = ExpertGroups.of(chosen, self.gate_up.num_experts)
+            gate_up = self.gate_up.apply(rows, groups, device)
+            gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+            device.silu_and_mul(gate_up, out=gated)
+            parts = self.down.apply(gated, groups, device)
+            device.expert_sum(parts.view(len(rows), self.num_chosen, x.shape[1]), weights, out=target)
+        return out
+
+    def choose(self, x: Tensor, device: Device) -> tuple[Tensor, Tensor]:
+        """Return the experts of each token, chosen [T, C] int64, and their weights [T, C] float32."""
+        shares = self.router.apply(x, device).softmax(-1, dtype=torch.float32)
+        weights, chosen = shares.topk(self.num_chosen, dim=-1)
+        return chosen, weights / weights.sum(-1, keepdim=True) if self.is_normalized else weights
+
+    def load_products(self, device: Device, most_rows: int) -> None:
+        """See MLP. The sizes of blocks change with the number of pairs."""
+        self.router.load_products(device, most_rows)
+        num_rows = 1
+        while num_rows <= min(most_rows, self.gate_up.num_experts * _ROWS_AN_EXPERT):
+            self.apply(self.gate_up.zeros(num_rows), device)
+            num_rows *= 2

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
-from loong.model.mlp import MLP, GatedMLP
+from loong.model.expert_config import ExpertConfig
+from loong.model.expert_weight import DenseExperts
+from loong.model.mlp import MLP, ExpertMLP, GatedMLP
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import EMBEDDING, LM_HEAD, NORM, expected_shapes
 from loong.model.weight import Dense, Embedding, Weight, embedding_of, scaled
@@ -95,7 +97,7 @@ class _Assembler:
 
     def _layer(self, index: int) -> LayerParameters:
         shard, prefix = self.shard, f"model.layers.{index}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        attention = f"{prefix}.self_attn"
         has_qk_norm = shard.config.has_qk_norm
         q = (f"{attention}.q_proj", shard.q_rows)
         k, v = ((f"{attention}.{letter}_proj", shard.kv_rows) for letter in "kv")
@@ -106,10 +108,33 @@ class _Assembler:
             k_norm=self._whole(f"{attention}.k_norm.weight") if has_qk_norm else None,
             o=self._by_columns(f"{attention}.o_proj", shard.q_rows),
             mlp_norm=self._whole(f"{prefix}.post_attention_layernorm.weight"),
-            mlp=GatedMLP(
-                gate_up=self._by_rows([(f"{mlp}.{name}_proj", shard.mlp_rows) for name in ("gate", "up")]),
-                down=self._by_columns(f"{mlp}.down_proj", shard.mlp_rows),
-            ),
+            mlp=self._mlp(f"{prefix}.mlp", shard.config.experts_of(index)),
+        )
+
+    def _mlp(self, prefix: str, experts: ExpertConfig | None) -> MLP:
+        if experts is not None:
+            return self._expert_mlp(prefix, experts)
+        rows = self.shard.mlp_rows
+        return GatedMLP(
+            gate_up=self._by_rows([(f"{prefix}.{name}_proj", rows) for name in ("gate", "up")]),
+            down=self._by_columns(f"{prefix}.down_proj", rows),
+        )
+
+    def _expert_mlp(self, prefix: str, experts: ExpertConfig) -> ExpertMLP:
+        rows, names = self.shard.expert_rows, [f"{prefix}.experts.{n}" for n in range(experts.num_experts)]
+        width, hidden = rows.stop - rows.start, self.shard.config.hidden_size
+        gate_up = self._empty(experts.num_experts, 2 * width, hidden)
+        down = self._empty(experts.num_experts, hidden, width)
+        for name, target, result in zip(names, gate_up, down, strict=True):
+            target[:width].copy_(self.source.read(f"{name}.gate_proj.weight", rows))
+            target[width:].copy_(self.source.read(f"{name}.up_proj.weight", rows))
+            result.copy_(self.source.read(f"{name}.down_proj.weight", slice(None), rows))
+        return ExpertMLP(
+            router=Dense(self._whole(f"{prefix}.gate.weight"), None),
+            gate_up=DenseExperts(gate_up),
+            down=DenseExperts(down),
+            num_chosen=experts.num_chosen,
+            is_normalized=experts.is_normalized,
         )
 
     def _by_rows(self, parts: list[tuple[str, slice]]) -> Weight:
@@ -133,13 +158,16 @@ class _Assembler:
     def _stack(self, parts: list[tuple[str, slice]]) -> Tensor:
         num_rows = sum(rows.stop - rows.start for _, rows in parts)
         _, *row_shape = self.source.shapes[parts[0][0]]
-        stacked = torch.empty(num_rows, *row_shape, dtype=self.shard.config.torch_dtype, device=self.device)
+        stacked = self._empty(num_rows, *row_shape)
         start = 0
         for name, rows in parts:
             stop = start + rows.stop - rows.start
             stacked[start:stop].copy_(self.source.read(name, rows))
             start = stop
         return stacked
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.shard.config.torch_dtype, device=self.device)
 
     def _whole(self, name: str) -> Tensor:
         return self._place(self.source.read(name))

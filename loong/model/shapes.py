@@ -5,6 +5,7 @@ from pathlib import Path
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
+from loong.model.expert_config import ExpertConfig
 from loong.model.hugging_face import load_config
 from loong.model.rope_config import DefaultRope, Llama3Rope
 
@@ -82,6 +83,24 @@ SHAPES = {
         eos_token_ids=(151645, 151643),
     ),
 }
+SHAPES["qwen3-30b-a3b"] = replace(
+    SHAPES["qwen3-8b"],
+    architecture="Qwen3MoeForCausalLM",
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_layers=48,
+    num_kv_heads=4,
+    experts=ExpertConfig(num_experts=128, num_chosen=8, intermediate_size=768),
+)
+SHAPES["mixtral-8x7b"] = replace(
+    _LLAMA_2_7B,
+    architecture="MixtralForCausalLM",
+    intermediate_size=14336,
+    num_kv_heads=8,
+    max_position_embeddings=32768,
+    rope=DefaultRope(rope_theta=1000000.0),
+    experts=ExpertConfig(num_experts=8, num_chosen=2, intermediate_size=14336),
+)
 
 LOAD_FORMATS = ("auto", "safetensors", "dummy")  # the first two are equal: the file or folder decides
 

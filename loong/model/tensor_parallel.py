@@ -96,14 +96,21 @@ class Shard:
     @property
     def mlp_rows(self) -> slice:
         """The rows of the gate and of the up projection, and the columns of the down projection."""
-        width = self.config.intermediate_size
-        return slice(width * self.rank // self.size, width * (self.rank + 1) // self.size)
+        return self._share(self.config.intermediate_size)
+
+    @property
+    def expert_rows(self) -> slice:
+        """The same of every expert."""
+        return self._share(self.config.experts.intermediate_size if self.config.experts else 0)
 
     @property
     def vocab_rows(self) -> slice:
         """The rows of the output embedding."""
         rows = self._even(self.padded_vocab_size)
         return slice(min(rows.start, self.config.vocab_size), min(rows.stop, self.config.vocab_size))
+
+    def _share(self, width: int) -> slice:
+        return slice(width * self.rank // self.size, width * (self.rank + 1) // self.size)
 
     def _even(self, width: int) -> slice:
         return slice(self.rank * width, (self.rank + 1) * width)

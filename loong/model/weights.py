@@ -14,6 +14,7 @@ from torch import Tensor
 
 from loong.core.errors import ConfigError
 from loong.foreign_json import NOT_JSON
+from loong.model.families.registry import FAMILIES
 from loong.model.parameters import Parameters, assemble
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import expected_shapes
@@ -28,7 +29,8 @@ def load_weights(folder: Path, shard: Shard, device: torch.device) -> Parameters
     It reads only this rank's parts. Raises ConfigError naming the file or the tensor at fault.
     """
     with ExitStack() as open_files:
-        return assemble(shard, _open_checkpoint(folder, open_files), device)
+        names = FAMILIES[shard.config.architecture].tensor_names
+        return assemble(shard, _open_checkpoint(folder, open_files, names), device)
 
 
 def dummy_weights(shard: Shard, device: torch.device, *, seed: int = 0) -> Parameters:
@@ -81,7 +83,7 @@ class _Checkpoint:
         return part
 
 
-def _open_checkpoint(folder: Path, open_files: ExitStack) -> _Checkpoint:
+def _open_checkpoint(folder: Path, open_files: ExitStack, names: Mapping[str, str]) -> _Checkpoint:
     checkpoint = _Checkpoint({}, {}, {}, {})
     for path in _checkpoint_paths(folder):
         try:
@@ -90,7 +92,7 @@ def _open_checkpoint(folder: Path, open_files: ExitStack) -> _Checkpoint:
             raise ConfigError(f"cannot read {path}: {error}") from error
         checkpoint.files[path] = file
         for own_name in file.keys():  # noqa: SIM118 - not a mapping
-            part, name = file.get_slice(own_name), _whole_name(own_name)
+            part, name = file.get_slice(own_name), our_name(own_name, names)
             if part.get_dtype() not in _FLOATS:
                 raise ConfigError(
                     f"{name} of {path} must be one of {', '.join(_FLOATS)}, got {part.get_dtype()}"
@@ -103,9 +105,10 @@ def _open_checkpoint(folder: Path, open_files: ExitStack) -> _Checkpoint:
     return checkpoint
 
 
-def _whole_name(name: str) -> str:
-    """Return a tensor's name in a whole model. Checkpoints of a model without its head have shorter ones."""
-    return f"{_BASE}{name}" if name.startswith(_PARTS_OF_BASE) else name
+def our_name(name: str, parts: Mapping[str, str]) -> str:
+    """Return our name of a tensor, given that of each part. Checkpoints without a head have shorter ones."""
+    whole = f"{_BASE}{name}" if name.startswith(_PARTS_OF_BASE) else name
+    return ".".join(parts.get(part, part) for part in whole.split(".")) if parts else whole
 
 
 def _checkpoint_paths(folder: Path) -> list[Path]:

@@ -10,10 +10,16 @@ from loong.core.kv_layout import row_of_heads
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.network import LinkRates, Links, Network
 
+_TYPICAL_BATCH = 16  # tokens of a step, by which the experts are estimated that it reads
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of a model that decide its time. Parameters count once a step, without embeddings."""
+    """The sizes of a model that decide its time. Parameters count once a step, without embeddings.
+
+    In a mixture of experts a token meets `num_layer_parameters`. `num_idle_parameters` are those of the
+    experts that it does not choose.
+    """
 
     num_layers: int
     hidden_size: int
@@ -23,6 +29,19 @@ class ModelShape:
     num_layer_parameters: int
     num_output_parameters: int
     element_bytes: int = 2
+    num_experts: int = 0
+    num_chosen_experts: int = 0  # by each token
+    num_idle_parameters: int = 0
+
+    @property
+    def num_read_parameters(self) -> int:
+        """Return the parameters that a step reads: those of all experts that some of its tokens choose."""
+        if not self.num_idle_parameters:
+            return self.num_layer_parameters + self.num_output_parameters
+        chosen = self.num_chosen_experts / self.num_experts
+        by_others = 1 - (1 - chosen) ** (_TYPICAL_BATCH - 1)
+        num_idle = int(by_others * self.num_idle_parameters)
+        return self.num_layer_parameters + num_idle + self.num_output_parameters
 
     @property
     def kv_row_bytes(self) -> int:
@@ -102,7 +121,6 @@ def roofline(
     shape.check_cut(tp_size)
     kv_bytes = shape.kv_bytes / tp_size  # a device
     query_bytes = shape.num_layers * shape.query_bytes / tp_size
-    num_parameters = shape.num_layer_parameters + shape.num_output_parameters
     pair_flops = 4 * shape.num_layers * shape.num_heads * shape.head_dim
     num_sums = 2 * shape.num_layers if tp_size > 1 else 0
     summed_bytes = num_sums * shape.hidden_size * shape.element_bytes * (tp_size - 1)  # sent to all others
@@ -127,7 +145,7 @@ def roofline(
             ring_launch=shape.num_layers * device.ring_launch,
             hop_launch=shape.num_layers * device.hop_launch,
             beside_ring=shape.num_layers * device.beside_ring_launch,
-            weights=num_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
+            weights=shape.num_read_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
             token=2 * shape.num_layer_parameters / tp_size / device.linear_flops
             + summed_bytes / device.link_bandwidth,
             attend=shape.num_layers * device.attend_delay,
@@ -170,6 +188,7 @@ def kv_capacity(
     Input embeddings count as large as the output. Raises `ConfigError` by `check_cut`.
     """
     shape.check_cut(tp_size)
-    num_parameters = shape.num_layer_parameters + 2 * shape.num_output_parameters
+    num_in_layers = shape.num_layer_parameters + shape.num_idle_parameters
+    num_parameters = num_in_layers + 2 * shape.num_output_parameters
     free = tp_size * device.memory_bytes * memory_utilization - num_parameters * shape.element_bytes
     return max(0, int(free // shape.kv_bytes))

@@ -12,8 +12,10 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from loong.core.errors import ConfigError
@@ -30,6 +32,8 @@ CONFIGS = {
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "mixtral": MixtralConfig,
+    "qwen3-moe": Qwen3MoeConfig,
     "granite": GraniteConfig,
 }
 
@@ -37,6 +41,7 @@ CHANGES: dict[str, list[object]] = {
     "attention_bias": [True],
     "attention_dropout": [0.5],
     "attention_multiplier": [0.25, 2],
+    "decoder_sparse_step": [2],
     "embedding_multiplier": [3.5],
     "eos_token_id": [-1],
     "head_dim": [16],
@@ -49,9 +54,14 @@ CHANGES: dict[str, list[object]] = {
     "max_position_embeddings": [64],
     "max_window_layers": [0, 1],
     "mlp_bias": [True],
+    "mlp_only_layers": [[1]],
+    "moe_intermediate_size": [24],
+    "norm_topk_prob": [False],
     "num_attention_heads": [8],
+    "num_experts_per_tok": [1],
     "num_hidden_layers": [1],
     "num_key_value_heads": [1, 4],
+    "num_local_experts": [5],
     "pretraining_tp": [2],
     "residual_multiplier": [0.3],
     "rms_norm_eps": [0.5],
@@ -66,14 +76,19 @@ CHANGES: dict[str, list[object]] = {
 WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "id2label",
     "is_encoder_decoder", "label2id", "model_type", "output_attentions", "output_hidden_states",
-    "pad_token_id", "problem_type", "return_dict", "transformers_version",
+    "output_router_logits", "pad_token_id", "problem_type", "return_dict", "router_aux_loss_coef",
+    "router_jitter_noise", "transformers_version",
 }  # fmt: skip
 
 
 REFUSED = ("hidden_act", "layer_types", "max_window_layers", "sliding_window")
-ONLY_OF = dict.fromkeys(
-    ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), "granite"
-)
+ONLY_OF = {
+    **dict.fromkeys(
+        ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"),
+        ("granite",),
+    ),
+    "num_local_experts": ("mixtral", "qwen3-moe"),
+}
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -108,7 +123,7 @@ def test_an_option_has_the_effect_that_it_has_in_transformers(name: str, family:
         folder = write_tiny_model(family, tmp_path / str(number), **changes)
         found = logits(folder)
         if found is None:
-            assert name in REFUSED or ONLY_OF.get(name, family) != family
+            assert name in REFUSED or family not in ONLY_OF.get(name, (family,))
             continue
         with torch.inference_mode():
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -7,12 +7,13 @@ from loong.core.errors import ConfigError
 from loong.core.instance import Service
 from loong.hardware.cost_model_file import FORMAT, CostModelFile
 from loong.hardware.devices import DEVICES
-from loong.hardware.memory import MAX_AUTO_TOKENS
+from loong.hardware.memory import MAX_AUTO_TOKENS, weight_bytes
 from loong.hardware.model_shape import shape_of
 from loong.launcher.cluster.config import ClusterConfig
 from loong.model.shapes import SHAPES
 from loong.model.tiny import CONFIG
 from loong.scheduler.cost.cost_model import DEFAULT_HOST, Coefficients, ServiceLane
+from loong.scheduler.cost.roofline import kv_capacity
 from loong.simulation.cluster import Hardware
 
 LLAMA = shape_of(SHAPES["llama-3.1-8b"])
@@ -22,6 +23,18 @@ def test_a_shape_counts_the_parameters_of_the_model() -> None:
     num_parameters = LLAMA.num_layer_parameters + 2 * LLAMA.num_output_parameters
     assert num_parameters == pytest.approx(8.03e9, rel=1e-3)
     assert LLAMA.kv_bytes == SHAPES["llama-3.1-8b"].kv_layout().bytes_per_token
+
+
+def test_a_mixture_of_experts_computes_some_of_its_parameters_and_stores_all() -> None:
+    shape = shape_of(SHAPES["qwen3-30b-a3b"])
+    active = shape.num_layer_parameters + 2 * shape.num_output_parameters
+    assert active == pytest.approx(3.3e9, rel=2e-2)
+    assert active + shape.num_idle_parameters == pytest.approx(30.5e9, rel=1e-2)
+    assert weight_bytes(SHAPES["qwen3-30b-a3b"]) == pytest.approx(61.1e9, rel=1e-2)
+    assert active < shape.num_read_parameters < active + shape.num_idle_parameters
+    assert kv_capacity(shape, DEVICES["h100"]) * shape.kv_bytes == pytest.approx(
+        0.9 * 80e9 - 61.1e9, rel=0.02
+    )
 
 
 def test_a_policy_of_one_instance_gets_all_devices_in_one() -> None:

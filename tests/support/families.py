@@ -8,8 +8,10 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.utils import logging
 
@@ -59,6 +61,17 @@ _FAMILIES: dict[str, tuple[type, dict[str, object]]] = {
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3Config, {"head_dim": 12}),
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        {
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,  # of which torch multiplies groups
+            "norm_topk_prob": True,
+        },
+    ),
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "intermediate_size": 52}),
     "granite": (
         GraniteConfig,
         {

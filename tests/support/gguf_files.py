@@ -1,6 +1,7 @@
 """GGUF files of tiny random models, written by the `gguf` package, and folders with the same weights."""
 
 import json
+import re
 from pathlib import Path
 
 import gguf
@@ -22,9 +23,12 @@ _ARCHITECTURES = {
     "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
 }
 _INTERLEAVED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE)
+_EXPERT = re.compile(r"\.experts\.[0-9]\.")  # fewer than ten of them
 TEXT = "The cat sat on the mat, 1234 times; it's what cats do.\n\n  They say naïve café, 日本語 too."
 
 
@@ -44,7 +48,12 @@ def write_gguf(
     write_tokenizer(writer, "gpt-2", config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     dequantized = {}
-    for name, tensor in load_file(original / "model.safetensors").items():
+    original_tensors = load_file(original / "model.safetensors")
+    experts = _stacked_experts(original_tensors)
+    for name, tensor in (original_tensors | experts).items():
+        if _EXPERT.search(name) is not None:
+            dequantized[name] = tensor  # a part of a stack, which is in float32
+            continue
         own_name = names.get_name(name, (".weight", ".bias"))
         assert own_name is not None
         own_type = gguf.GGMLQuantizationType[quantization if tensor.ndim > 1 else "F32"]
@@ -53,6 +62,8 @@ def write_gguf(
             values = _interleaved(values, config["head_dim"])
         quantized = gguf.quantize(values, own_type)
         writer.add_tensor(own_name, quantized, raw_dtype=own_type)
+        if name in experts:
+            continue
         values = gguf.dequantize(quantized, own_type).reshape(tensor.shape)
         if architecture in _INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             values = _halved(values, config["head_dim"])
@@ -62,6 +73,15 @@ def write_gguf(
     (reference / "config.json").write_text(json.dumps(config))
     save_file(dequantized, reference / "model.safetensors", metadata={"format": "pt"})
     return path, reference
+
+
+def _stacked_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of all experts of a layer as one tensor, as GGUF files have them."""
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(tensors):
+        if _EXPERT.search(name) is not None:
+            stacks.setdefault(_EXPERT.sub(".experts.", name), []).append(tensors[name])
+    return {name: torch.stack(parts) for name, parts in stacks.items()}
 
 
 def write_reference(path: Path, config: LlamaConfig, folder: Path) -> Path:
@@ -125,6 +145,13 @@ def _write_config(writer: gguf.GGUFWriter, config: dict[str, object]) -> None:
     writer.add_embedding_length(size("hidden_size"))
     writer.add_block_count(size("num_hidden_layers"))
     writer.add_feed_forward_length(size("intermediate_size"))
+    for key, add_size in (
+        ("num_local_experts", writer.add_expert_count),
+        ("num_experts_per_tok", writer.add_expert_used_count),
+        ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+    ):
+        if key in config:
+            add_size(size(key))
     writer.add_head_count(size("num_attention_heads"))
     writer.add_head_count_kv(size("num_key_value_heads"))
     writer.add_key_length(size("head_dim"))

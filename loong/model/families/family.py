@@ -15,6 +15,7 @@ class Family:
     `layer_types` are the kinds of layers that its config.json may name. `gguf_architecture` is its name in
     GGUF files, None if they are not read. There, `has_interleaved_heads` says that rows of queries and keys
     alternate between the two halves of a rotation. `gguf_scales` are fields of Scales by their keys.
+    `tensor_names` are our names for parts of the names in its checkpoints, where they differ.
     `gguf_neutral` are the values that change nothing of keys that have no effect in other families.
     """
 
@@ -22,6 +23,7 @@ class Family:
     model_type: str  # by which transformers chooses the computation
     config_file: type[ConfigFile]
     layer_types: tuple[str, ...] = (FULL,)
+    tensor_names: Mapping[str, str] = field(default_factory=dict)
     gguf_architecture: str | None = None
     has_interleaved_heads: bool = False
     gguf_scales: Mapping[str, str] = field(default_factory=dict)

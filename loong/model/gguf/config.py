@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig, Scales
+from loong.model.expert_config import ExpertConfig
 from loong.model.families.registry import GGUF_FAMILIES
 from loong.model.gguf.header import Header
 from loong.model.gguf.keys import check_keys
@@ -60,11 +61,26 @@ def gguf_config(header: Header) -> ModelConfig:
     return replace(
         config,
         scales=Scales(**scales),
+        experts=_experts(metadata, header, config),
         has_qkv_bias="attn_q.bias" in first_layer,
         has_o_bias="attn_output.bias" in first_layer,
         has_mlp_bias="ffn_gate.bias" in first_layer,
         has_qk_norm="attn_q_norm.weight" in first_layer,
         sliding_window=metadata.optional(f"{prefix}.attention.sliding_window", int) or None,
+    )
+
+
+def _experts(metadata: Metadata, header: Header, config: ModelConfig) -> ExpertConfig | None:
+    """Return the experts of a file, or None. Layers without a router have one MLP."""
+    prefix, tensors = metadata.architecture, header.tensors
+    if not metadata.optional(f"{prefix}.expert_count", int):
+        return None
+    layers = range(config.num_layers)
+    return ExpertConfig(
+        num_experts=metadata.size(f"{prefix}.expert_count"),
+        num_chosen=metadata.size(f"{prefix}.expert_used_count"),
+        intermediate_size=metadata.size(f"{prefix}.expert_feed_forward_length", config.intermediate_size),
+        dense_layers=frozenset(n for n in layers if f"blk.{n}.ffn_gate_inp.weight" not in tensors),
     )
 
 

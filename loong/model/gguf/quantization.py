@@ -55,9 +55,12 @@ def _is_supported(ggml_type: "GGMLQuantizationType") -> bool:
 
 
 def read_tensor(
-    header: Header, name: str, rows: npt.NDArray[np.int64] | None = None
+    header: Header, name: str, rows: npt.NDArray[np.int64] | None = None, expert: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """Return some rows of a tensor, or all, in float32. Raises ConfigError if the file is cut short."""
+    """Return some rows of a tensor or of one expert in it, or all, in float32.
+
+    Raises ConfigError if the file is cut short.
+    """
     from gguf.quants import dequantize
 
     info = header.tensors[name]
@@ -66,6 +69,8 @@ def read_tensor(
         raw = np.memmap(header.path, np.uint8, "r", info.offset, shape=shape)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {name} of {header.path}: {error}") from error
+    if expert is not None:
+        raw, shape = raw[expert], shape[1:]
     if rows is None:
         values = dequantize(raw, ggml_type)
     elif len(shape) > 1:

@@ -1,9 +1,9 @@
 """The tensors of a GGUF file under Hugging Face's names, dequantized when they are read."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,21 @@ _LAYER_NAMES: Final = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+_EXPERT_NAMES: Final = {
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
 }
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
+
+
+class OwnName(NamedTuple):
+    """A tensor of a file, or one expert's part of it."""
+
+    name: str
+    expert: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +55,14 @@ class GgufTensors:
     header: Header
     config: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
-    names: Mapping[str, str]  # in the file, by Hugging Face's
+    names: Mapping[str, "OwnName"]  # in the file, by Hugging Face's
 
     def read(self, name: str, *index: slice) -> Tensor:
         """Return a part of a tensor in float32. Raises ConfigError if its type is not supported."""
-        own_name = self.names[name]
+        own_name, expert = self.names[name]
         rows = np.arange(self.shapes[name][0])[index[0] if index else slice(None)]
-        part = read_tensor(self.header, own_name, self._own_rows(own_name)[rows])
+        own_rows = rows if expert is not None else self._own_rows(own_name)[rows]
+        part = read_tensor(self.header, own_name, own_rows, expert)
         return torch.from_numpy(part)[(slice(None), *index[1:])]
 
     def _own_rows(self, own_name: str) -> npt.NDArray[np.int64]:
@@ -66,17 +80,27 @@ class GgufTensors:
 def open_gguf_tensors(header: Header, config: ModelConfig) -> GgufTensors:
     """Return the tensors of a file. Raises ConfigError naming the first one that is not supported."""
     check_tensors(header)
-    names = {_hugging_face_name(header, name): name for name in header.tensors if name != FREQUENCY_FACTORS}
-    shapes = {name: header.tensors[own_name].shape for name, own_name in names.items()}
+    names, shapes = {}, {}
+    for own_name in header.tensors:
+        if own_name != FREQUENCY_FACTORS:
+            for name, expert in _hugging_face_names(header, own_name):
+                names[name] = OwnName(own_name, expert)
+                shapes[name] = header.tensors[own_name].shape[0 if expert is None else 1 :]
     return GgufTensors(header, config, shapes, names)
 
 
-def _hugging_face_name(header: Header, name: str) -> str:
-    """Return a tensor's name in a Hugging Face folder. Raises ConfigError if it has none."""
-    match = _LAYER_TENSOR.fullmatch(name)
+def _hugging_face_names(header: Header, name: str) -> Iterator[tuple[str, int | None]]:
+    """Yield a tensor's names in a Hugging Face folder, one for each expert that it holds.
+
+    Raises ConfigError if it has none.
+    """
+    match, shape = _LAYER_TENSOR.fullmatch(name), header.tensors[name].shape
     if match is not None and match[2] in _LAYER_NAMES:
-        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
-    if name in _NAMES:
-        return _NAMES[name]
-    shape = list(header.tensors[name].shape)
-    raise ConfigError(f"{header.path} has an unexpected tensor {name} of shape {shape}")
+        yield f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}", None
+    elif match is not None and match[2] in _EXPERT_NAMES and len(shape) == 3:
+        for expert in range(shape[0]):
+            yield f"model.layers.{match[1]}.mlp.experts.{expert}.{_EXPERT_NAMES[match[2]]}.{match[3]}", expert
+    elif name in _NAMES:
+        yield _NAMES[name], None
+    else:
+        raise ConfigError(f"{header.path} has an unexpected tensor {name} of shape {list(shape)}")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from loong.core.errors import ConfigError
 from loong.launcher.cluster.config import ClusterConfig
+from loong.model.families.registry import FAMILIES as FAMILIES_BY_NAME
 from loong.model.gguf.header import read_header
 from loong.model.gguf.tensors import GgufTensors, open_gguf_tensors
 from loong.model.hugging_face import load_config
@@ -23,11 +24,12 @@ from loong.model.rope_config import Llama3Rope
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import SingleDevice
 from loong.model.tensor_shapes import expected_shapes
+from loong.model.weights import our_name
 
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 FAMILIES = (
     "llama", "llama-mha", "llama-tied", "llama-biased", "llama-linear", "llama-yarn",
-    "mistral", "qwen2", "qwen3", "granite",
+    "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "granite",
 )  # fmt: skip
 
 
@@ -38,7 +40,9 @@ def tensors_of(path: Path) -> GgufTensors:
 def assert_same_tensors(path: Path, reference: Path) -> None:
     found, wanted = tensors_of(path), load_file(reference / "model.safetensors")
     assert found.shapes == expected_shapes(find_config(str(path)))
-    for name, tensor in wanted.items():
+    own_names = FAMILIES_BY_NAME[load_config(reference).architecture].tensor_names
+    for own_name, tensor in wanted.items():
+        name = our_name(own_name, own_names)
         assert torch.equal(found.read(name), tensor), name
         rows = (slice(1, 3), *[slice(None)] * (tensor.ndim - 1))
         assert torch.equal(found.read(name, *rows), tensor[rows]), name
@@ -132,12 +136,11 @@ def refused(writer: gguf.GGUFWriter, path: Path) -> str:
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     writer = writer_of_nothing(path, "mamba")
-    assert "general.architecture must be one of llama, qwen2, qwen3, granite, got 'mamba'" in refused(
-        writer, path
-    )
+    families = "llama, qwen2, qwen3, qwen3moe, granite"
+    assert f"general.architecture must be one of {families}, got 'mamba'" in refused(writer, path)
     writer = writer_of_nothing(path)
-    writer.add_expert_count(8)
-    assert "llama.expert_count is 8, which is not supported" in refused(writer, path)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    assert "llama.expert_gating_func is 2, which is not supported" in refused(writer, path)
     writer = writer_of_nothing(path)
     writer.add_rope_scaling_attn_factors(0.5)
     assert "llama.rope.scaling.attn_factor is 0.5" in refused(writer, path)
