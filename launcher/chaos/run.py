@@ -173,7 +173,7 @@ class _Run:
             at = self._now()
             try:
                 instance_id = await self._server.inject(kind, self._config.pause_time)
-            except FaultRefusedError as error:
+            except (FaultRefusedError, ServerUnusableError) as error:  # it may answer the next
                 self._skipped[str(error)] += 1
                 continue
             self._faults.append(Fault(kind, instance_id, at))
