@@ -5,7 +5,7 @@ import argparse
 from loong.core.errors import ConfigError
 from loong.launcher.config_flags import FieldFlag, add_field_flags, field_values
 from loong.launcher.flags import part, positive, ratio, seconds
-from loong.scheduler.config import USUAL_STEP_TIME, Fairness, PolicyConfig
+from loong.scheduler.config import USUAL_STEP_TIME, AdmissionRule, Fairness, PolicyConfig
 from loong.scheduler.policy import NAMES, fair_baselines, policy_kind
 from loong.scheduler.tuning import MAX_STEP_SHARE
 
@@ -72,6 +72,13 @@ def add_policy_flags(group: argparse._ArgumentGroup) -> None:
         default=PolicyConfig().fairness.value,
         help="who gets equal shares of the cluster when not all can be in time (%(default)s)",
     )
+    group.add_argument(
+        "--admission",
+        choices=tuple(rule.value for rule in AdmissionRule),
+        default=PolicyConfig().admission.value,
+        help="output length for which a request needs room before it begins; strict: its max_tokens; "
+        "expected: what most outputs of similar max_tokens did not exceed (%(default)s)",
+    )
 
 
 def compared_policies(num_instances: int) -> tuple[str, ...]:
@@ -84,4 +91,8 @@ COMPARED_WORDS = "esp, esp-fixed-N of all, and esp-disaggregated-N of 1, 2, 4, .
 
 def policy_config(args: argparse.Namespace) -> PolicyConfig:
     """Return the policy's configuration that the flags give."""
-    return PolicyConfig(fairness=Fairness(args.fairness), **field_values(args, _FLAGS))
+    return PolicyConfig(
+        fairness=Fairness(args.fairness),
+        admission=AdmissionRule(args.admission),
+        **field_values(args, _FLAGS),
+    )

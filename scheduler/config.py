@@ -13,6 +13,13 @@ class Fairness(Enum):
     USER = "user"
 
 
+class AdmissionRule(Enum):
+    """The length of an output for which a request must find room before it begins."""
+
+    STRICT = "strict"  # its declared maximum: no request is ever preempted for room
+    EXPECTED = "expected"  # most outputs of such requests: KV is over-committed
+
+
 # Devices count exchanges and sums over all steps of a lease with its extensions: up to 2^24 a batch.
 MOST_LEASE_STEPS = 1024
 USUAL_STEP_TIME = 0.1  # seconds
@@ -28,7 +35,8 @@ class PolicyConfig:
     `step_time`). A decode batch takes up to
     `lease_steps` steps by itself. `deferred_share` of the time is for the oldest deferred prompt. `fairness`
     says who is served first when not all can be in time. `chunk_tokens` is the number of tokens in a step of
-    the chunked baselines, decodes and prompts together.
+    the chunked baselines, decodes and prompts together. `admission` is the length of outputs that plans count
+    with.
     """
 
     target_ttft: float = 1.0
@@ -40,6 +48,7 @@ class PolicyConfig:
     deferred_share: float = 0.05
     fairness: Fairness = Fairness.NONE
     chunk_tokens: int = 2048
+    admission: AdmissionRule = AdmissionRule.STRICT
 
     @property
     def step_time(self) -> float:
@@ -56,7 +65,7 @@ class PolicyConfig:
             elif field.type in (int, int | None):
                 is_allowed, limits = isinstance(value, int) and value > 0, "a whole number above 0"
             else:
-                is_allowed, limits = isinstance(value, Fairness) or value > 0, "above 0"
+                is_allowed, limits = isinstance(value, Enum) or value > 0, "above 0"
             if not is_allowed:
                 flag = field.name.replace("_", "-")
                 raise ConfigError(f"{field.name} (--{flag}) must be {limits}, but is {value}")

@@ -28,11 +28,12 @@ from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one
 from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.common.cluster_parts import Parts, groups_of
 from loong.scheduler.common.draining import Draining
+from loong.scheduler.common.expected_lengths import expecting, relieving
 from loong.scheduler.common.fragments import drop_fragments
 from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.common.leases import first_ends
 from loong.scheduler.common.suspects import guilty, isolating
-from loong.scheduler.config import PolicyConfig
+from loong.scheduler.config import AdmissionRule, PolicyConfig
 from loong.scheduler.esp.policy import ABLATIONS, plan_esp
 from loong.scheduler.infinite.policy import plan_infinite
 from loong.scheduler.paper.batching_program import warm_up
@@ -192,10 +193,16 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     kind = policy_kind(name)
     kind.prepare()
 
+    def plan_of(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
+        if config.admission is AdmissionRule.STRICT:
+            return kind.plan(snapshot, cost_model, config)
+        expected = expecting(snapshot, config.lease_steps)
+        return relieving(kind.plan(expected, cost_model, config), snapshot)
+
     def policy_of_others(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         if not snapshot.pools:
             return IterationPlan()
-        plan = kind.plan(without_oversized(snapshot, kind), cost_model, config)
+        plan = plan_of(without_oversized(snapshot, kind), cost_model)
         if snapshot.ending and plan.preemptions:
             plan = _sparing(plan, snapshot)
         return extending(plan, snapshot, config.lease_steps)

@@ -14,6 +14,8 @@ STARVATION_FACTOR = 4  # TTFT targets after which no other prompt may pass one t
 LONG_PROMPT_STEPS = 8  # steps of one instance, beyond which a prompt is long
 MIN_ON_TIME_SHARE = 0.25  # of a step of all instances: with less on-time work, late prompts run as well
 
+EXPECTED_SHARE = 0.9  # of the outputs so far that end by the length expected of a request
+
 # Steps and chunks
 MAX_STEP_SECONDS = 2.0  # of a step of prompts, beyond which longer ones are hardly more efficient
 MAX_LONE_SECONDS = 30.0  # of a step on processors with all of the only request's prompt

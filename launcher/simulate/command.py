@@ -112,6 +112,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
             pace.burstiness,
             args.length_scale,
             args.output_scale,
+            args.declared_tokens,
         ),
         precision=args.goodput,
         goal=args.attainment / 100,

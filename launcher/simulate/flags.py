@@ -100,6 +100,14 @@ def add_load_flags(group: argparse._ArgumentGroup) -> None:
         help="requests per second: 2, or 1,2,4, or 2:8:0.5 (auto: the workload's own pace; if it has none, "
         f"{', '.join(f'{share:g}' for share in SWEPT_SHARES)} times the predicted capacity)",
     )
+    group.add_argument(
+        "--declared-tokens",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="max_tokens that requests declare at least, though their answers end as the workload says (the "
+        "length of the answer)",
+    )
     lengths = group.add_mutually_exclusive_group()
     lengths.add_argument(
         "--num-requests",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from loong.core.instance import ElasticInstance, InstanceKind, Service
+from loong.core.output_lengths import LengthCounts
 from loong.core.placement import InstanceId, OwnerId, tokens_by_instance
 from loong.core.plan import (
     BatchPlan,
@@ -143,6 +144,7 @@ class Snapshot:
     draining have no part in `pools` and `free`.
 
     Requests that are `following` another wait for KV that it computes first; no plan can name them.
+    `output_lengths` count the outputs that ended by themselves, by the class of their declared maximum.
     """
 
     now: float
@@ -157,6 +159,7 @@ class Snapshot:
     leaving: Mapping[InstanceId, int] = field(default_factory=dict)
     returning: Mapping[InstanceId, int] = field(default_factory=dict)
     following: tuple[RequestView, ...] = ()
+    output_lengths: Mapping[int, LengthCounts] = field(default_factory=dict)
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:

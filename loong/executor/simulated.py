@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, filterfalse
 from math import inf
 from random import Random
-from typing import TypeAlias, assert_never
+from typing import NamedTuple, TypeAlias, assert_never
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidEventError
@@ -39,16 +39,25 @@ HIDDEN_SHARE = 0.5  # of the time to send a batch that is hidden if another ran 
 _Instructions: TypeAlias = tuple[Instruction, ...]
 
 
+class _Sampled(NamedTuple):
+    """A request that gets a token in each step: its tokens before, and at its end, for this reason."""
+
+    request_id: RequestId
+    had: int
+    most: int
+    reason: FinishReason
+
+
 @dataclass(slots=True)
 class _Running:
-    """A batch in flight. `sampled` has, for each request that gets tokens, its tokens before and its limit.
+    """A batch in flight, with the requests that get tokens.
 
     The first of these ends in step number `next_end`. All steps take `slowness` times as long as predicted.
     """
 
     plan: BatchPlan
     placements: Mapping[RequestId, Placement]
-    sampled: list[tuple[RequestId, int, int]]
+    sampled: list[_Sampled]
     last_step: int
     slowness: float
     submitted_at: float
@@ -64,10 +73,10 @@ class _Running:
         """Return the tokens of the present step."""
         step = self.num_steps_taken
         if step < self.next_end:
-            return tuple([ProducedToken(request_id, had + step) for request_id, had, _ in self.sampled])
+            return tuple([ProducedToken(request_id, had + step) for request_id, had, _, _ in self.sampled])
         return tuple(
-            ProducedToken(request_id, had + step, FinishReason.LENGTH if had + step + 1 == most else None)
-            for request_id, had, most in self.sampled
+            ProducedToken(request_id, had + step, reason if had + step + 1 == most else None)
+            for request_id, had, most, reason in self.sampled
         )
 
     def take_step(self) -> None:
@@ -76,14 +85,14 @@ class _Running:
         self.work.take_step()
         if step < self.next_end:
             return
-        for request_id, had, most in self.sampled:
+        for request_id, had, most, _ in self.sampled:
             if had + step + 1 == most:
                 self.work.leave(request_id)
-        self.sampled = [entry for entry in self.sampled if entry[1] + step + 1 < entry[2]]
+        self.sampled = [entry for entry in self.sampled if entry.had + step + 1 < entry.most]
         self._see_next_end()
 
     def _see_next_end(self) -> None:
-        self.next_end = min((most - had for _, had, most in self.sampled), default=0) - 1
+        self.next_end = min((most - had for _, had, most, _ in self.sampled), default=0) - 1
 
 
 class SimulatedExecutor:
@@ -91,7 +100,8 @@ class SimulatedExecutor:
 
     Requests arrive at their `arrival_time`, and are drawn one by one in that order (or `InvalidEventError` is
     raised); others may be added while it runs. `incidents` (aborts, losses, joins) happen at theirs. Every
-    request produces its `max_tokens`: the ids of its output tokens count up from 0 and stop nothing. Each
+    request produces its `max_tokens`, or fewer if `output_lengths` has fewer for it. The ids of its output
+    tokens count up from 0. Each
     instruction starts `plan_time` seconds after it is submitted, and a batch when its instances have ended
     the batches before. A batch takes the time of the cost model, times a random factor of median 1: `noise`
     is the standard deviation of the factor's logarithm. Ends are reported before they come by the margin
@@ -110,7 +120,9 @@ class SimulatedExecutor:
         plan_time: float = 0.0,
         noise: float = 0.0,
         lookahead: LookaheadMargin | None = None,
+        output_lengths: Mapping[RequestId, int] | None = None,
     ) -> None:
+        self._output_lengths = {} if output_lengths is None else output_lengths
         self._cost_model, self._plan_time, self._noise = cost_model, plan_time, noise
         self._lookahead, self._in_flight = lookahead, InFlight()
         self._queue = BatchQueue(self._in_flight)
@@ -240,12 +252,12 @@ class SimulatedExecutor:
         plan, inputs = instruction.plan, instruction.inputs
         placements = {given.request_id: given.placement for given in inputs}
         sampled = [
-            (given.request_id, given.num_output_tokens, given.sampling_params.max_tokens)
+            self._sampled(given.request_id, given.num_output_tokens, given.sampling_params.max_tokens)
             for given in inputs
             if given.sampling_params is not None
         ]
         sampled += [
-            (sibling.request_id, 0, sibling.sampling_params.max_tokens)
+            self._sampled(sibling.request_id, 0, sibling.sampling_params.max_tokens)
             for given in inputs
             for sibling in given.siblings
         ]
@@ -253,6 +265,12 @@ class SimulatedExecutor:
         self._running[instruction.batch_id] = _Running(
             plan, placements, sampled, plan.num_steps, slowness, self._now
         )
+
+    def _sampled(self, request_id: RequestId, num_before: int, max_tokens: int) -> _Sampled:
+        length = self._output_lengths.get(request_id, max_tokens)
+        if length < max_tokens:
+            return _Sampled(request_id, num_before, length, FinishReason.STOP)
+        return _Sampled(request_id, num_before, max_tokens, FinishReason.LENGTH)
 
     def _begin(self, batch_id: int) -> None:
         """Take the first step of a batch, now that its instances have ended all before."""

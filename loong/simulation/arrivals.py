@@ -34,11 +34,13 @@ class Arrivals:
 
     Iterated, it has those that arrive by themselves, in their order. `released` has the later turns of
     sessions, each its think time after the answer before it has ended. After `is_over` nothing arrives.
+    `output_lengths` has the tokens of the answers to come.
     """
 
     def __init__(
         self, load: Load, cluster: SimulatedCluster, limits_of: LimitsOf, is_over: Callable[[], bool]
     ) -> None:
+        self.output_lengths: dict[RequestId, int] = {}
         self._load, self._cluster, self._limits_of, self._is_over = load, cluster, limits_of, is_over
         self._held: dict[int, deque[tuple[int, WorkloadRequest]]] = defaultdict(deque)  # by first turn
         self._answering: dict[RequestId, _Answering] = {}
@@ -50,12 +52,12 @@ class Arrivals:
         for number, sent in enumerate(chain(self._load.measured, following)):
             if not sent.shape.is_follower:
                 first = number
-            if not is_admissible(sent, self._cluster):
+            if not is_admissible(sent, self._cluster, self._load.declared_tokens):
                 continue
             if sent.shape.is_follower:
                 self._held[first].append((number, sent))
             else:
-                yield self._noted(first, sent, request_of(number, sent, self._limits_of))
+                yield self._noted(first, sent, self._request(number, sent))
 
     def released(self, event: Event) -> Iterator[Request]:
         """Yield the requests that wait for an answer that ends with this event."""
@@ -79,7 +81,15 @@ class Arrivals:
         due = replace(sent, arrival_time=time + sent.shape.think_time)
         beginning = array("i", before.request.prompt_token_ids)
         beginning.extend(before.token_ids)
-        yield self._noted(before.first, sent, request_of(number, due, self._limits_of, beginning))
+        yield self._noted(before.first, sent, self._request(number, due, beginning))
+
+    def _request(self, number: int, sent: WorkloadRequest, before: "array[int] | None" = None) -> Request:
+        request = request_of(number, sent, self._limits_of, before)
+        declared = self._load.declared_tokens
+        if declared <= sent.num_output_tokens:
+            return request
+        self.output_lengths[request.request_id] = sent.num_output_tokens
+        return replace(request, sampling_params=SamplingParams(max_tokens=declared))
 
     def _noted(self, first: int, sent: WorkloadRequest, request: Request) -> Request:
         """Return a request, noted if a turn waits for its answer."""
@@ -88,9 +98,10 @@ class Arrivals:
         return request
 
 
-def is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster) -> bool:
-    """Return whether its KV can ever fit; the last output token needs none."""
-    return sent.num_prompt_tokens + sent.num_output_tokens - 1 <= cluster.max_request_tokens
+def is_admissible(sent: WorkloadRequest, cluster: SimulatedCluster, declared_tokens: int = 0) -> bool:
+    """Return whether its KV can ever fit, if it declares this many; the last output token needs none."""
+    num_output_tokens = max(sent.num_output_tokens, declared_tokens)
+    return sent.num_prompt_tokens + num_output_tokens - 1 <= cluster.max_request_tokens
 
 
 def request_of(

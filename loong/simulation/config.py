@@ -22,10 +22,14 @@ DEFAULT_DURATION = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests that are measured, and others after them that keep the cluster equally busy."""
+    """Requests that are measured, and others after them that keep the cluster equally busy.
+
+    Each declares at least `declared_tokens` as its most output tokens, however long its answer will be.
+    """
 
     measured: Sequence[WorkloadRequest]
     following: Iterable[WorkloadRequest] = ()
+    declared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ class SimulatedLoadConfig:
 
     With `num_requests`, these are measured and nothing is sent after them. Without (None), the arrivals of
     `duration` seconds are measured, at least `MIN_REQUESTS`, and the load goes on; a file sends what it has.
-    `burstiness` None is the workload's own, and 1 if it has none.
+    `burstiness` None is the workload's own, and 1 if it has none. Requests declare at least `declared_tokens`
+    as their most.
     """
 
     workload: str
@@ -44,6 +49,7 @@ class SimulatedLoadConfig:
     burstiness: float | None = None
     length_scale: float = 1.0
     output_scale: float | None = None
+    declared_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -60,13 +66,13 @@ class SimulatedLoadConfig:
             output_scale=self.output_scale,
         )
         if self.num_requests is not None:
-            return Load(tuple(islice(requests, self.num_requests)))
+            return Load(tuple(islice(requests, self.num_requests)), (), self.declared_tokens)
         measured: list[WorkloadRequest] = []
         for request in requests:
             if request.arrival_time >= self.duration and len(measured) >= MIN_REQUESTS:
-                return Load(measured, chain((request,), requests))
+                return Load(measured, chain((request,), requests), self.declared_tokens)
             measured.append(request)
-        return Load(measured)
+        return Load(measured, (), self.declared_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,11 @@ def simulate(
     state = ClusterState(cluster.instances, keeps_prefixes=keeps_prefixes)
     host = host or Host()
     numbered = {request_id_of(number): sent for number, sent in enumerate(load.measured)}
-    admitted = {request_id: sent for request_id, sent in numbered.items() if is_admissible(sent, cluster)}
+    admitted = {
+        request_id: sent
+        for request_id, sent in numbered.items()
+        if is_admissible(sent, cluster, load.declared_tokens)
+    }
     misses = misses or Misses()
     for request_id, sent in numbered.items():
         if request_id not in admitted:
@@ -81,6 +85,7 @@ def simulate(
         plan_time=host.plan_time,
         noise=host.noise,
         lookahead=LookaheadMargin.on(cluster.cost_model.host),
+        output_lengths=arrivals.output_lengths,
     )
     cached: Counter[RequestId] = Counter()
     hits = PrefixHits(lambda found: cached.update({found.request_id: found.num_tokens}))

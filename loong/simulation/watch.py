@@ -62,7 +62,7 @@ class Watch:
         self.num_events += 1
         while self._deadlines and self._deadlines[0][0] < event.time:
             _, request_id, num_due = heapq.heappop(self._deadlines)
-            if len(self.token_times[request_id]) < num_due:
+            if request_id not in self._finishes and len(self.token_times[request_id]) < num_due:
                 self._miss(request_id)
         if self._works and len(self._arrivals) == len(self._works) and event.time > self._arrivals[-1]:
             self._judge_backlog(self._works, event.time)

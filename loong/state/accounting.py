@@ -4,6 +4,7 @@ from loong.core.snapshot import Snapshot
 from loong.state.counts import Counts
 from loong.state.flights import Flights
 from loong.state.live_requests import LiveRequests
+from loong.state.observed_lengths import ObservedLengths
 from loong.state.pool_ledger import PoolLedger
 
 
@@ -11,7 +12,7 @@ class Accounting:
     """Instances and slots, live requests, what is in flight, and counts since the start."""
 
     def __init__(self, *, keeps_prefixes: bool = False) -> None:
-        self.counts, self.pools = Counts(), PoolLedger()
+        self.counts, self.pools, self.lengths = Counts(), PoolLedger(), ObservedLengths()
         self.requests = LiveRequests(self.pools, self.counts, keeps_prefixes=keeps_prefixes)
         self.flights = Flights(self.pools, self.requests, self.counts)
 
@@ -32,6 +33,7 @@ class Accounting:
             leaving=flights.leaving(),
             returning=pools.returning.copy(),
             following=tuple(views.following.values()),
+            output_lengths=self.lengths.counts,
         )
         # The values of its cached properties, but copied whole instead of entry by entry.
         vars(snapshot).update(

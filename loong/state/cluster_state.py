@@ -25,11 +25,12 @@ from loong.core.events import (
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import ExtendLease, Instruction
 from loong.core.plan import IterationPlan, LeaseExtension
-from loong.core.request import RequestId
+from loong.core.request import FinishReason
 from loong.core.snapshot import Snapshot
 from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
 from loong.state.in_flight_batch import InFlightBatch
+from loong.state.live_request import LiveRequest
 from loong.state.losses import lose_instance
 from loong.state.misses import Misses
 from loong.state.owners import GoneCause
@@ -58,6 +59,7 @@ class ClusterState:
         self._accounting = accounting = Accounting(keeps_prefixes=keeps_prefixes)
         self._pools, self._requests = accounting.pools, accounting.requests
         self._flights, self._counts = accounting.flights, accounting.counts
+        self._lengths = accounting.lengths
         self._version = 0
         self.last_id = last_id
         for instance in instances:
@@ -133,6 +135,10 @@ class ClusterState:
             [Decision(DecisionKind.MISS, (r,), reason) for r, reasons in words for reason in reasons]
         )
 
+    def observe_length(self, max_tokens: int, length: int) -> None:
+        """Count the length of a complete output of a request that declared `max_tokens`."""
+        self._lengths.add(max_tokens, length)
+
     def check(self) -> None:
         """Raise `InvalidEventError` unless the accounting balances."""
         check_accounting(self._accounting)
@@ -155,7 +161,7 @@ class ClusterState:
             case MigrationFinished():
                 return Applied(self._finish_migration(event))
             case RequestAborted():
-                return Applied(self._abort(event.request_id))
+                return Applied(self._abort(event))
             case InstanceLost():
                 return lose_instance(self._accounting, event)
             case InstanceJoined():
@@ -192,11 +198,17 @@ class ClusterState:
             if not live.is_view_stale:  # true for most; a call would cost more
                 views.mark_stale(live)
             if live.has_ended:
+                self._observe_end(live)
                 self._requests.leave_if_ending(live)
         self._counts.add(num_output_tokens=len(lives))
         if batch.has_predicted_end:
             return False
         return batch.has_come_near_its_end(event.step) or any(map(_finish_reason, event.tokens))
+
+    def _observe_end(self, live: LiveRequest) -> None:
+        """Count the length of an output that is complete."""
+        if live.is_sound:
+            self.observe_length(live.request.sampling_params.max_tokens, len(live.output_token_ids))
 
     def _see_start(self, event: BatchStarted) -> None:
         batch = self._flights.batch(event.batch_id, "started")
@@ -239,11 +251,13 @@ class ClusterState:
             return self._requests.settle((live,))
         return (self._requests.released(live, migration.arriving), *self._requests.settle((live,)))
 
-    def _abort(self, request_id: RequestId) -> tuple[Instruction, ...]:
-        live = self._requests.by_id.get(request_id)
+    def _abort(self, event: RequestAborted) -> tuple[Instruction, ...]:
+        live = self._requests.by_id.get(event.request_id)
         if live is None or live.has_ended:  # it finished while the client was leaving
             return ()
-        released = self._requests.end(self._requests.changing(request_id))
+        if event.reason is FinishReason.STOP:
+            self._observe_end(live)
+        released = self._requests.end(self._requests.changing(event.request_id))
         return released if live.batch_id is None else self._flights.cut_short(live.batch_id)
 
     def _leave(self, event: InstanceLeft) -> None:

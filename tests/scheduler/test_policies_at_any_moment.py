@@ -1,14 +1,17 @@
 """Clients that leave, losses and reports in any order: no plan of a policy is ever refused."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policies import POLICY_NAMES
-from policy_machine import PolicyMachine
+from policy_machine import CONFIG, PolicyMachine
 
 from loong.core.instance import Service
+from loong.core.output_lengths import LEAST_OBSERVED
+from loong.scheduler.config import AdmissionRule
 
 NUM_MOMENTS = 60
 
@@ -33,6 +36,17 @@ def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: S
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_on_two_hosts(name: str, serves: Service, seed: int) -> None:
     whatever_happens(PolicyMachine(name, serves, num_hosts=2), Random(seed))
+
+
+@pytest.mark.parametrize("name", ["esp", "replicas"])
+@settings(max_examples=2)
+@given(seed=st.integers(0, 2**32))
+def test_so_it_is_where_outputs_grow_longer_than_all_before(name: str, seed: int) -> None:
+    machine = PolicyMachine(name, config=replace(CONFIG, admission=AdmissionRule.EXPECTED))
+    for max_tokens in range(1, 10):
+        for _ in range(LEAST_OBSERVED):
+            machine.state.observe_length(max_tokens, 1)
+    whatever_happens(machine, Random(seed))
 
 
 def whatever_happens(machine: PolicyMachine, random: Random) -> None:

@@ -10,7 +10,7 @@ from simulation import instances_with
 
 from loong.core.errors import ConfigError
 from loong.core.instance import ElasticInstance, InstanceKind, Service
-from loong.scheduler.config import MOST_LEASE_STEPS, Fairness, PolicyConfig
+from loong.scheduler.config import MOST_LEASE_STEPS, AdmissionRule, Fairness, PolicyConfig
 from loong.scheduler.policy import (
     NAMES,
     POLICIES,
@@ -33,7 +33,7 @@ COMPARED = {
     "vllm-m",
     "vllm-s",
 }
-NUMBERS = [field for field in fields(PolicyConfig) if field.type is not Fairness]
+NUMBERS = [field for field in fields(PolicyConfig) if field.type not in (Fairness, AdmissionRule)]
 WRONG = [(field.name, value) for field in NUMBERS for value in (-1, nan)]
 WRONG += [(field.name, 0) for field in NUMBERS if field.name != "deferred_share"]
 WRONG += [(field.name, 1.5) for field in NUMBERS if field.type is int or field.name == "deferred_share"]

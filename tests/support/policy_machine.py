@@ -26,10 +26,16 @@ class PolicyMachine(ClusterMachine):
     """A cluster that a policy plans for, whenever something has happened."""
 
     def __init__(
-        self, name: str, serves: Service = Service.ALL, num_hosts: int = 1, *, keeps_prefixes: bool = False
+        self,
+        name: str,
+        serves: Service = Service.ALL,
+        num_hosts: int = 1,
+        *,
+        keeps_prefixes: bool = False,
+        config: PolicyConfig = CONFIG,
     ) -> None:
         """On several hosts, some requests fit none of them."""
-        policy, cost_model = make_policy(name, CONFIG), WorkCostModel()
+        policy, cost_model = make_policy(name, config), WorkCostModel()
         num_instances = num_instances_of(name, 4)
         found = instances_with([POOL] * num_instances, serves)
         host_ids = spread_over_hosts(num_instances, num_hosts)
