@@ -25,6 +25,7 @@ COMMANDS = {  # each a module with `add_parser`
     "scale": "loong.launcher.scale",
     "chaos": "loong.launcher.chaos",
     "workload": "loong.launcher.workload",
+    "split": "loong.launcher.split",
     "collect-env": "loong.launcher.collect_env",
     "completion": "loong.launcher.completion",
     "reference": "loong.launcher.reference",
