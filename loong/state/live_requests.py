@@ -175,8 +175,7 @@ class LiveRequests:
 
     def share_new(self, live: LiveRequest) -> None:
         """Let others have what a request has computed of a prompt that begins like theirs."""
-        is_at_rest = live.ending_id is None and not live.migration_ids and not live.copied
-        if not (live.has_unshared and is_at_rest) or live.has_ended:
+        if not live.has_unshared or live.ending_id is not None or live.has_ended:
             return
         shared = tuple([part for part in live.path if len(part.owner.followers) > 1])
         if shared:

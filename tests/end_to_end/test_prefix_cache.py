@@ -69,6 +69,18 @@ def test_a_request_that_does_not_use_the_cache_neither_reads_nor_leaves_anything
     assert cached(asked(server, PROMPT)) == len(PROMPT) - 1
 
 
+def test_log_probabilities_of_a_prompt_do_not_depend_on_what_is_cached(server: Served) -> None:
+    def scored(**fields: object) -> list[float]:
+        answer = asked(server, PROMPT, prompt_logprobs=0, **fields)
+        assert cached(answer) == 0
+        found = answer["choices"][0]["prompt_logprobs"]
+        return [next(iter(token.values()))["logprob"] for token in found[1:]]
+
+    alone = scored(use_prefix_cache=False)
+    asked(server, PROMPT)
+    assert scored() == pytest.approx(alone, abs=1e-5)
+
+
 def test_after_a_reset_everything_is_computed(server: Served) -> None:
     asked(server, PROMPT)
     httpx.post(f"{server.url}/reset_prefix_cache", timeout=60).raise_for_status()

@@ -78,7 +78,18 @@ def test_any_valid_plans_give_the_tokens_of_transformers(
 
 
 @pytest.mark.parametrize(
-    "policy", ["esp", "esp-no-apart", "esp-fixed-2", "static-sp", "replicas", "chunked-replicas", "esp-paper"]
+    "policy",
+    [
+        "esp",
+        "esp-no-apart",
+        "esp-fixed-2",
+        "static-sp",
+        "replicas",
+        "chunked-replicas",
+        "esp-paper",
+        "esp-disaggregated-2",
+        "disaggregated-1",
+    ],
 )
 def test_policies_give_them_too(keeping: Cluster, plain_folder: Path, policy: str) -> None:
     requests, arrivals = sessions(plain_folder, Random(policy), 8)
@@ -86,7 +97,7 @@ def test_policies_give_them_too(keeping: Cluster, plain_folder: Path, policy: st
     assert_exact(plain_folder, requests, outputs)
 
 
-@pytest.mark.parametrize("policy", ["esp", "esp-fixed-4", "static-sp", "replicas"])
+@pytest.mark.parametrize("policy", ["esp", "esp-fixed-4", "esp-disaggregated-2", "static-sp", "replicas"])
 def test_a_prompt_that_comes_again_is_computed_once(
     keeping: Cluster, plain_folder: Path, policy: str
 ) -> None:

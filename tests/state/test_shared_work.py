@@ -80,6 +80,17 @@ def test_another_takes_the_place_of_one_that_is_aborted_while_it_is_computed() -
     assert num_cached(cluster, "b") == 8
 
 
+def test_of_one_that_is_aborted_only_what_batches_have_computed_is_read() -> None:
+    cluster = crowd("a")
+    cluster.run("a", 8)
+    batch_id = cluster.begin("a", 8)
+    cluster.abort("a")
+    cluster.arrive("b", PROMPT)
+    assert num_cached(cluster, "b") <= 8
+    cluster.finish(batch_id)
+    assert num_cached(cluster, "b") == 16
+
+
 def test_one_that_follows_is_aborted_unseen() -> None:
     cluster = crowd("a", "b", "c")
     cluster.abort("b")
