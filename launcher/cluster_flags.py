@@ -70,11 +70,15 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--dtype",
+        type=lambda name: _DTYPES.get(name, name),
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
         help="data type of weights and KV (the model's; of a GGUF file float32, on GPUs bfloat16)",
     )
     group.add_argument("--seed", type=int, default=0, help="seed of random dummy weights (%(default)s)")
+
+
+_DTYPES = {"half": "float16", "float": "float32"}  # vLLM's other names
 
 
 def add_instance_flags(group: argparse._ArgumentGroup) -> None:

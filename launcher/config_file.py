@@ -32,18 +32,28 @@ def apply_config_file(parser: CommandParser, arguments: Sequence[str]) -> None:
     path = _named(arguments)
     if path is None:
         return
+    set_values(parser, _read(path), str(path), arguments)
+
+
+def set_values(
+    parser: CommandParser, values: Mapping[str, object], source: str, typed: Sequence[str] = ()
+) -> None:
+    """Use values by the names of flags as the defaults of a command, unless they are `typed`.
+
+    Raises `ConfigError`, which names the source and the unknown key or wrong value.
+    """
     by_name = {_name(action): action for action in parser.actions if action.dest not in ("help", "config")}
-    for key, value in _read(path).items():
+    for key, value in values.items():
         name = key.replace("_", "-")
         if name not in by_name:
             if _is_taken_silently(parser, name, value):
                 continue
             place = None if parser.elsewhere is None else parser.elsewhere(f"--{name}")
-            raise ConfigError(f"{path}: there is no flag {key!r}{place or meant(name, by_name)}")
+            raise ConfigError(f"{source}: there is no flag {key!r}{place or meant(name, by_name)}")
         action = by_name[name]
-        if isinstance(action.default, list) and any(_is_flag_of(action, word) for word in arguments):
-            continue  # a flag that collects values would add to the file's
-        parser.set_defaults(**{action.dest: _parsed(path, parser, action, value)})
+        if isinstance(action.default, list) and any(_is_flag_of(action, word) for word in typed):
+            continue  # a flag that collects values would add to the source's
+        parser.set_defaults(**{action.dest: _parsed(source, parser, action, value)})
 
 
 def _is_taken_silently(parser: CommandParser, name: str, value: object) -> bool:
@@ -72,14 +82,14 @@ def _read(path: Path) -> Mapping[str, object]:
         raise ConfigError(f"--config {path} is no YAML of flags and values: {why}") from None
 
 
-def _parsed(path: Path, parser: CommandParser, action: argparse.Action, value: object) -> object:
+def _parsed(source: str, parser: CommandParser, action: argparse.Action, value: object) -> object:
     """Return the value as the flag parses it."""
     if value is None:
-        raise ConfigError(f"{path}: {_name(action)} has no value")
+        raise ConfigError(f"{source}: {_name(action)} has no value")
     try:
         return parser.value_of(action, list(_typed(action, value)))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{path}: {_name(action)}: {error.message}") from None
+        raise ConfigError(f"{source}: {_name(action)}: {error.message}") from None
 
 
 def _typed(action: argparse.Action, value: object) -> Iterator[str]:

@@ -57,6 +57,11 @@ def seconds(text: str) -> float:
     return value
 
 
+def target(text: str) -> float:
+    """Parse a time above 0, in seconds, or `none`, which is an infinite one."""
+    return inf if text == "none" else seconds(text)
+
+
 def wait_seconds(text: str) -> float:
     """Parse a time of 0 or more, in seconds."""
     try:

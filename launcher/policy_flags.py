@@ -4,7 +4,7 @@ import argparse
 
 from loong.core.errors import ConfigError
 from loong.launcher.config_flags import FieldFlag, add_field_flags, field_values
-from loong.launcher.flags import part, positive, ratio, seconds
+from loong.launcher.flags import part, positive, ratio, seconds, target
 from loong.scheduler.config import USUAL_STEP_TIME, AdmissionRule, Fairness, PolicyConfig
 from loong.scheduler.policy import NAMES, fair_baselines, policy_kind
 from loong.scheduler.tuning import MAX_STEP_SHARE
@@ -12,13 +12,14 @@ from loong.scheduler.tuning import MAX_STEP_SHARE
 _STEP_TIMES = (
     f"esp: {MAX_STEP_SHARE} of the least TTFT target, more if steps are slow; others: {USUAL_STEP_TIME}"
 )
+_NONE = "none: for throughput alone"
 _FLAGS = (
     FieldFlag("max_num_batched_tokens", positive, "N", "bound on prompt tokens of a step on each instance"),
     FieldFlag("max_step_time", seconds, "S", "target time of a step without decodes", _STEP_TIMES),
     FieldFlag("chunk_tokens", positive, "N", "token budget of a step on each instance, for chunked policies"),
     FieldFlag("lease_steps", positive, "N", "decode steps that a group takes without a new plan"),
-    FieldFlag("target_ttft", seconds, "S", "TTFT target of a request without an SLO"),
-    FieldFlag("target_tpot", seconds, "S", "TPOT target of a request without an SLO"),
+    FieldFlag("target_ttft", target, "S", f"TTFT target of a request without an SLO; {_NONE}"),
+    FieldFlag("target_tpot", target, "S", f"TPOT target of a request without an SLO; {_NONE}"),
     FieldFlag(
         "ttft_factor", ratio, "X", "TTFT target of a long prompt, as a multiple of its fastest prefill"
     ),

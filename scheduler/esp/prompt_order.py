@@ -170,8 +170,8 @@ def by_deadline(prefills: Iterable[PrefillCandidate], now: float, speed: float) 
 
     `speed` is the seconds of work that the cluster does in a second.
     """
-    by_id = sorted(prefills, key=attrgetter("view.request_id"))
-    by_deadline = sorted(by_id, key=attrgetter("deadline"))  # half the time of one sort by both
+    by_arrival = sorted(prefills, key=attrgetter("view.arrival_time", "view.request_id"))
+    by_deadline = sorted(by_arrival, key=attrgetter("deadline"))  # half the time of one sort by both
     dearest: list[tuple[float, int]] = []  # a heap of (-cost, index) of those that were `counted`
     deferred: set[int] = set()
     end, counted = now, 0

@@ -3,9 +3,9 @@
 - Decodes on the same instances: their TPOT targets bound it (`batching.py`).
 - A prompt that comes when the step has just begun: it needs a step of its own before its target. A step is
   short enough for that, and no longer than is efficient.
-- Nobody, where there is only one request: a step is as long as is efficient. A request that comes meanwhile
-  waits for a step that is mostly work, on a machine where steps cost so much that shorter ones help little.
-  On processors, a prompt that one step has room for is not cut at all.
+- Nobody, where there is only one request: a step is as long as is efficient. One that comes meanwhile waits
+  for a step that is mostly work: shorter ones help little on a machine where steps cost so much. On
+  processors, a prompt that one step has room for is not cut at all.
 
 In any case a step does at least as much work as it costs to begin one.
 """

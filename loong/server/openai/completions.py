@@ -166,7 +166,7 @@ async def complete(
     user = user_of(http, fields.user, len(server.settings.api_keys))
     prompts = await truncated(prompts, fields, server.tokenizer, server.engine.limits)
     held_to = asked_grammar(fields, prompts[0].tools, server.tokenizer.eos_token_ids)
-    by_prompt = await _choices(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
+    by_prompt = await choices_of(server, fields, prompts, answer_id, user, held_to and held_to.grammar)
     asked = ResponseContext(
         answer_id,
         server.name_in_answers(fields.model),
@@ -183,7 +183,7 @@ async def complete(
     if held_to is not None:
         await server.grammars.check(held_to.grammar, held_to.field)
     shape = new_shape(asked, server.tokenizer)
-    options = _output_options(server, fields, prompts[0], held_to)
+    options = output_options(server, fields, prompts[0], held_to)
     requests = [choices.request for choices in by_prompt]
     num_prompt_tokens = {request.request_id: len(request.prompt_token_ids) for request in requests}
     async with server.engine.admit(RequestLoad(num_prompt_tokens, fields.n, http.get(KEY_NUMBER))):
@@ -193,7 +193,7 @@ async def complete(
         return await send_whole(shape, deltas)
 
 
-def _output_options(
+def output_options(
     server: Server, fields: GenerationFields, prompt: Prompt, held_to: AskedGrammar | None
 ) -> OutputOptions:
     """Return the options that turn the tokens of all answers into text."""
@@ -214,7 +214,7 @@ def _output_options(
     )
 
 
-async def _choices(
+async def choices_of(
     server: Server,
     fields: GenerationFields,
     prompts: Sequence[Prompt],

@@ -1,0 +1,1 @@
+"""`loong.LLM`: the engine in a Python program, without a server."""
