@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loong.core.attention_kernels import AttentionKernels
 from loong.core.errors import ConfigError
+from loong.hardware.attention_kernels import check_attention_kernels
 from loong.launcher.flags import or_auto, positive, share, token_count
 from loong.worker.config import FABRICS
 
@@ -97,6 +99,13 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         "symmetric where they reach each other",
     )
     group.add_argument(
+        "--attention-kernels",
+        choices=tuple(kernels.value for kernels in AttentionKernels),
+        default=AttentionKernels.AUTO.value,
+        help="library for large tiles of prompts on GPUs, besides own kernels; auto: FlashAttention-3 where "
+        "it is installed, else cuDNN; lightllm: its kernel for decodes (%(default)s)",
+    )
+    group.add_argument(
         "--num-instances",
         type=positive,
         default=4,
@@ -148,6 +157,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
     from loong.model.sources.source import find_source
 
     _check_hosts(args)
+    check_attention_kernels(AttentionKernels(args.attention_kernels), args.device)
     from loong.launcher.cluster.config import ClusterConfig
     from loong.model.shapes import find_config  # these take a moment, which `--help` can do without
 
@@ -174,6 +184,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             start_timeout=start_timeout,
             device=args.device,
             fabric=args.fabric,
+            attention_kernels=args.attention_kernels,
             tokenizer_folder=str(source.tokenizer_folder),
         ),
         device=device,

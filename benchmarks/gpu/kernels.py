@@ -24,6 +24,7 @@ from torch import Tensor
 
 from loong.kernels import Partial
 from loong.kernels.attend_task import AttendTask
+from loong.kernels.attention.cudnn_tile import attend_tile
 from loong.kernels.gpu import (
     DrawWorkspace,
     LinearWorkspace,
@@ -43,7 +44,6 @@ from loong.kernels.gpu import (
 )
 from loong.kernels.sampling.draw_params import DrawParams
 from loong.kernels.slots import SlotLists
-from loong.model.cuda_device import attend_tile
 
 BYTES_PER_SECOND = 4.27e12
 FLOPS_PER_SECOND = 790e12

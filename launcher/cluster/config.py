@@ -13,7 +13,8 @@ class ClusterConfig:
     """The instances to start and the model they hold. Capacities are tokens an instance.
 
     On `device` cuda, the ranks of instances take the GPUs of the host in turn, and `fabric`, one of FABRICS,
-    moves tensors among them. `attention_tiles` are TileSizes that were measured (None: the usual ones).
+    moves tensors among them. `attention_kernels` is one of AttentionKernels, and
+    `attention_tiles` are TileSizes that were measured (None: the usual ones).
     On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
     Each worker sends a heartbeat every `heartbeat` seconds. The instances are spread over `num_hosts` hosts,
     neighbors on the same one. With `hosts` "ray" these are nodes of a Ray cluster, else this one. While the
@@ -36,6 +37,7 @@ class ClusterConfig:
     heartbeat: float = HEARTBEAT_SECONDS
     device: str = "cpu"
     fabric: str = "auto"
+    attention_kernels: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
     graph_limits: CudaGraphLimits = NO_GRAPHS
     tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema

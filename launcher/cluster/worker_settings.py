@@ -83,6 +83,7 @@ class WorkerSettings:
             heartbeat=config.heartbeat,
             device=config.device,
             fabric=config.fabric,
+            attention_kernels=config.attention_kernels,
             attention_tiles=config.attention_tiles,
             graph_limits=config.graph_limits,
             tokenizer_folder=config.tokenizer_folder,

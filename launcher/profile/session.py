@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from tqdm import tqdm
 
+from loong.core.attention_kernels import AttentionKernels
 from loong.core.errors import ConfigError
 from loong.executor.lookahead import LookaheadMargin
 from loong.hardware.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
@@ -74,7 +75,8 @@ def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
         return None
     from loong.model.tile_sizes import measured_tile_sizes  # not at the top: its kernels need a GPU
 
-    sizes = measured_tile_sizes(chosen.model, chosen.cluster.tp_size, index=0)
+    kernels = AttentionKernels(chosen.cluster.attention_kernels)
+    sizes = measured_tile_sizes(chosen.model, chosen.cluster.tp_size, 0, kernels)
     return None if sizes is None else AttentionTiles(*sizes)
 
 
@@ -115,6 +117,6 @@ def _print(file: CostModelFile, lane: ServiceLane | None, output: Path) -> None:
             end="\n\n",
         )
     if file.attention_tiles is not None:
-        print(f"cuDNN's tiles: {file.attention_tiles}", end="\n\n")
+        print(f"tiles of the library: {file.attention_tiles}", end="\n\n")
     print(f"A plan takes {file.repeat_spread:.1%} longer than at its quickest (medians). Wrote {output}.")
     print(msgspec.json.encode({"output": str(output), "errors": file.errors}).decode())

@@ -1,6 +1,6 @@
-"""An NVIDIA GPU and its kernels: Triton's, and cuDNN's for large tiles of attention."""
+"""An NVIDIA GPU and its kernels: Triton's, and a library's for large tiles of attention."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from loong.core.attention_kernels import AttentionKernels
 from loong.kernels import Partial, gpu
 from loong.kernels.attend_task import AttendTask
+from loong.kernels.attention import lightllm_decode
 from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.launch_queue import LaunchQueue
 from loong.kernels.slots import SlotLists
+from loong.model.attention_kernels import tile_kernel
 from loong.model.device import AttendTable
 from loong.model.short_kernels import SHORT_ROWS, keys_of_turn, short_width, turns_of
 from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
@@ -31,12 +34,21 @@ _GROUPING_LAUNCHES = 10  # about, for each of two products of experts: to choose
 class CudaDevice:
     """See Device.
 
-    `dtype` is the model's: cuDNN takes no float32. `sizes` are those of the tiles for cuDNN.
+    `dtype` is the model's: no library takes float32. `sizes` are those of the tiles that were measured for
+    the library that `kernels` choose.
     """
 
-    def __init__(self, index: int, dtype: torch.dtype, sizes: TileSizes | None = None) -> None:
+    def __init__(
+        self,
+        index: int,
+        dtype: torch.dtype,
+        sizes: TileSizes | None = None,
+        kernels: AttentionKernels = AttentionKernels.AUTO,
+    ) -> None:
         self.torch_device = torch.device("cuda", index)
-        self._sizes = None if dtype == torch.float32 else sizes or TileSizes.usual()
+        self._tiles = tile_kernel(kernels, dtype, self.torch_device)
+        self._sizes = None if self._tiles is None else sizes or self._tiles.sizes
+        self._has_lightllm = kernels is AttentionKernels.LIGHTLLM
         self._workspaces: dict[
             int, gpu.SplitWorkspace
         ] = {}  # by capacity; kept because graphs use their memory
@@ -190,6 +202,9 @@ class CudaDevice:
 
     def attend_slots(self, q: Tensor, kv: Tensor, lists: SlotLists, *, scale: float, out: Partial) -> None:
         """See Device."""
+        if self._has_lightllm and q.shape[2] in lightllm_decode.HEAD_DIMS and len(q):
+            lightllm_decode.attend_slots(q, kv, lists, scale=scale, out=out)
+            return
         workspace = self._workspace(q, kv.shape[2])
         gpu.attend_slots(q, kv, lists, scale=scale, workspace=workspace, out=out)
 
@@ -226,11 +241,11 @@ class CudaDevice:
             keys = slice(row, row + num_keys)
             its_kv = kv[keys] if slots is None else kv[slots[keys]]
             for tile in tiles:
-                _attend_rows(q, its_kv, tile, scale, total)
+                self._attend_rows(q, its_kv, tile, scale, total)
                 self._launched(_TILE_LAUNCHES)
 
     def plan_attention(self, q: Tensor, kv: Tensor) -> None:
-        """See Device. It loads the kernels for all kinds of tables, and cuDNN plans every shape of a tile.
+        """See Device. It loads the kernels for all kinds of tables, and a library plans shapes of tiles.
 
         The kernels that merge pieces are loaded as well.
         """
@@ -251,12 +266,31 @@ class CudaDevice:
         with ThreadPoolExecutor(initializer=self.use) as threads:  # Triton compiles mostly outside of Python
             for size in (1, _LEAST_CUT):  # in turn: some kernels serve both
                 list(threads.map(partial(load, size), kinds))
-        for shape in self._sizes.shapes() if self._sizes else ():
+        for shape in self._planned_shapes():
             queries, keys = _zeros_like(q, shape.num_queries), _zeros_like(kv, shape.num_keys)
-            if shape.is_causal:
-                attend_tile(queries, keys, 1.0, is_causal=True)
-            else:
-                _attend_rows(queries, keys, shape, 1.0, Partial.unseen(queries, is_merged=True))
+            is_merged = not shape.is_causal
+            self._attend_rows(queries, keys, shape, 1.0, Partial.unseen(queries, is_merged=is_merged))
+
+    def _planned_shapes(self) -> Iterable[Tile]:
+        """Return the shapes of tiles to compute once at the start: all that are planned, or one of a kind."""
+        if self._tiles is None or self._sizes is None:
+            return ()
+        shapes = self._sizes.shapes()
+        return shapes if self._tiles.is_planned else {tile.is_causal: tile for tile in shapes}.values()
+
+    def _attend_rows(self, q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:
+        """Merge attention of a tile's queries over its keys kv [S, 2, K, D] into `total`, which has all
+        queries.
+        """
+        assert self._tiles is not None, "tables without a library have no tiles"
+        queries = slice(tile.query_row, tile.query_row + tile.num_queries)
+        num_pieces = 1 if tile.is_causal else num_pieces_on(q[queries], len(kv))
+        part = self._tiles.attend(q[queries], kv, scale, is_causal=tile.is_causal, num_pieces=num_pieces)
+        out, lse, rows = part.out[:, tile.num_extra :], part.lse[:, tile.num_extra :], tile.rows
+        if total.out.dtype == q.dtype:  # these queries see no other keys
+            total.out[rows], total.lse[rows] = out[0], lse[0]
+        else:
+            gpu.merge_into(Partial(total.out[rows], total.lse[rows]), Partial(out, lse))
 
     def _linear_in_parts(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return a linear layer of x [T, I], by kernels of few rows and columns each."""
@@ -305,34 +339,6 @@ def _numbers_of_rows(most: int) -> Iterator[int]:
     yield from (number for number in (1, 2, 4) if number <= most)
     yield from range(8, min(most, SHORT_ROWS) + 1, 8)
     yield from range(SHORT_ROWS + 64, most + 1, 64)
-
-
-def _attend_rows(q: Tensor, kv: Tensor, tile: Tile, scale: float, total: Partial) -> None:
-    """Merge attention of a tile's queries over its keys kv [S, 2, K, D] into `total`, which has all
-    queries.
-    """
-    queries = slice(tile.query_row, tile.query_row + tile.num_queries)
-    num_pieces = 1 if tile.is_causal else num_pieces_on(q[queries], len(kv))
-    part = attend_tile(q[queries], kv, scale, is_causal=tile.is_causal, num_pieces=num_pieces)
-    out, lse, rows = part.out[:, tile.num_extra :], part.lse[:, tile.num_extra :], tile.rows
-    if total.out.dtype == q.dtype:  # these queries see no other keys
-        total.out[rows], total.lse[rows] = out[0], lse[0]
-    else:
-        gpu.merge_into(Partial(total.out[rows], total.lse[rows]), Partial(out, lse))
-
-
-def attend_tile(q: Tensor, kv: Tensor, scale: float, *, is_causal: bool, num_pieces: int = 1) -> Partial:
-    """Return attention of q [T, H, D] over P equal pieces of kv [S, 2, K, D]: out [P, T, H, D], lse [P, T,
-    H].
-
-    `out` has q's dtype. P is 1 for a causal tile.
-    """
-    pieces = kv.view(num_pieces, -1, *kv.shape[1:])
-    k, v = (part.transpose(1, 2) for part in pieces.unbind(2))
-    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        q.transpose(0, 1).expand(num_pieces, -1, -1, -1), k, v, None, True, 0.0, is_causal, False, scale=scale
-    )
-    return Partial(out.transpose(1, 2), lse.view(*lse.shape[:3]).transpose(1, 2))
 
 
 def num_pieces_on(q: Tensor, num_keys: int) -> int:

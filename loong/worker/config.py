@@ -24,6 +24,7 @@ class WorkerConfig:
     instance i is instance `num_instances + i`, kept by the same processes. `model` is a folder, or with
     `load_format` "dummy" also the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device`
     is cpu, or cuda for the host's GPUs in turn, among which `fabric` (one of FABRICS) moves tensors.
+    `attention_kernels` is one of AttentionKernels, and
     `attention_tiles` are TileSizes that were measured (None: the usual ones). On a GPU, `graph_limits` say
     which steps are captured. A worker that `is_late` waits only for the ranks of its own instance, since
     other instances may be lost, or be yet to come. `num_instances` is the most that there can be, and
@@ -49,6 +50,7 @@ class WorkerConfig:
     heartbeat: float = HEARTBEAT_SECONDS
     device: str = "cpu"
     fabric: str = "auto"
+    attention_kernels: str = "auto"
     attention_tiles: tuple[int, ...] | None = None
     graph_limits: CudaGraphLimits = NO_GRAPHS
     tokenizer_folder: str | None = None

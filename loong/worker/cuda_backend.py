@@ -6,6 +6,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from loong.core.attention_kernels import AttentionKernels
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import Service
 from loong.core.placement import InstanceId
@@ -52,10 +53,11 @@ class CudaBackend:
         fabric: str = "auto",
         tiles: TileSizes | None = None,
         graph_limits: CudaGraphLimits = NO_GRAPHS,
+        kernels: AttentionKernels = AttentionKernels.AUTO,
     ) -> None:
         self._index, self._dtype, self._fabric, self.graph_limits = index, dtype, fabric, graph_limits
         self.serves = Service.NONE
-        self.device = CudaDevice(index, dtype, tiles)
+        self.device = CudaDevice(index, dtype, tiles, kernels)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
         self.warm_up_lengths: tuple[int, ...] = _WARM_UP_LENGTHS

@@ -21,6 +21,7 @@ import torch
 import zmq
 from torch import Tensor
 
+from loong.core.attention_kernels import AttentionKernels
 from loong.core.errors import ClusterError, LoongError
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
 from loong.fabric.errors import PeerError
@@ -276,7 +277,8 @@ def _make_backend(config: WorkerConfig) -> Backend:
     dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
     index = config.world.index_on_host(config.rank) % torch.cuda.device_count()
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
-    return CudaBackend(index, dtype, config.fabric, tiles, config.graph_limits)
+    kernels = AttentionKernels(config.attention_kernels)
+    return CudaBackend(index, dtype, config.fabric, tiles, config.graph_limits, kernels)
 
 
 def main() -> None:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from loong.core.attention_kernels import AttentionKernels
 from loong.kernels import Partial
 from loong.kernels.attend_task import AttendTask
+from loong.kernels.slots import SlotLists
 from loong.model.cuda_device import CudaDevice
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +47,48 @@ def test_tiles_and_the_rest_attend_what_the_whole_does(tasks: Sequence[AttendTas
         total = Partial.unseen(q, is_merged=True)
         cuda.attend_blocks(q, kv, table, scale=128**-0.5, total=total, slots=slots)
         found.append(total)
+    assert_close(*found)
+
+
+@pytest.mark.fa3
+@pytest.mark.parametrize("tasks", TASKS.values(), ids=TASKS)
+def test_flash_attention_3_attends_what_cudnn_does(tasks: Sequence[AttendTask]) -> None:
+    num_queries = max(task.query_row + task.num_queries for task in tasks)
+    num_keys = max(task.key_row + task.num_keys for task in tasks)
+    q = torch.randn(num_queries, 8, 128, dtype=torch.bfloat16, device="cuda:0")
+    kv = torch.randn(num_keys, 2, 2, 128, dtype=torch.bfloat16, device="cuda:0")
+    found = []
+    for kernels in (AttentionKernels.FA3, AttentionKernels.CUDNN):
+        cuda = CudaDevice(0, torch.bfloat16, kernels=kernels)
+        cuda.plan_attention(q[:1], kv[:1])
+        table = cuda.table(tasks)
+        assert table.tiles
+        total = Partial.unseen(q, is_merged=True)
+        cuda.attend_blocks(q, kv, table, scale=128**-0.5, total=total)
+        found.append(total)
+    assert_close(*found)
+
+
+@pytest.mark.lightllm
+def test_decodes_by_lightllm_are_captured_and_equal_those_of_own_kernels() -> None:
+    lists = SlotLists.of([torch.randperm(5000, device="cuda:0")[:n] for n in (1, 700, 3000)])
+    q = torch.randn(3, 8, 128, dtype=torch.bfloat16, device="cuda:0")
+    kv = torch.randn(5000, 2, 2, 128, dtype=torch.bfloat16, device="cuda:0")
+    found = []
+    for kernels in (AttentionKernels.LIGHTLLM, AttentionKernels.TRITON):
+        cuda, out = (
+            CudaDevice(0, torch.bfloat16, kernels=kernels),
+            Partial.empty(3, 8, 128, torch.device("cuda", 0)),
+        )
+        cuda.attend_slots(q, kv, lists, scale=128**-0.5, out=out)
+        expected = out.out.clone()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            cuda.attend_slots(q, kv, lists, scale=128**-0.5, out=out)
+        out.out.zero_()
+        graph.replay()
+        assert torch.equal(out.out, expected)
+        found.append(out)
     assert_close(*found)
 
 

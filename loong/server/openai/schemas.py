@@ -226,7 +226,7 @@ class CompletionFields(GenerationFields):
     """The body of `/v1/completions`."""
 
     prompt_field = "prompt"
-    default_max_tokens = 16
+    default_max_tokens: ClassVar[int | None] = 16
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]  # validating a million ids one by one would be slow
     """A text, its token ids, or a list of either, each of which is answered."""

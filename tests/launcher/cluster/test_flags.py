@@ -43,6 +43,19 @@ def test_several_hosts_need_ray() -> None:
         chosen_cluster(args, start_timeout=1.0)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--attention-kernels", "cudnn"], "needs --device cuda"),
+        (["--attention-kernels", "fa3", "--device", "cuda"], r"pip install 'loong-serving\[fa3\]'"),
+    ],
+)
+def test_kernels_that_are_not_there_are_named(words: list[str], message: str) -> None:
+    args = build_parser(["serve"])[0].parse_args(["serve", *words])
+    with pytest.raises(ConfigError, match=message):
+        chosen_cluster(args, start_timeout=1.0)
+
+
 def test_a_missing_ray_is_named_with_how_to_install_it(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT_RAY], capture_output=True, text=True, check=False, cwd=tmp_path
