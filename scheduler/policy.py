@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 from re import fullmatch
 from typing import TypeAlias
 
@@ -26,6 +26,7 @@ from loong.scheduler.baselines.esp_disaggregated import (
 from loong.scheduler.baselines.esp_fixed import plan_esp_fixed
 from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one_per_instance
 from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
+from loong.scheduler.common.borrowed_kv import borrowed_at
 from loong.scheduler.common.cluster_parts import Parts, groups_of
 from loong.scheduler.common.draining import Draining
 from loong.scheduler.common.expected_lengths import expecting, relieving
@@ -283,8 +284,8 @@ def without_oversized(snapshot: Snapshot, kind: PolicyKind) -> Snapshot:
     held: Counter[InstanceId] = Counter()
     for view in hidden.values():
         held.update(view.own_tokens_by_instance())
-    for borrowed in {part.owner_id: part.placement for v in hidden.values() for part in v.borrowed}.values():
-        held.update(borrowed.tokens_by_instance())
+    for (_, instance_id), num_tokens in dict(chain.from_iterable(map(borrowed_at, hidden.values()))).items():
+        held[instance_id] += num_tokens
     return replace(
         snapshot,
         instances=tuple(

@@ -38,10 +38,11 @@ class StateDump:
 def described(snapshot: Snapshot) -> str:
     """Return counts, and a line for each of the first instances, batches, migrations and requests."""
     now, in_flight = snapshot.now, (*snapshot.ending, *snapshot.batches)
+    migrations = (*snapshot.migrations, *snapshot.copies)
     num_waiting = len(snapshot.waiting) + len(snapshot.following)
     counts = (
         f"{num_waiting} waiting, {len(snapshot.running)} running; {len(in_flight)} batches and "
-        f"{len(snapshot.migrations)} migrations in flight; {now:.3f} s since the start"
+        f"{len(migrations)} migrations in flight; {now:.3f} s since the start"
     )
     instances = [
         f"instance {i.instance_id} ({i.kind.value}): KV {i.kv_used} of {i.kv_capacity} tokens"
@@ -52,7 +53,7 @@ def described(snapshot: Snapshot) -> str:
     parts = (
         instances,
         [_batch(batch, now, is_ending=batch in snapshot.ending) for batch in in_flight],
-        [_migration(migration) for migration in snapshot.migrations],
+        [_migration(migration) for migration in migrations],
         [f"running: {_request(view, now)}" for view in snapshot.running],
         [f"waiting: {_request(view, now)}" for view in snapshot.waiting],
         [f"waiting for a prefix that another computes: {v.request_id}" for v in snapshot.following],
@@ -83,7 +84,8 @@ def _holders(batch: RunningBatch) -> str:
 def _migration(migration: KVMigration) -> str:
     segment = migration.segment
     return (
-        f"migration of {len(segment.positions)} tokens of {segment.owner_id}: "
+        f"{'copy' if migration.keeps_source else 'migration'} of {len(segment.positions)} tokens "
+        f"of {segment.owner_id}: "
         f"instance {segment.instance_id} to {migration.destination_id}"
     )
 

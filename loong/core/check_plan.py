@@ -22,6 +22,7 @@ from loong.core.rules.change_rules import (
     check_preemptions,
     check_room,
 )
+from loong.core.rules.copy_rules import check_copies, check_owner_evictions
 from loong.core.snapshot import Snapshot
 
 RULES = (
@@ -34,8 +35,10 @@ RULES = (
     check_writes,
     check_holders,
     check_migrations,
+    check_copies,
     check_preemptions,
     check_evictions,
+    check_owner_evictions,
     check_lease_ends,
     check_lease_extensions,
     check_room,

@@ -14,6 +14,7 @@ class DecisionKind(StrEnum):
     DEFER = "defer"  # requests that run after others
     DOP = "dop"  # the number of instances of a group
     MIGRATE = "migrate"  # KV not in flight that moves
+    COPY = "copy"  # KV that several requests may read, and that these are to read elsewhere, too
     PREEMPT = "preempt"  # requests whose KV is dropped
     EVICT = "evict"  # KV of some positions that is dropped
     END_LEASE = "end_lease"  # a lease that ends early

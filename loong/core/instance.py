@@ -20,6 +20,9 @@ MAX_SERVED_TOKENS = 256
 MAX_SERVED_LISTS = (
     4  # times an instance's KV that a served lease lists: choices of one prompt all list its KV
 )
+MAX_MOVING_TOKENS = (
+    16_384  # of owners that are no requests, from one instance to another at a time: other KV waits behind it
+)
 
 
 class Service(Enum):

@@ -23,7 +23,11 @@ class KVSegment(NamedTuple):
 
 @dataclass(frozen=True)
 class Placement:
-    """All segments of one owner: disjoint, and in as few ranges as they fit. They may leave holes."""
+    """All segments of one owner: in as few ranges as they fit, and they may leave holes.
+
+    They are disjoint on each instance. Those of a request are disjoint; only an owner that is no request may
+    have copies of a position on several instances.
+    """
 
     segments: tuple[KVSegment, ...] = ()
 
@@ -80,7 +84,7 @@ class Placement:
         return Placement(tuple(KVSegment(owner_id, s.positions, s.instance_id) for s in self.segments))
 
     def adding(self, segments: Iterable[KVSegment]) -> "Placement":
-        """Return this placement and `segments`, which must be disjoint from it."""
+        """Return this placement and `segments`, which must be disjoint from it on the same instances."""
         result = self
         for segment in segments:
             result = result._growing(segment) or result._coalescing(segment)
@@ -141,10 +145,26 @@ class BorrowedKV(NamedTuple):
 
 
 class CachedKV(NamedTuple):
-    """KV of another owner that a request may borrow as it begins; `is_read` if some request reads it now."""
+    """KV of another owner that a request may borrow as it begins; `is_read` if something reads it now.
+
+    Several parts have the same positions if there are copies: the request reads one of them.
+    """
 
     segment: KVSegment
     is_read: bool
+
+
+class OwnerView(NamedTuple):
+    """KV of an owner that is no request, as policies see it.
+
+    In these placements a position may be on several instances. What no request and no migration reads is
+    `unread`. What is `retired` goes once its users read another copy.
+    """
+
+    owner_id: OwnerId
+    placement: Placement
+    unread: Placement
+    retired: Placement
 
 
 def tokens_by_instance(segments: Iterable[KVSegment]) -> Counter[InstanceId]:

@@ -176,14 +176,24 @@ def _grouped(items: Iterable[T], request_id_of: Callable[[T], RequestId]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class KVMigration:
-    """KV not in flight goes to another instance (or, for offload and fetch, to or from a host tier)."""
+    """KV not in flight goes to another instance (or, for offload and fetch, to or from a host tier).
+
+    KV of an owner that is no request may be read meanwhile. With `keeps_source` it is a copy of such KV: it
+    stays where it is, too. Otherwise, what requests read of it stays until they can read it where it went.
+    """
 
     segment: KVSegment
     destination_id: InstanceId
+    keeps_source: bool = False
 
     def __post_init__(self) -> None:
         if self.segment.instance_id == self.destination_id:
             raise InvalidPlanError(f"{self.segment} is already on instance {self.destination_id}")
+
+    @property
+    def link(self) -> tuple[InstanceId, InstanceId]:
+        """Return its source and its destination."""
+        return self.segment.instance_id, self.destination_id
 
     @property
     def arriving(self) -> KVSegment:
@@ -210,7 +220,10 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """KV not in flight is dropped. Its positions are missing then, and a batch computes just them again."""
+    """KV not in flight is dropped. Its positions are missing then, and a batch computes just them again.
+
+    KV of an owner that is no request may go, too, where nothing reads it.
+    """
 
     segment: KVSegment
 

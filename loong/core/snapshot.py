@@ -7,7 +7,7 @@ from functools import cached_property
 
 from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.output_lengths import LengthCounts
-from loong.core.placement import InstanceId, OwnerId, tokens_by_instance
+from loong.core.placement import InstanceId, OwnerId, OwnerView, tokens_by_instance
 from loong.core.plan import (
     BatchPlan,
     Borrowing,
@@ -87,8 +87,10 @@ class ClusterStats:
 
     Scale-ups, scale-downs and hand-overs are batches with a `GroupChange` of one of their requests. Retained
     tokens are kept by another instance of the group than the one that computed them. Pushed ones are kept
-    outside of the group, and migrated ones were moved later. Served tokens are KV outside a batch's group
-    that its queries read; a lease counts them once. Program calls are those of the batching program.
+    outside of the group, and migrated ones were moved later. Copied ones, of KV that several requests may
+    read, stay where they were, too. Switched ones are read from another copy than before, which is gone or
+    to go. Served tokens are KV outside a batch's group that its queries read; a lease counts them once.
+    Program calls are those of the batching program.
 
     Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and leaves are of
     instances; those at the start are no joins. Recomputed tokens, some of the computed ones, are those whose
@@ -108,6 +110,8 @@ class ClusterStats:
     num_retained_tokens: int = 0
     num_pushed_tokens: int = 0
     num_migrated_tokens: int = 0
+    num_copied_tokens: int = 0
+    num_switched_tokens: int = 0
     num_served_tokens: int = 0
     num_leases: int = 0
     num_multi_master_leases: int = 0
@@ -145,6 +149,9 @@ class Snapshot:
 
     Requests that are `following` another wait for KV that it computes first; no plan can name them.
     `output_lengths` count the outputs that ended by themselves, by the class of their declared maximum.
+
+    `owners` have KV of tokens that live requests have too. A plan may copy or move it, and evict what of it
+    nothing reads. `copies` are the migrations of their KV, and `migrations` those of requests.
     """
 
     now: float
@@ -160,6 +167,8 @@ class Snapshot:
     returning: Mapping[InstanceId, int] = field(default_factory=dict)
     following: tuple[RequestView, ...] = ()
     output_lengths: Mapping[int, LengthCounts] = field(default_factory=dict)
+    owners: Mapping[OwnerId, OwnerView] = field(default_factory=dict)
+    copies: tuple[KVMigration, ...] = ()
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:
@@ -273,13 +282,13 @@ class Snapshot:
         if not empty:
             return empty
         in_flight = {i for batch in (*self.batches, *self.ending) for i in batch.participant_ids}
-        moving = ((m.segment.instance_id, m.destination_id) for m in self.migrations)
+        moving = ((m.segment.instance_id, m.destination_id) for m in (*self.migrations, *self.copies))
         return empty.difference(in_flight, *moving)
 
     @property
     def is_anything_in_flight(self) -> bool:
         """Return whether an event will come even without a plan."""
-        return bool(self.batches or self.ending or self.migrations)
+        return bool(self.batches or self.ending or self.migrations or self.copies)
 
     @property
     def kv_capacity(self) -> int:

@@ -105,7 +105,7 @@ class Refusals:
 
 def _in_flight(snapshot: Snapshot) -> frozenset[int | KVMigration]:
     batches = (batch.batch_id for batch in (*snapshot.batches, *snapshot.ending))
-    return frozenset((*batches, *snapshot.migrations))
+    return frozenset((*batches, *snapshot.migrations, *snapshot.copies))
 
 
 def _without(snapshot: Snapshot, view: RequestView) -> Snapshot:

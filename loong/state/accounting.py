@@ -27,6 +27,7 @@ class Accounting:
             running=tuple(views.running.values()),
             batches=tuple([batch.running for batch in flights.batches.values()]),
             migrations=tuple(flights.migrations.values()),
+            copies=tuple(flights.copies.values()),
             stats=self.counts.stats,
             version=version,
             ending=tuple([batch.running for batch in flights.ending.values()]),
@@ -34,6 +35,7 @@ class Accounting:
             returning=pools.returning.copy(),
             following=tuple(views.following.values()),
             output_lengths=self.lengths.counts,
+            owners=self.requests.owners.views,
         )
         # The values of its cached properties, but copied whole instead of entry by entry.
         vars(snapshot).update(

@@ -2,15 +2,17 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from loong.core.errors import InvalidEventError
 from loong.core.instance import InstanceKind
 from loong.core.placement import InstanceId
-from loong.core.positions import first_overlap, subtract
+from loong.core.positions import common, first_overlap, subtract
 from loong.state.accounting import Accounting
 from loong.state.flights import Flights
 from loong.state.live_request import LiveRequest
 from loong.state.live_requests import LiveRequests
+from loong.state.owners import KVOwner
 from loong.state.pool_ledger import PoolLedger
 
 
@@ -29,7 +31,7 @@ def check_accounting(accounting: Accounting) -> None:
     _check_requests(lives, requests.most_tokens)
     _check_owners(requests)
     _check_batches(pools, requests, flights)
-    _check_migrations(lives, flights)
+    _check_migrations(requests, flights)
     _check_room(accounting)
     _check_bounds(pools)
     if stats.num_arrived != stats.num_ended + len(lives):
@@ -82,20 +84,29 @@ def _check_owners(requests: LiveRequests) -> None:
     for owner in owners:
         if owner.is_empty != (owner.owner_id in requests.owners.remembered):
             raise InvalidEventError(f"owner {owner.owner_id} has nothing, or is only remembered but has")
-        for user_id, positions in owner.users.items():
-            read = owner.read_by(user_id)
-            if read.num_tokens != sum(map(len, positions)):
-                raise InvalidEventError(
-                    f"request {user_id} reads {positions} of {owner.placement}: not there"
-                )
-            for segment in read.segments:
-                if not requests.by_id[user_id].placement.holds(segment):
+        for user_id, read in owner.users.items():
+            for segment in read:
+                if not owner.placement.holds(segment):
+                    raise InvalidEventError(f"request {user_id} reads {segment}: not there")
+                if not requests.by_id[user_id].placement.holds(segment._replace(owner_id=user_id)):
                     raise InvalidEventError(f"request {user_id} borrows {segment}, but does not read it")
-        held = [segment.positions for segment in owner.placement.segments]
-        unread = subtract(held, *(read for positions in owner.users.values() for read in positions))
-        known = sum(owner.num_unread_tokens().values())
-        if sum(map(len, unread)) != known or (known and not owner.is_kept):
-            raise InvalidEventError(f"owner {owner.owner_id} keeps {unread}, which nobody reads")
+        for instance_id in owner.placement.instance_ids:
+            _check_unread(owner, instance_id)
+        if gone := [s for s in owner.retired.segments if not owner.elsewhere(s)]:
+            raise InvalidEventError(f"owner {owner.owner_id} is to drop {gone}, of which it has no copy")
+
+
+def _check_unread(owner: KVOwner, instance_id: InstanceId) -> None:
+    """Check that an owner knows what nobody reads of its KV on an instance, which is there once."""
+    held = owner.placement.on(instance_id)
+    if twice := first_overlap(held):
+        raise InvalidEventError(f"positions {twice} of {owner.owner_id} are twice on instance {instance_id}")
+    reading = chain(*owner.users.values(), owner.pinned.values())
+    unread = subtract(held, *[s.positions for s in reading if s.instance_id == instance_id])
+    known = owner.num_unread_tokens()[instance_id]
+    retired = common(owner.retired.on(instance_id), *unread)
+    if sum(map(len, unread)) != known or (known and not owner.is_kept) or retired:
+        raise InvalidEventError(f"owner {owner.owner_id} keeps {unread}, which nobody reads")
 
 
 def _check_batches(pools: PoolLedger, requests: LiveRequests, flights: Flights) -> None:
@@ -129,11 +140,18 @@ def _check_holders(requests: LiveRequests, flights: Flights) -> None:
             )
 
 
-def _check_migrations(lives: Iterable[LiveRequest], flights: Flights) -> None:
+def _check_migrations(requests: LiveRequests, flights: Flights) -> None:
     named = {(migration_id, m.segment.owner_id) for migration_id, m in flights.migrations.items()}
-    kept = {(migration_id, live.request.request_id) for live in lives for migration_id in live.migration_ids}
+    kept = {(n, request_id) for request_id, live in requests.by_id.items() for n in live.migration_ids}
     if named != kept:
         raise InvalidEventError(f"migrations {sorted(named)} are in flight, but requests name {sorted(kept)}")
+    named = {(migration_id, m.segment.owner_id) for migration_id, m in flights.copies.items()}
+    kept = {(n, owner.owner_id) for owner in requests.owners.by_id.values() for n in owner.arriving}
+    if named != kept:
+        raise InvalidEventError(f"copies {sorted(named)} are in flight, but owners name {sorted(kept)}")
+    for owner in requests.owners.by_id.values():
+        if gone := [s for s in owner.pinned.values() if not owner.placement.holds(s)]:
+            raise InvalidEventError(f"migrations read {gone} of owner {owner.owner_id}, which are not there")
 
 
 def _check_room(accounting: Accounting) -> None:
@@ -149,7 +167,8 @@ def _check_room(accounting: Accounting) -> None:
         cached.update(owner.num_unread_tokens())
     for batch in flights.batches.values():
         used.update(batch.plan.num_reserved_tokens)
-    for migration in (*flights.migrations.values(), *(copy for live in lives for copy in live.copied)):
+    in_flight = (*flights.migrations.values(), *flights.copies.values())
+    for migration in (*in_flight, *(copy for live in lives for copy in live.copied)):
         used[migration.destination_id] += len(migration.segment.positions)
     for instance_id, instance in accounting.pools.instances.items():
         counted = instance.kv_used, instance.kv_cached

@@ -24,6 +24,7 @@ from loong.core.events import (
 )
 from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.instructions import ExtendLease, Instruction
+from loong.core.placement import InstanceId
 from loong.core.plan import IterationPlan, LeaseExtension
 from loong.core.request import FinishReason
 from loong.core.snapshot import Snapshot
@@ -116,7 +117,8 @@ class ClusterState:
             instructions += requests.preempt(preemption.request_id)
         for failure in plan.failures:
             instructions += requests.end(requests.changing(failure.request_id))
-        instructions += [requests.evict(eviction.segment) for eviction in plan.evictions]
+        for eviction in plan.evictions:
+            instructions += requests.evict(eviction.segment)
         instructions += [flights.open_migration(self._new_id(), migration) for migration in plan.migrations]
         instructions += [flights.open_batch(self._new_id(), batch, snapshot) for batch in plan.batches]
         instructions += [self._extend_lease(extension, snapshot) for extension in plan.lease_extensions]
@@ -169,13 +171,12 @@ class ClusterState:
                 self._counts.add(num_joins=int(event.instance.kind is InstanceKind.FULL))
                 return PLANNED
             case InstanceDraining():
-                self._pools.drain(event.instance_id)
-                self._requests.owners.empty(event.instance_id, GoneCause.DRAINED)
-                return PLANNED
+                return Applied(self._drain(event.instance_id))
             case InstanceLeft():
                 self._leave(event)
                 return PLANNED
             case PrefixCacheReset():
+                self._requests.copies.void_all()
                 for instance_id in self._pools.instances:
                     self._requests.owners.empty(instance_id)
                 return PLANNED
@@ -244,6 +245,10 @@ class ClusterState:
         return sum([live.regain(batch.made(live)) for live in lives if live.lost])
 
     def _finish_migration(self, event: MigrationFinished) -> tuple[Instruction, ...]:
+        if (copied := self._flights.copies.pop(event.migration_id, None)) is not None:
+            copies = self._requests.copies
+            owners = copies.close(event.migration_id, copied, is_committed=event.is_committed)
+            return self._requests.settle(self._requests.users_of(owners))
         migration, live = self._flights.close_migration(event.migration_id)
         if event.is_committed:
             self._counts.add(num_migrated_tokens=len(migration.segment.positions))
@@ -259,6 +264,14 @@ class ClusterState:
             self._observe_end(live)
         released = self._requests.end(self._requests.changing(event.request_id))
         return released if live.batch_id is None else self._flights.cut_short(live.batch_id)
+
+    def _drain(self, instance_id: InstanceId) -> tuple[Instruction, ...]:
+        """Let an instance take nothing new. Users go to copies of its KV; what nobody reads goes."""
+        self._pools.drain(instance_id)
+        owners = self._requests.copies.retire_on(instance_id)
+        instructions = self._requests.settle(self._requests.users_of(owners))
+        self._requests.owners.empty(instance_id, GoneCause.DRAINED)
+        return instructions
 
     def _leave(self, event: InstanceLeft) -> None:
         instance_id = event.instance_id

@@ -1,10 +1,13 @@
-"""The order in which KV that nobody reads is evicted: what was used least recently goes first."""
+"""The order in which KV that nobody reads is evicted: copies first, then what was used least recently."""
 
+from bisect import bisect_left
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from operator import itemgetter
 from typing import TypeAlias
 
-from loong.core.placement import InstanceId, OwnerId
+from loong.core.placement import InstanceId, KVSegment, OwnerId
+from loong.core.positions import common, subtract
 from loong.state.owners import KVOwner
 
 _Use: TypeAlias = tuple[OwnerId, int]  # up to a position
@@ -22,10 +25,27 @@ class EvictionOrder:
     def __bool__(self) -> bool:
         return any(self._uses.values())
 
-    def on(self, instance_id: InstanceId) -> Iterator[tuple[KVOwner, int]]:
-        """Yield owners and the stops of their uses."""
-        for (_, stop), owner in self._uses[instance_id].items():
-            yield owner, stop
+    def first(
+        self, instance_id: InstanceId, num_tokens: int, *, copies_only: bool
+    ) -> list[tuple[KVOwner, KVSegment]]:
+        """Return KV of so many tokens that nobody reads, or all there is; each use goes from its end.
+
+        With `copies_only` it is KV of which another instance has a copy.
+        """
+        found: list[tuple[KVOwner, KVSegment]] = []
+        for owner, used in self._used(instance_id):
+            if not num_tokens:
+                break
+            if copies_only and not owner.has_copies:
+                continue
+            unread = common(owner.unread.on(instance_id), used)
+            if copies_only:
+                unread = tuple(_copied(owner, instance_id, unread))
+            for positions in sorted(unread, key=itemgetter(-1), reverse=True):
+                num_kept = max(0, len(positions) - num_tokens)
+                num_tokens -= len(positions) - num_kept
+                found.append((owner, KVSegment(owner.owner_id, positions[num_kept:], instance_id)))
+        return found
 
     def use(self, owner: KVOwner, stop: int) -> None:
         """Note that an owner is used now up to a position. Earlier uses up to there are forgotten."""
@@ -45,14 +65,23 @@ class EvictionOrder:
             self._forget(owner, stop)
         owner.uses.clear()
 
-    def forget_on(self, instance_id: InstanceId, uses: Iterable[tuple[KVOwner, int]]) -> None:
-        """Forget uses on an instance that has no KV of them any more."""
-        for owner, stop in uses:
-            del self._uses[instance_id][owner.owner_id, stop]
-
     def lose(self, instance_id: InstanceId) -> None:
         """Forget an instance."""
         self._uses.pop(instance_id, None)
+
+    def _used(self, instance_id: InstanceId) -> Iterator[tuple[KVOwner, range]]:
+        """Yield owners with the positions of a use. Afterwards, forget uses whose KV is gone."""
+        empty: list[_Use] = []
+        try:
+            for use, owner in self._uses[instance_id].items():
+                index = bisect_left(owner.uses, use[1])
+                used = range(owner.uses[index - 1] if index else owner.start, use[1])
+                if not common(owner.placement.on(instance_id), used):
+                    empty.append(use)
+                yield owner, used
+        finally:
+            for use in empty:
+                del self._uses[instance_id][use]
 
     def _put(self, owner: KVOwner, stop: int) -> None:
         for instance_id in owner.placement.instance_ids:
@@ -61,3 +90,10 @@ class EvictionOrder:
     def _forget(self, owner: KVOwner, stop: int) -> None:
         for uses in self._uses.values():
             uses.pop((owner.owner_id, stop), None)
+
+
+def _copied(owner: KVOwner, instance_id: InstanceId, ranges: tuple[range, ...]) -> Iterator[range]:
+    for positions in ranges:
+        there = owner.elsewhere(KVSegment(owner.owner_id, positions, instance_id))
+        alone = subtract((positions,), *[copy.positions for copy in there])
+        yield from subtract((positions,), *alone)

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import MoveKV, RunBatch, RunScoredBatch, StopLease
-from loong.core.placement import InstanceId, KVSegment, OwnerId, tokens_by_instance
+from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
 from loong.core.plan import BatchPlan, KVMigration, LeaseEnd
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.state.counts import Counts
@@ -26,6 +26,7 @@ class Flights:
         self.batches: dict[int, InFlightBatch] = {}
         self.ending: dict[int, InFlightBatch] = {}
         self.migrations: dict[int, KVMigration] = {}
+        self.copies: dict[int, KVMigration] = {}  # and moves, of owners that are no requests
         self._pools, self._requests, self._counts = pools, requests, counts
 
     def batch(self, batch_id: int, did: str) -> InFlightBatch:
@@ -159,13 +160,14 @@ class Flights:
     def _has_predictable_end(self, batch: InFlightBatch) -> bool:
         """Return whether everything about a batch's end is known, except the tokens it samples.
 
-        It is not for a lease, whose number of steps is open; for KV that is pushed or moves; and for a batch
-        that waits for another to end.
+        It is not for a lease, whose number of steps is open; for KV that is pushed or moves, or that its
+        requests are to read elsewhere; and for a batch that waits for another to end.
         """
         if batch.is_lease or batch.plan.pushes or self.ending_on(batch.plan):
             return False
         return not any(
-            live.migration_ids or live.copied or live.siblings for live in self._requests.of(batch.plan)
+            live.migration_ids or live.copied or live.siblings or live.is_to_switch
+            for live in self._requests.of(batch.plan)
         )
 
     def ending_on(self, plan: BatchPlan) -> dict[int, float]:
@@ -189,18 +191,19 @@ class Flights:
     def leaving(self) -> Mapping[InstanceId, int]:
         """Return the KV of requests that no policy sees any more, since their batches are ending."""
         held: Counter[InstanceId] = Counter()
-        counted = set[OwnerId]()
+        read = set[KVSegment]()
         for batch in self.ending.values():
             for live in filter(attrgetter("is_leaving"), self._requests.of(batch.plan)):
                 held.update(live.own.tokens_by_instance())
                 for owner in live.borrowed:
-                    if owner.owner_id not in counted:
-                        counted.add(owner.owner_id)
-                        held.update(owner.read_by(live.request.request_id).tokens_by_instance())
-        return held
+                    read.update(owner.users[live.request.request_id])
+        return held + tokens_by_instance(read)
 
     def open_migration(self, migration_id: int, migration: KVMigration) -> MoveKV:
         """Add a migration, with the room that it needs at its destination."""
+        if migration.segment.owner_id in self._requests.owners.by_id:
+            self.copies[migration_id] = migration
+            return self._requests.copies.open(migration_id, migration)
         self.migrations[migration_id] = migration
         live = self._requests.changing(migration.segment.owner_id)
         live.migration_ids.add(migration_id)

@@ -150,6 +150,11 @@ class LiveRequest:
         )
         return Placement(tuple(own))
 
+    @property
+    def is_to_switch(self) -> bool:
+        """Return whether some owner's KV that it may read is retired."""
+        return any(owner.retired.segments for owner in self.borrowed)
+
     def borrow(self, owner: KVOwner) -> None:
         """Note that it reads KV of an owner."""
         if not any(known is owner for known in self.borrowed):

@@ -8,12 +8,14 @@ from numpy.typing import NDArray
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import Instruction, ReleaseKV
-from loong.core.placement import KVSegment, OwnerId, Placement, tokens_by_instance
+from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement, tokens_by_instance
 from loong.core.plan import BatchPlan, Borrowing
 from loong.core.positions import common
 from loong.core.request import Request, RequestId
+from loong.state.copies import Copies
 from loong.state.counts import Counts
 from loong.state.live_request import LiveRequest
+from loong.state.owners import KVOwner
 from loong.state.pool_ledger import PoolLedger
 from loong.state.prefix_tree import SALT, Path, PrefixTree, parts_within
 from loong.state.request_view_cache import RequestViewCache
@@ -31,6 +33,7 @@ class LiveRequests:
         self.by_id: dict[RequestId, LiveRequest] = {}
         self.views = RequestViewCache()
         self.owners = PrefixTree(pools, keeps=keeps_prefixes, remembers=keeps_prefixes)
+        self.copies = Copies(pools, self.owners, counts)
         self.shared_work = SharedWork()
         self.most_tokens = 0
         self._pools, self._counts = pools, counts
@@ -57,7 +60,7 @@ class LiveRequests:
             waiting = [r for r in owner.followers if not self.by_id[r].has_begun]
             for request_id in (*owner.users, *waiting):
                 self.views.mark_stale(self.by_id[request_id])
-        self.owners.changed.clear()
+        self.owners.refresh_views()
         for live in self.shared_work.update(self.views.stale):
             self.views.mark_stale(live)
         self.views.refresh()
@@ -100,12 +103,15 @@ class LiveRequests:
     def settle(self, lives: Iterable[LiveRequest]) -> tuple[Instruction, ...]:
         """Release the requests that have ended, once nothing in flight touches them.
 
-        KV that was copied while a batch read it is at its destination from now on.
+        KV that was copied while a batch read it is at its destination from now on. Others go from KV of
+        owners that is retired to a copy of it.
         """
         instructions: list[Instruction] = []
         for live in lives:
             if live.batch_id is None and live.ending_id is None:
                 instructions += self._switch_copied(live)
+                if not live.migration_ids:
+                    instructions += self.copies.leave_retired(live)
             if live.has_ended and live.is_at_rest:
                 request_id = live.request.request_id
                 instructions += self.drop_kv(request_id)
@@ -145,7 +151,10 @@ class LiveRequests:
         placement, live.placement = live.placement, Placement()
         num_tokens = Counter(placement.tokens_by_instance())
         for owner in live.borrowed:
-            num_tokens.subtract(self.owners.leave(owner, request_id, is_sound=live.is_sound))
+            read = self.owners.leave(owner, request_id)
+            num_tokens.subtract(read.tokens_by_instance())
+            if not live.is_sound:
+                self.copies.distrust(owner, read)
         self._pools.release(num_tokens)
         live.borrowed, live.lost = (), ()
         holders = placement.instance_ids
@@ -182,11 +191,25 @@ class LiveRequests:
             self._give(live, self._staying(live), shared)
             live.has_unshared = False
 
-    def evict(self, segment: KVSegment) -> ReleaseKV:
-        """Drop KV of a request not in flight, which misses just these positions then."""
+    def users_of(self, owners: Iterable[KVOwner]) -> list[LiveRequest]:
+        """Return the requests that read KV of some owners."""
+        return [self.by_id[r] for r in dict.fromkeys(r for owner in owners for r in owner.users)]
+
+    def evict(self, segment: KVSegment) -> tuple[Instruction, ...]:
+        """Drop KV that no request reads, or that of one not in flight, which misses these positions then."""
+        if (owner := self.owners.by_id.get(segment.owner_id)) is not None:
+            self.owners.remove(owner, segment)
+            self.owners.drop_if_empty(owner)
+            return ()
         live = self.changing(segment.owner_id)
         live.evict(segment)
-        return self.released(live, segment)
+        return (self.released(live, segment),)
+
+    def lose(self, live: LiveRequest, instance_id: InstanceId) -> None:
+        """Drop the KV of a request on an instance that is lost, except what it has a copy of elsewhere."""
+        self.views.mark_stale(live)
+        self.copies.leave_lost(live, instance_id)
+        live.lose(instance_id)
 
     def released(self, live: LiveRequest, segment: KVSegment) -> ReleaseKV:
         """Release KV that a request has no more; return the instruction for it."""
@@ -245,7 +268,7 @@ class LiveRequests:
 
     def _staying(self, live: LiveRequest) -> list[KVSegment]:
         """Return its own KV on instances that take new KV."""
-        return [segment for segment in live.own.segments if segment.instance_id in self._pools.free]
+        return [segment for segment in live.own.segments if self._pools.keeps(segment.instance_id)]
 
     def _give(self, live: LiveRequest, segments: Iterable[KVSegment], path: Path) -> None:
         for owner, within in parts_within(path, segments):

@@ -40,11 +40,11 @@ def lose_instance(accounting: Accounting, event: InstanceLost) -> Applied:
     for request_id, released in _void_moves(accounting, instance_id):
         hit[request_id] = requests.by_id[request_id]
         instructions += released
-    requests.owners.lose(instance_id)
     for request_id, live in requests.by_id.items():
         if request_id in hit or instance_id in live.placement.instance_ids:
-            hit[request_id] = requests.changing(request_id)
-            live.lose(instance_id)
+            hit[request_id] = live
+            requests.lose(live, instance_id)
+    requests.owners.lose(instance_id)
     accounting.pools.lose(instance_id, returns=event.returns)
     accounting.counts.add(num_losses=1)
     return Applied((*instructions, *requests.settle(hit.values())), voided=tuple(voided))
@@ -123,6 +123,10 @@ def _void_moves(
     A finished copy takes the place of a source that is lost.
     """
     requests, flights = accounting.requests, accounting.flights
+    for migration_id, migration in tuple(flights.copies.items()):
+        if lost_id in (migration.segment.instance_id, migration.destination_id):
+            del flights.copies[migration_id]
+            requests.copies.lose(migration_id, migration, lost_id)
     for migration_id, migration in tuple(flights.migrations.items()):
         arriving = migration.arriving
         if lost_id in (migration.segment.instance_id, arriving.instance_id):

@@ -2,16 +2,17 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import Enum, auto
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement
-from loong.core.positions import coalesce, common, subtract
+from loong.core.placement import InstanceId, KVSegment, OwnerId, OwnerView, Placement
+from loong.core.positions import coalesce, common, first_overlap, subtract
 from loong.core.request import RequestId, TokenId
 
 MAX_GONE = 16  # records of an owner; the oldest are forgotten
@@ -37,13 +38,17 @@ class Gone(NamedTuple):
 
 
 class KVOwner:
-    """Keys and values of some positions of a sequence of tokens, and the positions that each user reads.
+    """Keys and values of some positions of a sequence of tokens, and the KV that each user reads.
 
     It is a node of a tree: `token_ids` are those from position `start` on, `parent` has those before. A child
     is known by its first position and its first token, with which no other continues there. `followers` are
-    the live requests that have its first token. What nobody reads is `unread`: it may be evicted, and goes at
-    once unless the owner `is_kept`. `has_changed` is set when its KV changes, or what its users share.
-    `gone` are records of KV that it had, the latest last. Nothing but reasons follows from them.
+    the live requests that have its first token.
+
+    A position may have KV on several instances. A user reads one of these copies. A migration reads its
+    source, which is `pinned`, and fills the slots of KV that is `arriving`. What nobody reads is `unread`: it
+    may be evicted, and goes at once unless the owner `is_kept`. KV that is `retired` has another copy, to
+    which its users go at their next boundary. `has_changed` is set when its KV changes, or what its users
+    share. `gone` are records of KV that it had, the latest last. Nothing but reasons follows from them.
     """
 
     def __init__(
@@ -54,14 +59,18 @@ class KVOwner:
         self.children: dict[tuple[int, TokenId], KVOwner] = {}
         self.followers: set[RequestId] = set()
         self.placement = Placement()
-        self.users: dict[RequestId, tuple[range, ...]] = {}
+        self.users: dict[RequestId, tuple[KVSegment, ...]] = {}
+        self.pinned: dict[int, KVSegment] = {}  # by migration
+        self.arriving: dict[int, KVSegment] = {}
+        self.retired = Placement()
         self.unread = Placement()
+        self.has_copies = False
         self.gone: tuple[Gone, ...] = ()
         self.uses: list[int] = []  # the stops up to which it was used, the latest use first
         self.has_changed = False
         self._authors: list[tuple[int, RequestId]] = []  # from a position on, ascending
         self._authored_until = start
-        self._num_users: Counter[range] = Counter()  # of positions
+        self._num_readers: Counter[KVSegment] = Counter()
         self._shared: dict[RequestId, Placement] = {}  # of users that have asked since the last change
 
     @property
@@ -92,7 +101,8 @@ class KVOwner:
     @property
     def is_empty(self) -> bool:
         """Return whether it has nothing, and nothing names it."""
-        return not (self.placement.segments or self.users or self.children or self.followers)
+        named_by = self.users or self.children or self.followers or self.arriving
+        return not (self.placement.segments or named_by)
 
     def attach(self, child: "KVOwner") -> None:
         """Add an owner of tokens that continue those below its first position."""
@@ -113,29 +123,33 @@ class KVOwner:
         different = own[:most] != token_ids[first : first + most]
         return int(different.argmax()) if different.any() else most
 
+    def view(self) -> OwnerView:
+        """Return its KV as policies see it."""
+        return OwnerView(self.owner_id, self.placement, self.unread, self.retired)
+
     def add(self, segments: Iterable[KVSegment]) -> None:
-        """Take KV, of positions that it does not have."""
+        """Take KV that it does not have on the same instances."""
         self._hold(self.placement.adding([s._replace(owner_id=self.owner_id) for s in segments]))
 
     def remove(self, segment: KVSegment) -> None:
         """Drop KV that nobody reads."""
         self._hold(self.placement.removing(segment))
 
-    def lend(self, user_id: RequestId, positions: Iterable[range]) -> None:
-        """Let a request read these positions, too, of which it has no other KV."""
-        self._read(user_id, (*self.users.get(user_id, ()), *positions))
+    def lend(self, user_id: RequestId, segments: Iterable[KVSegment]) -> None:
+        """Let a request read this KV, too. It reads these positions nowhere else."""
+        new = [segment._replace(owner_id=self.owner_id) for segment in segments]
+        self._read(user_id, (*self.users.get(user_id, ()), *new))
 
     def read_by(self, user_id: RequestId) -> Placement:
         """Return the KV that a user reads here, as KV of the user."""
-        return self._placed(user_id, self.users[user_id])
+        return _placed(user_id, self.users[user_id])
 
     def shared_with(self, user_id: RequestId) -> Placement:
-        """Return the same without what no other user reads."""
+        """Return the same without what no one else reads."""
         if (known := self._shared.get(user_id)) is None:
             own = Counter(self.users[user_id])
-            others = [positions for positions, count in self._num_users.items() if count > own[positions]]
-            alone = subtract(own, *others)
-            known = self._shared[user_id] = self._placed(user_id, subtract(own, *alone))
+            others = [segment for segment, count in self._num_readers.items() if count > own[segment]]
+            known = self._shared[user_id] = _placed(user_id, _met(own, others))
         return known
 
     def give_back(self, user_id: RequestId, segments: Iterable[KVSegment]) -> Counter[InstanceId]:
@@ -143,10 +157,9 @@ class KVOwner:
         ended: Counter[InstanceId] = Counter()
         left = self.users[user_id]
         for segment in segments:
-            here = common((segment.positions,), *self.placement.on(segment.instance_id))
-            read = common(left, *here)
-            left = subtract(left, *read)
-            ended[segment.instance_id] += sum(map(len, read))
+            read = tuple(_met(left, (segment,)))
+            left = tuple(_without(left, read))
+            ended[segment.instance_id] += sum(len(one.positions) for one in read)
         self._read(user_id, left)
         return ended
 
@@ -157,11 +170,36 @@ class KVOwner:
         del self.users[user_id]
         return read
 
+    def pin(self, migration_id: int, segment: KVSegment) -> None:
+        """Let a migration read KV."""
+        self.pinned[migration_id] = segment
+        self._count((segment,), ())
+
+    def unpin(self, migration_id: int) -> None:
+        """End that."""
+        self._count((), (self.pinned.pop(migration_id),))
+
+    def retire(self, segment: KVSegment) -> None:
+        """Let users go from some KV, of which there is another copy, as they can."""
+        here = common((segment.positions,), *self.placement.on(segment.instance_id))
+        new = subtract(here, *self.retired.on(segment.instance_id))
+        self.retired = self.retired.adding([segment._replace(positions=positions) for positions in new])
+        self.has_changed = True
+
+    def elsewhere(self, segment: KVSegment) -> list[KVSegment]:
+        """Return the copies of some KV on other instances that stay, in the order of the instances."""
+        return [
+            KVSegment(self.owner_id, met, instance_id)
+            for instance_id in self.placement.instance_ids
+            if instance_id != segment.instance_id
+            for here in subtract(self.placement.on(instance_id), *self.retired.on(instance_id))
+            for met in common((segment.positions,), here)
+        ]
+
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is missing for all users then."""
-        lost = self.placement.on(instance_id)
         for user_id, read in tuple(self.users.items()):
-            self._read(user_id, subtract(read, *lost))
+            self._read(user_id, tuple([segment for segment in read if segment.instance_id != instance_id]))
         self._hold(self.placement.without(instance_id))
 
     def num_unread_tokens(self) -> Counter[InstanceId]:
@@ -179,25 +217,40 @@ class KVOwner:
 
     def _hold(self, placement: Placement) -> None:
         self.placement, self.has_changed = placement, True
+        held = [segment.positions for segment in placement.segments]
+        self.has_copies = len(placement.instance_ids) > 1 and first_overlap(held) is not None
+        if self.retired.segments:
+            self.retired = Placement(tuple([copy for s in self.retired.segments for copy in self._copied(s)]))
         self._shared.clear()
         self._find_unread()
 
-    def _read(self, user_id: RequestId, positions: tuple[range, ...]) -> None:
-        """Let a user read just these positions.
+    def _copied(self, segment: KVSegment) -> list[KVSegment]:
+        """Return the parts of some KV that are there, and on other instances too."""
+        here = common((segment.positions,), *self.placement.on(segment.instance_id))
+        others = [copy.positions for copy in self.elsewhere(segment)]
+        alone = subtract(here, *others)
+        return [segment._replace(positions=positions) for positions in subtract(here, *alone)]
 
-        Other users share the same as before if each range that changes has two more readers at least.
-        """
-        before, self.users[user_id] = self.users.get(user_id, ()), positions
+    def _read(self, user_id: RequestId, segments: tuple[KVSegment, ...]) -> None:
+        """Let a user read just this KV."""
+        before, self.users[user_id] = self.users.get(user_id, ()), segments
         self._shared.pop(user_id, None)
+        self._count(set(segments).difference(before), set(before).difference(segments))
+
+    def _count(self, new: Iterable[KVSegment], ended: Iterable[KVSegment]) -> None:
+        """Count a reader of some KV, and one less of other.
+
+        Other users share the same as before if each segment that changes has two more readers at least.
+        """
         fewest = 2
-        for part in set(positions).difference(before):
-            fewest = min(fewest, self._num_users[part])
-            self._num_users[part] += 1
-        for part in set(before).difference(positions):
-            self._num_users[part] -= 1
-            fewest = min(fewest, self._num_users[part])
-            if not self._num_users[part]:
-                del self._num_users[part]
+        for segment in new:
+            fewest = min(fewest, self._num_readers[segment])
+            self._num_readers[segment] += 1
+        for segment in ended:
+            self._num_readers[segment] -= 1
+            fewest = min(fewest, self._num_readers[segment])
+            if not self._num_readers[segment]:
+                del self._num_readers[segment]
         if fewest < 2:
             self._shared.clear()
             self.has_changed = True
@@ -205,18 +258,41 @@ class KVOwner:
             self._find_unread()
 
     def _find_unread(self) -> None:
-        segments = self.placement.segments
-        partly = self._num_users.keys() - {segment.positions for segment in segments}
-        rest = [segment for segment in segments if segment.positions not in self._num_users]
-        if partly:
-            rest = [s._replace(positions=left) for s in rest for left in subtract((s.positions,), *partly)]
-        self.unread = Placement(tuple(rest))
+        readers = self._num_readers
+        rest = [segment for segment in self.placement.segments if segment not in readers]
+        partly = readers.keys() - set(self.placement.segments)
+        self.unread = Placement(tuple(_without(rest, partly) if partly else rest))
 
-    def _placed(self, owner_id: OwnerId, positions: Iterable[range]) -> Placement:
-        ranges = set(positions)
-        partly = ranges - {segment.positions for segment in self.placement.segments}
-        found: list[KVSegment] = []
-        for _, held, instance_id in self.placement.segments:
-            parts = (held,) if held in ranges else common((held,), *partly)
-            found += [KVSegment(owner_id, part, instance_id) for part in parts]
-        return Placement(tuple(found))
+
+def _met(segments: Iterable[KVSegment], others: Iterable[KVSegment]) -> Iterator[KVSegment]:
+    """Yield the parts of segments whose positions some others have on the same instance."""
+    by_instance = _by_instance(others)
+    for segment in segments:
+        there = by_instance.get(segment.instance_id, ())
+        if segment.positions in there:
+            yield segment
+        else:
+            left = subtract((segment.positions,), *there)
+            for positions in subtract((segment.positions,), *left):
+                yield segment._replace(positions=positions)
+
+
+def _without(segments: Iterable[KVSegment], others: Iterable[KVSegment]) -> Iterator[KVSegment]:
+    """Yield the parts of segments whose positions no others have on the same instance."""
+    by_instance = _by_instance(others)
+    for segment in segments:
+        for positions in subtract((segment.positions,), *by_instance.get(segment.instance_id, ())):
+            yield segment._replace(positions=positions)
+
+
+def _by_instance(segments: Iterable[KVSegment]) -> dict[InstanceId, list[range]]:
+    found: dict[InstanceId, list[range]] = {}
+    for _, positions, instance_id in segments:
+        found.setdefault(instance_id, []).append(positions)
+    return found
+
+
+def _placed(owner_id: OwnerId, segments: Iterable[KVSegment]) -> Placement:
+    by_instance = _by_instance(segments)
+    placed = ([KVSegment(owner_id, p, i) for p in coalesce(ranges)] for i, ranges in by_instance.items())
+    return Placement(tuple(chain.from_iterable(placed)))

@@ -66,6 +66,15 @@ class PoolLedger:
         """Return whether each of these instances has a batch."""
         return all(self.instances[i].batch_id is not None for i in instance_ids)
 
+    def keeps(self, instance_id: InstanceId) -> bool:
+        """Return whether KV stays on an instance when nobody reads it, until its room is needed."""
+        instance = self.instances.get(instance_id)
+        return instance is not None and not instance.is_draining
+
+    def serves(self, instance_id: InstanceId) -> bool:
+        """Return whether requests can read KV on an instance."""
+        return self.instances[instance_id].kind is not InstanceKind.HOST
+
     def reserve(self, num_tokens: Mapping[InstanceId, int]) -> None:
         """Count slots of each instance as used."""
         for instance_id, count in num_tokens.items():

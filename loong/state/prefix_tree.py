@@ -1,15 +1,13 @@
 """The tree of all owners of KV that are no live requests: a request finds there what it need not compute."""
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loong.core.instructions import Instruction, ReleaseKV, ShareKV
-from loong.core.placement import CachedKV, InstanceId, KVSegment, OwnerId
+from loong.core.placement import CachedKV, InstanceId, KVSegment, OwnerId, OwnerView, Placement
 from loong.core.positions import EMPTY, common, subtract
 from loong.core.request import RequestId
 from loong.state.eviction_order import EvictionOrder
@@ -34,14 +32,16 @@ class PrefixTree:
     """Owners by id, and by what they begin with: no two with the same salt begin alike at the same place.
 
     `keeps` says whether KV stays that nobody reads. It does on instances that take new KV, until its room is
-    needed: then what was used least recently goes first, from its end. `changed` are the owners that have
-    changed since the list was last emptied. `now` is the time of what happens next. If it `remembers`, some
-    owners stay when all their KV is gone, so that there is a reason why they lack.
+    needed: then copies go first, and what was used least recently, from its end. `changed` are the owners
+    that have changed since `views` were last made, of the owners that live requests follow. `now` is the time
+    of what happens next. If it `remembers`, some owners stay when all their KV is gone, so that there is a
+    reason why they lack.
     """
 
     def __init__(self, pools: PoolLedger, *, keeps: bool, remembers: bool = False) -> None:
         self.by_id: dict[OwnerId, KVOwner] = {}
         self.changed: list[KVOwner] = []
+        self.views: dict[OwnerId, OwnerView] = {}
         self.keeps, self.now = keeps, 0.0
         self.roots: dict[str, KVOwner] = {}  # by salt
         self.remembered = RememberedOwners(remembers=remembers)
@@ -54,6 +54,10 @@ class PrefixTree:
         """Return the instructions that follow from changes since they were last taken."""
         taken, self._instructions = tuple(self._instructions), []
         return taken
+
+    def instruct(self, instruction: Instruction) -> None:
+        """Note an instruction that follows from a change."""
+        self._instructions.append(instruction)
 
     def path(self, salt: str, token_ids: NDArray[np.int32], *, is_kept: bool = True) -> Path:
         """Return the owners of all tokens of a sequence, one after the other; those that lack are made.
@@ -76,9 +80,22 @@ class PrefixTree:
             owner, first = child, stop
         return _joined(parts)
 
+    def refresh_views(self) -> None:
+        """Make the views of owners that have changed anew; a snapshot may still have the old ones."""
+        if self.changed:
+            self.views = self.views.copy()
+            for owner in self.changed:
+                if owner.followers and owner.placement.segments:
+                    self.views[owner.owner_id] = owner.view()
+                else:
+                    self.views.pop(owner.owner_id, None)
+            self.changed.clear()
+
     def follow(self, request_id: RequestId, path: Path) -> None:
         """Note that a live request has these tokens, so that their owners stay."""
         for owner, _ in path:
+            if not owner.followers:
+                self.changed.append(owner)
             owner.follow(request_id)
             self.remembered.discard(owner.owner_id)
 
@@ -86,34 +103,38 @@ class PrefixTree:
         """End that. Owners without KV, children and live requests go."""
         for owner, _ in reversed(path):
             owner.followers.discard(request_id)
-            self._drop_if_empty(owner)
+            if not owner.followers:
+                self.changed.append(owner)
+            self.drop_if_empty(owner)
 
     def give(self, owner: KVOwner, giver_id: RequestId, segments: Iterable[KVSegment]) -> bool:
         """Let an owner have KV of a request, which reads it there from now on; return whether it takes any.
 
-        What the owner has already stays with the request alone.
+        What the owner has on the same instance already, or will have, stays with the request alone.
         """
-        held = [segment.positions for segment in owner.placement.segments]
+        there = (*owner.placement.segments, *owner.arriving.values())
         given = [
             segment._replace(positions=positions)
             for segment in segments
-            for positions in subtract((segment.positions,), *held)
+            for positions in subtract(
+                (segment.positions,), *[s.positions for s in there if s.instance_id == segment.instance_id]
+            )
         ]
         if not given:
             return False
         owner.add(given)
-        owner.lend(giver_id, [segment.positions for segment in given])
-        self._order.add(owner)
-        self._see(owner)
+        owner.lend(giver_id, given)
+        self.order(owner)
+        self.see(owner)
         self._instructions.append(ShareKV(owner.owner_id, tuple(given)))
         return True
 
     def lend(self, owner: KVOwner, user_id: RequestId, segments: Sequence[KVSegment]) -> None:
         """Let a request read KV of an owner."""
         before = owner.num_unread_tokens()
-        owner.lend(user_id, [segment.positions for segment in segments])
+        owner.lend(user_id, segments)
         self._instructions.append(ShareKV(user_id, tuple(segments)))
-        self._settle(owner, before)
+        self.settle(owner, before)
 
     def end_use(
         self, owner: KVOwner, user_id: RequestId, segments: Iterable[KVSegment]
@@ -121,35 +142,39 @@ class PrefixTree:
         """End the use of some KV of an owner; return the slots that the user read."""
         before = owner.num_unread_tokens()
         ended = owner.give_back(user_id, segments)
-        self._settle(owner, before)
+        self.settle(owner, before)
         return ended
 
-    def leave(self, owner: KVOwner, user_id: RequestId, *, is_sound: bool = True) -> Mapping[InstanceId, int]:
-        """Remove a user; return the slots that it read. What only it read goes, unless that `is_sound`."""
+    def leave(self, owner: KVOwner, user_id: RequestId) -> Placement:
+        """Remove a user; return what it read."""
         before = owner.num_unread_tokens()
         read = owner.leave(user_id)
-        self._settle(owner, before)
-        for _, positions, instance_id in () if is_sound else read.segments:
-            for unread in common(owner.unread.on(instance_id), positions):
-                self._remove(owner, KVSegment(owner.owner_id, unread, instance_id), GoneCause.UNSOUND)
-        self._drop_if_empty(owner)
-        return read.tokens_by_instance()
+        self.settle(owner, before)
+        self.drop_if_empty(owner)
+        return read
 
     def touch(self, path: Path) -> None:
         """Note that a sequence is used now; what it begins with counts as used after what follows."""
         for owner, positions in reversed(path):
             self._order.use(owner, positions.stop)
 
+    def order(self, owner: KVOwner) -> None:
+        """Put the uses of an owner last where it has new KV, and leave them as they are where it had some."""
+        self._order.add(owner)
+
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance that is gone."""
-        for owner in tuple(self.by_id.values()):
-            if instance_id in owner.placement.instance_ids:
-                for positions in owner.placement.on(instance_id):
-                    owner.record(Gone(positions, instance_id, GoneCause.LOST, self.now))
-                owner.lose(instance_id)
-                self._see(owner)
-                self._drop_if_empty(owner)
+        for owner in self.on(instance_id):
+            for positions in owner.placement.on(instance_id):
+                owner.record(Gone(positions, instance_id, GoneCause.LOST, self.now))
+            owner.lose(instance_id)
+            self.see(owner)
+            self.drop_if_empty(owner)
         self._order.lose(instance_id)
+
+    def on(self, instance_id: InstanceId) -> list[KVOwner]:
+        """Return the owners with KV on an instance."""
+        return [owner for owner in self.by_id.values() if instance_id in owner.placement.instance_ids]
 
     def empty(self, instance_id: InstanceId, cause: GoneCause = GoneCause.RESET) -> None:
         """Evict all KV on an instance that nobody reads."""
@@ -161,49 +186,58 @@ class PrefixTree:
             if (num_missing := instance.kv_used + instance.kv_cached - instance.kv_capacity) > 0:
                 self._evict(instance.instance_id, num_missing, GoneCause.EVICTED)
 
-    def _evict(self, instance_id: InstanceId, num_tokens: int, cause: GoneCause) -> None:
-        evicted: list[tuple[KVOwner, KVSegment]] = []
-        empty: list[tuple[KVOwner, int]] = []
-        for owner, stop in self._order.on(instance_id):
-            if not num_tokens:
-                break
-            index = bisect_left(owner.uses, stop)
-            used = range(owner.uses[index - 1] if index else owner.start, stop)
-            if not common(owner.placement.on(instance_id), used):
-                empty.append((owner, stop))
-            unread = common(owner.unread.on(instance_id), used)
-            for positions in sorted(unread, key=itemgetter(-1), reverse=True):
-                num_kept = max(0, len(positions) - num_tokens)
-                num_tokens -= len(positions) - num_kept
-                evicted.append((owner, KVSegment(owner.owner_id, positions[num_kept:], instance_id)))
-        self._order.forget_on(instance_id, empty)
-        for owner, segment in [(owner, segment) for owner, segment in evicted if segment.positions]:
-            self._remove(owner, segment, cause)
-            self._drop_if_empty(owner)
+    def remove(self, owner: KVOwner, segment: KVSegment, cause: GoneCause = GoneCause.EVICTED) -> None:
+        """Evict some KV, which nobody reads."""
+        owner.record(Gone(segment.positions, segment.instance_id, cause, self.now))
+        owner.remove(segment)
+        self.see(owner)
+        self._pools.forget({segment.instance_id: len(segment.positions)})
+        self.instruct(ReleaseKV(owner.owner_id, (segment.instance_id,), segment.positions))
 
-    def _see(self, owner: KVOwner) -> None:
+    def settle(self, owner: KVOwner, before: Mapping[InstanceId, int]) -> None:
+        """Count what nobody reads any more, or again; before that it was `before`. Evict what cannot stay."""
+        after = owner.num_unread_tokens()
+        self._pools.keep({i: after[i] - before.get(i, 0) for i in {*before, *after}})
+        self.see(owner)
+        for segment in owner.unread.segments:
+            here = segment.positions
+            if owner.is_kept and self._pools.keeps(segment.instance_id):
+                gone = common((here,), *owner.retired.on(segment.instance_id))
+            else:
+                gone = (here,)
+            for positions in gone:
+                self.remove(owner, segment._replace(positions=positions), GoneCause.DRAINED)
+        if owner.unread.stop > max(owner.uses, default=0):
+            self.touch((PathPart(owner, range(owner.start, owner.stop)),))
+
+    def see(self, owner: KVOwner) -> None:
         """Note that an owner has changed, if it has."""
         if owner.has_changed:
             owner.has_changed = False
             self.changed.append(owner)
 
-    def _remove(self, owner: KVOwner, segment: KVSegment, cause: GoneCause) -> None:
-        owner.record(Gone(segment.positions, segment.instance_id, cause, self.now))
-        owner.remove(segment)
-        self._see(owner)
-        self._pools.forget({segment.instance_id: len(segment.positions)})
-        self._instructions.append(ReleaseKV(owner.owner_id, (segment.instance_id,), segment.positions))
+    def drop_if_empty(self, owner: KVOwner) -> None:
+        """Remove an owner that has nothing and that nothing names, and then those before it.
 
-    def _settle(self, owner: KVOwner, before: Mapping[InstanceId, int]) -> None:
-        """Count what nobody reads any more, or again; before that it was `before`. Evict what cannot stay."""
-        after = owner.num_unread_tokens()
-        self._pools.keep({i: after[i] - before.get(i, 0) for i in {*before, *after}})
-        self._see(owner)
-        for segment in owner.unread.segments:
-            if not (owner.is_kept and segment.instance_id in self._pools.free):
-                self._remove(owner, segment, GoneCause.DRAINED)
-        if owner.unread.stop > max(owner.uses, default=0):
-            self.touch((PathPart(owner, range(owner.start, owner.stop)),))
+        It is only remembered at first, if it had KV for a request that comes later.
+        """
+        if owner.is_empty and owner.is_kept and owner.gone:
+            self._order.forget(owner)
+            self.remembered.add(owner)
+        else:
+            self._drop(owner)
+        for oldest in self.remembered.forget_oldest():
+            self._drop(oldest)
+
+    def _evict(self, instance_id: InstanceId, num_tokens: int, cause: GoneCause) -> None:
+        """Evict copies of what is elsewhere, too, and then the rest."""
+        for copies_only in (True, False):
+            going = self._order.first(instance_id, num_tokens, copies_only=copies_only)
+            for owner, segment in going:
+                num_tokens -= len(segment.positions)
+                if segment.positions:
+                    self.remove(owner, segment, cause)
+                    self.drop_if_empty(owner)
 
     def _extended(self, owner: KVOwner, first: int, token_ids: NDArray[np.int32]) -> PathPart:
         """Return the rest of a sequence, from position `first` on, which does not go on in `owner`."""
@@ -216,19 +250,6 @@ class PrefixTree:
         self.by_id[child.owner_id] = child
         owner.attach(child)
         return PathPart(child, range(first, len(token_ids)))
-
-    def _drop_if_empty(self, owner: KVOwner) -> None:
-        """Remove an owner that has nothing and that nothing names, and then those before it.
-
-        It is only remembered at first, if it had KV for a request that comes later.
-        """
-        if owner.is_empty and owner.is_kept and owner.gone:
-            self._order.forget(owner)
-            self.remembered.add(owner)
-        else:
-            self._drop(owner)
-        for oldest in self.remembered.forget_oldest():
-            self._drop(oldest)
 
     def _drop(self, owner: KVOwner) -> None:
         while owner.is_empty:
@@ -254,14 +275,15 @@ def parts_within(path: Path, segments: Iterable[KVSegment]) -> Iterator[tuple[KV
 
 
 def cached_on(path: Path) -> tuple[CachedKV, ...]:
-    """Return the KV of all tokens of a path but the last, whose logits are to be computed."""
+    """Return the KV of all tokens of a path but the last, whose logits are to be computed: all copies."""
     found: list[CachedKV] = []
     last = path[-1].positions.stop - 1
     for owner, positions in path:
         usable = range(positions.start, min(positions.stop, last))
         for segment in owner.placement.segments:
-            for met in common((segment.positions,), usable):
-                unread = owner.unread.on(segment.instance_id) if owner.users else (met,)
+            retired = owner.retired.on(segment.instance_id)
+            unread = owner.unread.on(segment.instance_id)
+            for met in subtract(common((segment.positions,), usable), *retired):
                 rest = subtract((met,), *unread)
                 found += [CachedKV(segment._replace(positions=p), is_read=True) for p in rest]
                 alone = common((met,), *unread)
@@ -272,10 +294,10 @@ def cached_on(path: Path) -> tuple[CachedKV, ...]:
 def first_missing_on(path: Path, cached: Sequence[CachedKV]) -> tuple[OwnerId, int] | None:
     """Return the first position of a path without cached KV, the last left out, with its owner, if any."""
     needed = range(path[-1].positions.stop - 1) if path else EMPTY
-    found = [part.segment.positions for part in cached]
-    if sum(map(len, found)) == len(needed):
+    missing = subtract((needed,), *[part.segment.positions for part in cached])
+    if not missing:
         return None
-    return owner_at(path, min([positions.start for positions in subtract((needed,), *found)]))
+    return owner_at(path, min([positions.start for positions in missing]))
 
 
 def owner_at(path: Path, position: int) -> tuple[OwnerId, int] | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from loong.core.instance import InstanceKind
 from loong.core.placement import BorrowedKV, CachedKV, InstanceId, KVSegment, OwnerId, Placement
 from loong.core.plan import BatchPlan, Borrowing, IterationPlan
-from loong.core.positions import num_below
+from loong.core.positions import first_overlap, num_below, subtract
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cluster_parts import Parts, place_of
@@ -23,7 +23,7 @@ def reading(snapshot: Snapshot, parts: Parts) -> Snapshot:
     if not any(view.cached for view in snapshot.waiting):
         return snapshot
     place = {i: p for i, p in place_of(parts).items() if snapshot.instance[i].kind is InstanceKind.FULL}
-    return replace(snapshot, waiting=tuple([_reading(view, place) for view in snapshot.waiting]))
+    return replace(snapshot, waiting=tuple([_reading(view, place, snapshot) for view in snapshot.waiting]))
 
 
 def computing(view: RequestView) -> RequestView:
@@ -66,20 +66,41 @@ def _without(request_ids: Collection[RequestId], batches: Iterable[BatchPlan]) -
             yield batch.only_for(kept)
 
 
-def _reading(view: RequestView, place: dict[InstanceId, int]) -> RequestView:
+def _reading(view: RequestView, place: dict[InstanceId, int], snapshot: Snapshot) -> RequestView:
     if not view.cached:
         return view
-    tokens: Counter[int] = Counter()
+    at_place: dict[int, list[CachedKV]] = {}
     for part in view.cached:
         if part.segment.instance_id in place:
-            tokens[place[part.segment.instance_id]] += len(part.segment.positions)
-    if not tokens:
+            at_place.setdefault(place[part.segment.instance_id], []).append(part)
+    if not at_place:
         return replace(view, cached=())
-    best = max(tokens, key=lambda p: (tokens[p], -p))
-    return _with(view, [part for part in view.cached if place.get(part.segment.instance_id) == best])
+    chosen = {p: _one_copy(parts, snapshot) for p, parts in at_place.items()}
+    tokens = {p: sum(len(part.segment.positions) for part in parts) for p, parts in chosen.items()}
+    room, idle = Counter[int](), Counter[int]()
+    for instance_id in snapshot.free if len(chosen) > 1 else ():
+        room[place[instance_id]] += snapshot.free[instance_id]
+        idle[place[instance_id]] += snapshot.instance[instance_id].is_idle
+    return reading_parts(view, chosen[max(tokens, key=lambda p: (tokens[p], idle[p], room[p], -p))])
 
 
-def _with(view: RequestView, parts: Sequence[CachedKV]) -> RequestView:
+def _one_copy(parts: Sequence[CachedKV], snapshot: Snapshot) -> list[CachedKV]:
+    """Return parts with each position once: the copy on an idle instance, or that with most room."""
+    if first_overlap(part.segment.positions for part in parts) is None:
+        return [*parts]
+
+    def order(part: CachedKV) -> tuple[bool, int, int]:
+        instance = snapshot.instance[part.segment.instance_id]
+        return not instance.is_idle, -instance.kv_free, instance.instance_id
+
+    found: list[CachedKV] = []
+    for segment, is_read in sorted(parts, key=order):
+        rest = subtract((segment.positions,), *[known.segment.positions for known in found])
+        found += [CachedKV(segment._replace(positions=positions), is_read) for positions in rest]
+    return found
+
+
+def reading_parts(view: RequestView, parts: Sequence[CachedKV]) -> RequestView:
     """Return a request that reads these parts; in too many pieces, only those before the first gap."""
     found = _borrowing(view, parts)
     placement = found.placement

@@ -3,13 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
+from operator import attrgetter
 
+from loong.core.decision import Alternative
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.borrowed_kv import SharedOnce
 from loong.scheduler.common.cluster_parts import Parts, place_of
+from loong.scheduler.common.prefix_copies import CopyChoice, PrefixCopies
 from loong.scheduler.common.prompt_queue import PromptQueue
-from loong.scheduler.esp.prompt_order import Ordering, considered, ordered, prefill_work, starved_first
+from loong.scheduler.esp.prompt_order import (
+    Ordering,
+    PrefillCandidate,
+    considered,
+    ordered,
+    prefill_work,
+    starved_first,
+)
 
 
 @dataclass(slots=True)
@@ -43,11 +54,14 @@ class Assigned:
     """The places of the parts of requests, and the prompts without one for now (`others`).
 
     Those of `computing_ids` are to compute all of their prompts: another part has KV that they could read.
+    Those of `copied` read it in their part, where it is too, or wait until it is there (`copying`).
     """
 
     places: dict[RequestId, int]
     others: Sequence[RequestView]
     computing_ids: frozenset[RequestId] = frozenset()
+    copied: Mapping[RequestId, int] = field(default_factory=dict)
+    copying: Mapping[RequestId, CopyChoice] = field(default_factory=dict)
 
 
 class LeastWorkQueue:
@@ -111,6 +125,7 @@ def assigned_places(
     parts: Parts,
     homes: Mapping[RequestId, int],
     ordering: Ordering,
+    copies: PrefixCopies | None = None,
 ) -> Assigned:
     """Assign each request to a part.
 
@@ -118,7 +133,8 @@ def assigned_places(
     choose in the order of their deadlines, deferred ones last and starved ones first: the group that one
     waits for then drains, and stays the one with most room. If many wait, only those that admission considers
     get a place. Where no group has room, a prompt waits for the group with most room. One of which a group
-    has cached KV goes there, unless another begins and computes all of it before that.
+    has cached KV goes there, unless another begins and computes all of it before that. With `copies` it goes
+    to one that has a copy, or is to have one, if its first token comes sooner there.
     """
     live = [view for view in snapshot.running if not view.has_ended]
     if len(parts) == 1:
@@ -130,7 +146,7 @@ def assigned_places(
     chosen, others = considered(queue, ordering.config)
     prefills = ordered((*chosen, *computing), queue, ordering)
     groups, places, place_at = LeastWorkQueue(loads), {**homes}, place_of(parts)
-    computing_ids = set[RequestId]()
+    computing_ids, copied, copying = set[RequestId](), dict[RequestId, int](), dict[RequestId, CopyChoice]()
     for prefill in starved_first(prefills, snapshot.now):
         request_id = prefill.view.request_id
         if request_id in homes:
@@ -142,6 +158,13 @@ def assigned_places(
             work = prefill_work(prefill.num_tokens + prefill.num_cached, 0, ordering.alone)
             soonest = min(load.work for load in loads) + work / cached_at.size
             num_more = cached_at.shared.num_more(prefill.view)
+            if copies is not None and (choice := _copied(prefill, cached_at, soonest, loads, copies)):
+                loads[choice.place].take(prefill.work, num_tokens)
+                if choice.missing:
+                    copying[request_id] = choice
+                else:
+                    places[request_id] = copied[request_id] = choice.place
+                continue
             if cached_at.room >= num_more and cached_at.work + prefill.work / cached_at.size <= soonest:
                 cached_at.take(prefill.work, num_more)
                 cached_at.shared.add(prefill.view)
@@ -150,7 +173,37 @@ def assigned_places(
             computing_ids.add(request_id)
         if (load := groups.assign(work, num_tokens)) is not None:
             places[request_id] = load.place
-    return Assigned(places, others, frozenset(computing_ids))
+    return Assigned(places, others, frozenset(computing_ids), copied, copying)
+
+
+def _copied(
+    prefill: PrefillCandidate, cached_at: Load, again: float, loads: Sequence[Load], copies: PrefixCopies
+) -> CopyChoice | None:
+    """Return another group where a prompt that could read cached KV has its first token soonest, if any.
+
+    That is one with a copy, or the one with least work, which gets a copy. `again` are the seconds to the
+    first token of a prompt that is computed whole.
+    """
+    view = prefill.view
+    has_room = cached_at.room >= cached_at.shared.num_more(view)
+    in_place = cached_at.work + prefill.work / cached_at.size if has_room else inf
+    others = [load for load in loads if load is not cached_at and load.room >= view.num_final_tokens]
+    least = min(others, key=attrgetter("key"), default=None)
+    best: tuple[float, CopyChoice] | None = None
+    for load in others:
+        if load.work >= min(in_place, again):
+            continue
+        missing = copies.missing(view, load.place)
+        if missing and load is not least:
+            continue
+        seconds = copies.seconds(missing, load.place)
+        cost = max(load.work, seconds) + prefill.work / load.size
+        gain = min(in_place, again) - cost
+        if gain > 0 and (best is None or cost < best[0]) and copies.pays(missing, seconds, gain):
+            costs = {"read where it is": in_place, "computed again": again, "copied": cost}
+            alternatives = tuple([Alternative(what, seconds) for what, seconds in costs.items()])
+            best = cost, CopyChoice(load.place, missing, alternatives)
+    return None if best is None else best[1]
 
 
 def _loads(snapshot: Snapshot, parts: Parts, homes: Mapping[RequestId, int]) -> list[Load]:

@@ -20,13 +20,14 @@ class Variant:
     """The parts that a variant of `esp` has. `esp` itself has all: variants measure the value of each.
 
     Prompts go in `order`, in chunks, and short ones on instances of their own. Decodes run apart from
-    prompts. A group that `is_fixed` is always whole.
+    prompts. Prefixes that others wait to read are copied. A group that `is_fixed` is always whole.
     """
 
     order: Order = by_deadline
     has_chunks: bool = True
     has_lone_instances: bool = True
     has_apart: bool = True
+    has_copies: bool = True
     is_fixed: bool = False
 
 

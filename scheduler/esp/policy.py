@@ -43,6 +43,7 @@ ABLATIONS = {
     "esp-no-chunks": Variant(has_chunks=False),
     "esp-no-apart": Variant(has_apart=False),
     "esp-no-lone": Variant(has_lone_instances=False),
+    "esp-no-copies": Variant(has_copies=False),
 }
 """Variants of `esp` without one of its parts, to measure the value of that part."""
 

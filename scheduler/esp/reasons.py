@@ -30,6 +30,7 @@ class WaitReason(StrEnum):
     FULL_STEP = "the step of its instances is full of more urgent prompts"
     NO_SLOTS = "the instances for decodes keep their free slots for older requests, so that these can end"
     PAUSED = "free slots are kept for others, so that these can end"
+    COPYING = "KV that it is to read is on its way to the instance that is to compute it"
     PAUSED_LATE = "it is late in any case, and others that can be in time have work for all instances"
 
 

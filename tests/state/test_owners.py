@@ -1,13 +1,15 @@
 """Laws of owners of KV, compared with sets of positions and their readers."""
 
 from collections import Counter
+from itertools import count
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from loong.core.placement import KVSegment, Placement, striped
+from loong.core.positions import num_below
 from loong.state.owners import KVOwner
 
 NUM_TOKENS, INSTANCES, USERS = 12, (0, 1, 2), ("a", "b", "c")
@@ -31,29 +33,63 @@ class OwnerMachine(RuleBasedStateMachine):
     @initialize(lengths=st.tuples(st.just(NUM_TOKENS), numbers, numbers))
     def begin(self, lengths: tuple[int, ...]) -> None:
         self.owner = new_owner()
-        self.owner.add(striped("r", range(NUM_TOKENS), INSTANCES).segments)
+        all_kv = striped("r", range(NUM_TOKENS), INSTANCES)
+        self.owner.add(all_kv.segments)
         for user_id, length in zip(USERS, lengths, strict=True):
-            self.owner.lend(user_id, (range(length),))
-        self.readers = {
+            self.owner.lend(
+                user_id,
+                [
+                    s._replace(positions=p)
+                    for s in all_kv.segments
+                    if (p := s.positions[: num_below((s.positions,), length)])
+                ],
+            )
+        self.readers: dict[tuple[int, int], set[str | int]] = {
             (p, i): {user_id for user_id, length in zip(USERS, lengths, strict=True) if p < length}
             for p, i in slots(self.owner.placement)
         }
+        self.numbers = count()
 
-    @rule(user_id=users, positions=ranges)
-    def lend(self, user_id: str, positions: range) -> None:
-        """Lend those that are there and that the user does not read."""
-        new = [p for p, i in self.readers if p in positions and user_id not in self.readers[p, i]]
-        self.owner.lend(user_id, [range(p, p + 1) for p in new])
-        for (position, _), readers in self.readers.items():
-            if position in new:
-                readers.add(user_id)
+    @rule(user_id=users, positions=ranges, instance_id=instance_ids)
+    def lend(self, user_id: str, positions: range, instance_id: int) -> None:
+        """Lend those that are there and that the user does not read, there or elsewhere."""
+        read = {p for (p, _), readers in self.readers.items() if user_id in readers}
+        new = [p for p in positions if (p, instance_id) in self.readers and p not in read]
+        self.owner.lend(user_id, [KVSegment("r", range(p, p + 1), instance_id) for p in new])
+        for position in new:
+            self.readers[position, instance_id].add(user_id)
 
     @rule(positions=ranges, instance_id=instance_ids)
     def add(self, positions: range, instance_id: int) -> None:
         """Add those that are not there."""
-        new = [p for p in positions if not any((p, i) in self.readers for i in INSTANCES)]
+        new = [p for p in positions if (p, instance_id) not in self.readers]
         self.owner.add([KVSegment("r", range(p, p + 1), instance_id) for p in new])
         self.readers.update({(p, instance_id): set() for p in new})
+
+    @rule(positions=ranges, instance_id=instance_ids)
+    def pin(self, positions: range, instance_id: int) -> None:
+        """Begin a migration of those that are there."""
+        there = [p for p in positions if (p, instance_id) in self.readers]
+        for position in there[:1]:
+            number = next(self.numbers)
+            self.owner.pin(number, KVSegment("kv", range(position, position + 1), instance_id))
+            self.readers[position, instance_id].add(number)
+
+    @precondition(lambda self: self.owner.pinned)
+    @rule()
+    def unpin(self) -> None:
+        number = min(self.owner.pinned)
+        self.owner.unpin(number)
+        for readers in self.readers.values():
+            readers.discard(number)
+
+    @rule(positions=ranges, instance_id=instance_ids)
+    def retire(self, positions: range, instance_id: int) -> None:
+        """Retire those that stay elsewhere."""
+        for position in positions:
+            segment = KVSegment("kv", range(position, position + 1), instance_id)
+            if (position, instance_id) in self.readers and self.owner.elsewhere(segment):
+                self.owner.retire(segment)
 
     @rule(positions=ranges)
     def remove(self, positions: range) -> None:
@@ -82,6 +118,8 @@ class OwnerMachine(RuleBasedStateMachine):
 
     @rule(instance_id=instance_ids)
     def lose(self, instance_id: int) -> None:
+        for number in [n for n, pinned in self.owner.pinned.items() if pinned.instance_id == instance_id]:
+            self.owner.unpin(number)
         self.owner.lose(instance_id)
         self.readers = {slot: readers for slot, readers in self.readers.items() if slot[1] != instance_id}
 
@@ -98,6 +136,11 @@ class OwnerMachine(RuleBasedStateMachine):
             assert slots(self.owner.shared_with(user_id)) == sorted(shared)
             placements = self.owner.read_by(user_id), self.owner.shared_with(user_id)
             assert {s.owner_id for placement in placements for s in placement.segments} <= {user_id}
+        places = Counter(p for p, _ in self.readers)
+        assert self.owner.has_copies == (max(places.values(), default=0) > 1)
+        retired = {*slots(self.owner.retired)}
+        assert retired <= self.readers.keys()
+        assert {p for p, _ in retired} <= {p for p, _ in self.readers.keys() - retired}
 
 
 TestOwners = OwnerMachine.TestCase
@@ -108,7 +151,7 @@ def test_kv_that_all_its_users_have_left_is_unread(leaving: list[str]) -> None:
     owner = new_owner()
     owner.add(striped("r", range(NUM_TOKENS), INSTANCES).segments)
     for user_id in USERS:
-        owner.lend(user_id, (range(NUM_TOKENS),))
+        owner.lend(user_id, owner.placement.segments)
     for user_id in leaving:
         assert not owner.unread.segments
         read = owner.read_by(user_id)

@@ -143,7 +143,7 @@ class TreeMachine(RuleBasedStateMachine):
         for owner in [owner for owner, _ in path if request_id in owner.users]:
             if index % 2:  # at once, or first some and then the rest
                 num_ended += sum(self.tree.end_use(owner, request_id, segments[::2]).values())
-            num_ended += sum(self.tree.leave(owner, request_id).values())
+            num_ended += self.tree.leave(owner, request_id).num_tokens
         assert num_ended == len(segments)
         self.tree.unfollow(request_id, path)
         time = next(self.clock)

@@ -21,7 +21,7 @@ def crowd(*request_ids: str) -> PrefixCluster:
 
 
 def num_cached(cluster: PrefixCluster, request_id: str) -> int:
-    return sum(len(c.segment.positions) for c in cluster.view(request_id).cached)
+    return len({p for c in cluster.view(request_id).cached for p in c.segment.positions})
 
 
 def test_of_many_equal_prompts_one_is_computed_and_all_others_read_it() -> None:

@@ -20,7 +20,7 @@ from loong.core.plan import (
     QueryBlock,
     Transfer,
 )
-from loong.core.positions import first_of
+from loong.core.positions import common, first_of, subtract
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.policy import Policy
@@ -38,7 +38,7 @@ def chaos(seed: int) -> Policy:
 
     def policy(snapshot: Snapshot, cost_model: CostModel, /) -> IterationPlan:
         plan = any_plan(random, snapshot)
-        in_flight = snapshot.batches or snapshot.ending or snapshot.migrations
+        in_flight = snapshot.is_anything_in_flight
         for _ in range(_MAX_DRAWS):
             if in_flight or plan.batches or plan.migrations or not snapshot.request:
                 return plan
@@ -96,6 +96,10 @@ class _Draw:
         for view in self._shuffled([v for v in running if v.batch_id is not None and v.is_copyable]):
             if view.request_id not in self.snapshot.ending_ids and self.random.random() < 0.1:
                 migrations += self._migrations(view)
+        # what is copied stays, though its last reader goes
+        copied = [] if preemptions or evictions else list(self._owner_migrations())
+        evictions += self._owner_evictions([*copied, *migrations], waiting)
+        migrations += copied
         batches = tuple(self._batches(computed))
         ends = tuple(self._lease_ends())
         return IterationPlan(
@@ -113,8 +117,11 @@ class _Draw:
     def _borrowing(self, view: RequestView) -> RequestView:
         """Let a request that waits read any of the KV that is there for it."""
         chosen: list[CachedKV] = []
-        for segment, is_read in view.cached:
-            pieces = self._pieces(segment.positions, self.random.randint(1, 2))
+        for segment, is_read in self.random.sample(view.cached, len(view.cached)):
+            if segment.instance_id in self.host_ids:
+                continue
+            read = [c.segment.positions for c in chosen]  # perhaps of another copy
+            pieces = [p for left in subtract((segment.positions,), *read) for p in self._pieces(left, 2)]
             num_pieces = self.random.choice((0, 1, len(pieces), len(pieces)))
             for positions in self.random.sample(pieces, min(num_pieces, len(pieces))):
                 if self.free[segment.instance_id] >= len(positions):
@@ -179,6 +186,39 @@ class _Draw:
                 destination_id = self.random.choice(fitting)
                 self.free[destination_id] -= len(positions)
                 yield KVMigration(segment._replace(positions=positions), destination_id)
+
+    def _owner_migrations(self) -> Iterator[KVMigration]:
+        """KV of some owners that are no requests goes elsewhere, or is copied there."""
+        for owner in self.snapshot.owners.values():
+            in_flight = [m for m in self.snapshot.copies if m.segment.owner_id == owner.owner_id]
+            if in_flight or self.random.random() > 0.3:
+                continue
+            segment = self.random.choice(owner.placement.segments)
+            source_id = segment.instance_id
+            there = subtract((segment.positions,), *owner.retired.on(source_id))
+            positions = self.random.choice([*there, range(0)])
+            fitting = [
+                i
+                for i in sorted(self.free.keys() - {source_id})
+                if self.free[i] >= len(positions) and not common((positions,), *owner.placement.on(i))
+            ]
+            unread = sum(map(len, common((positions,), *owner.unread.on(source_id))))
+            if positions and fitting and (not unread or unread <= self.free[source_id]):
+                destination_id = self.random.choice(fitting)
+                self.free[destination_id] -= len(positions)
+                self.free[source_id] -= unread
+                keeps_source = self.random.random() < 0.7
+                yield KVMigration(segment._replace(positions=positions), destination_id, keeps_source)
+
+    def _owner_evictions(
+        self, migrations: Sequence[KVMigration], borrowing: Sequence[RequestView]
+    ) -> Iterator[Eviction]:
+        """Some of their KV that nothing reads, and that does not move, is dropped."""
+        used = {m.segment.owner_id for m in migrations}
+        used.update(c.segment.owner_id for view in borrowing for c in view.cached)
+        for owner in self.snapshot.owners.values():
+            if owner.unread.segments and owner.owner_id not in used and self.random.random() < 0.1:
+                yield Eviction(self.random.choice(owner.unread.segments))
 
     def _eviction(self, view: RequestView) -> Eviction:
         segment = self.random.choice(view.placement.segments)

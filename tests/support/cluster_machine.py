@@ -147,6 +147,7 @@ class ToyWorkers:
                     if instruction.during_batch_id is not None:
                         self.copies.add(instruction.migration_id)
                     self.reserve(instruction.migration.arriving)
+                    self.copy_makers(instruction.migration)
                 case ReleaseKV():
                     for instance_id in instruction.instance_ids:
                         self.free(instance_id, instruction)
@@ -174,6 +175,13 @@ class ToyWorkers:
         new = dict(zip(segment.positions, self.slots, strict=False))
         slots.update(new)
         self.made_for.update({slot: (segment.owner_id, position) for position, slot in new.items()})
+
+    def copy_makers(self, migration: KVMigration) -> None:
+        """Note who made the KV of an owner that is to be at its destination, too."""
+        owner_id, positions, source_id = migration.segment
+        sources, new = self.held[source_id][owner_id], self.held[migration.destination_id][owner_id]
+        if not owner_id.startswith("r"):
+            self.made_for.update({new[p]: self.made_for[sources[p]] for p in positions})
 
     def free(self, instance_id: InstanceId, release: ReleaseKV) -> None:
         owner_id, positions = release.owner_id, release.positions
@@ -575,8 +583,8 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def check_ends(self, snapshot: Snapshot) -> None:
         """A request ends once, and only for a reason; no token of it is lost or counted twice."""
-        self.unborn -= snapshot.request.keys()
         following = {view.request_id for view in snapshot.following}
+        self.unborn -= snapshot.request.keys() | following
         leaving = (snapshot.ending_ids - snapshot.request.keys()) | following
         gone = self.requests.keys() - snapshot.request.keys() - self.unborn - leaving
         assert self.gone <= gone <= self.ended

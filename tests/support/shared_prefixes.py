@@ -75,8 +75,18 @@ class PrefixCluster:
         cached = tuple(c.segment for c in view.cached)
         if cached:
             view = view.borrowing(cached)
+        return self.begin_with(view, Borrowing(request_id, cached), group, num_tokens)
+
+    def begin_with(
+        self,
+        view: RequestView,
+        borrowing: Borrowing,
+        group: Sequence[InstanceId],
+        num_tokens: int | None = None,
+    ) -> int:
+        """Begin a batch of a request that has borrowed what a plan says; return its id."""
         batch = prefill([view], group, num_tokens=num_tokens)
-        borrowings = (Borrowing(request_id, cached),) if cached else ()
+        borrowings = (borrowing,) if borrowing.segments else ()
         plan = IterationPlan((batch,), borrowings=borrowings)
         found = [i for i in self.state.commit(plan, self.snapshot()) if isinstance(i, RunBatch)]
         self.runs[found[0].batch_id] = found[0]

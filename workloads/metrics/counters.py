@@ -20,6 +20,8 @@ SERIES: Mapping[str, str] = {
     "num_retained_tokens": "loong:kv_retained_tokens_total",
     "num_pushed_tokens": "loong:kv_pushed_tokens_total",
     "num_migrated_tokens": "loong:kv_migrated_tokens_total",
+    "num_copied_tokens": "loong:kv_copied_tokens_total",
+    "num_switched_tokens": "loong:kv_switched_tokens_total",
     "num_served_tokens": "loong:kv_served_tokens_total",
     "num_leases": "loong:leases_total",
     "num_multi_master_leases": "loong:multi_master_leases_total",
@@ -49,6 +51,8 @@ class ServerCounters:
     num_retained_tokens: int | None = None
     num_pushed_tokens: int | None = None
     num_migrated_tokens: int | None = None
+    num_copied_tokens: int | None = None
+    num_switched_tokens: int | None = None
     num_served_tokens: int | None = None
     num_leases: int | None = None
     num_multi_master_leases: int | None = None

@@ -59,6 +59,7 @@ POLICY_STYLES = {
     "esp-no-chunks": LineStyle(VERMILION, "--", "^"),
     "esp-no-apart": LineStyle(GREEN, "--", "s"),
     "esp-no-lone": LineStyle(ORANGE, "--", "o"),
+    "esp-no-copies": LineStyle(PINK, "--", "D"),
 }
 FIXED_GROUPS = re.compile(r"esp-fixed-(\d+)")
 DISAGGREGATED = re.compile(r"(esp-)?disaggregated-(\d+)")

@@ -27,6 +27,8 @@ ELASTIC_COUNTS = {
     "num_retained_tokens": "KV tokens retained",
     "num_pushed_tokens": "KV tokens pushed",
     "num_migrated_tokens": "KV tokens migrated",
+    "num_copied_tokens": "KV tokens copied",
+    "num_switched_tokens": "KV tokens read from another copy",
     "num_served_tokens": "KV tokens read elsewhere",
     "num_leases": "Decode leases",
     "num_multi_master_leases": "Leases of several masters",

@@ -68,8 +68,9 @@ def check_requests_are_at_rest(case: Case) -> None:
     KV that was computed before a running batch began may be copied meanwhile. It is at its destination from
     the next boundary of the request on.
     """
-    migrating_ids = {migration.segment.owner_id for migration in case.plan.migrations}
-    evicted_ids = {eviction.segment.owner_id for eviction in case.plan.evictions}
+    owner_ids = case.snapshot.owners.keys()
+    migrating_ids = {migration.segment.owner_id for migration in case.plan.migrations} - owner_ids
+    evicted_ids = {eviction.segment.owner_id for eviction in case.plan.evictions} - owner_ids
     other_ids = [*(migrating_ids | evicted_ids)]
     other_ids += [preemption.request_id for preemption in case.plan.preemptions]
     other_ids += [failure.request_id for failure in case.plan.failures]

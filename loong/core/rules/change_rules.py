@@ -6,17 +6,24 @@ from loong.core.errors import InvalidPlanError
 from loong.core.placement import InstanceId
 from loong.core.positions import first_overlap
 from loong.core.rules.case import Case
+from loong.core.rules.copy_rules import tokens_to_pin
 
 
 def check_migrations(case: Case) -> None:
     """Check that a migration moves KV that is there, no position twice, to an instance that exists."""
-    segments = [migration.segment for migration in case.plan.migrations]
     for migration in case.plan.migrations:
-        segment = migration.segment
         if migration.destination_id not in case.snapshot.instance:
-            raise InvalidPlanError(f"{segment} is to go to instance {migration.destination_id}: no such")
+            raise InvalidPlanError(
+                f"{migration.segment} is to go to instance {migration.destination_id}: no such"
+            )
+    moved = [m for m in case.plan.migrations if m.segment.owner_id not in case.snapshot.owners]
+    segments = [migration.segment for migration in moved]
+    for migration in moved:
+        segment = migration.segment
         if not case.view(segment.owner_id).placement.holds(segment):
             raise InvalidPlanError(f"{segment} is to be moved, but is not there")
+        if migration.keeps_source:
+            raise InvalidPlanError(f"{segment} is to be copied, but belongs to a request: it can only move")
     for owner_id in {segment.owner_id for segment in segments}:
         shared = first_overlap(s.positions for s in segments if s.owner_id == owner_id)
         if shared is not None:
@@ -36,15 +43,14 @@ def check_preemptions(case: Case) -> None:
 
 def check_evictions(case: Case) -> None:
     """Check that evicted KV is there, does not move or go twice, and is of no request of an ending batch."""
-    for eviction in case.plan.evictions:
-        segment = eviction.segment
+    of_requests = [e.segment for e in case.plan.evictions if e.segment.owner_id not in case.snapshot.owners]
+    for segment in of_requests:
         if segment.owner_id in case.snapshot.ending_ids:
             raise InvalidPlanError(f"{segment} is to be evicted, but its request's batch is still to end")
         if not case.view(segment.owner_id).placement.holds(segment):
             raise InvalidPlanError(f"{segment} is to be evicted, but is not there")
-    evicted = [eviction.segment for eviction in case.plan.evictions]
-    changed = [*evicted, *(migration.segment for migration in case.plan.migrations)]
-    for owner_id in {segment.owner_id for segment in evicted}:
+    changed = [*of_requests, *(migration.segment for migration in case.plan.migrations)]
+    for owner_id in {segment.owner_id for segment in of_requests}:
         twice = first_overlap(s.positions for s in changed if s.owner_id == owner_id)
         if twice is not None:
             raise InvalidPlanError(f"positions {twice} of {owner_id} are to be evicted, and again or moved")
@@ -63,15 +69,19 @@ def check_room(case: Case) -> None:
     freed: Counter[InstanceId] = Counter()
     for preemption in case.plan.preemptions:
         freed.update(case.view(preemption.request_id).own_tokens_by_instance())
-    for segment in (eviction.segment for eviction in case.plan.evictions):
+    requests = case.snapshot.request
+    for segment in (e.segment for e in case.plan.evictions if e.segment.owner_id in requests):
         freed[segment.instance_id] += case.view(segment.owner_id).num_own_tokens_of(segment)
-    if freed:  # these may be the last readers of what others borrow
+    pinned, read = tokens_to_pin(case)
+    arriving.update(pinned)
+    if freed:  # these may be the last readers of what others borrow, or copy
         freed.subtract(case.read_tokens_to_borrow)
+        freed.subtract(read)
     for instance_id, num_tokens in arriving.items():
         instance = case.snapshot.instance[instance_id]
-        if instance.is_draining and num_tokens > 0:
+        if instance.is_draining and num_tokens > pinned[instance_id]:
             raise InvalidPlanError(f"instance {instance_id} is draining, but is to store {num_tokens} tokens")
-        free = instance.kv_free + freed[instance_id]
+        free = instance.kv_capacity - instance.kv_used + freed[instance_id]
         if num_tokens > free:
             raise InvalidPlanError(
                 f"instance {instance_id} is to store {num_tokens} tokens but has room for {free}"

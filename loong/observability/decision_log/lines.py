@@ -125,7 +125,10 @@ class LoggedBatch(_Part, frozen=True):
 
 
 class Migration(_Part, frozen=True):
-    """A migration of KV of one request, which may be in a batch that reads it meanwhile."""
+    """A migration of KV of one request, which may be in a batch that reads it meanwhile.
+
+    For KV that several requests may read, `request_id` is that of its owner; a copy of it `keeps_source`.
+    """
 
     migration_id: int
     request_id: str
@@ -133,6 +136,7 @@ class Migration(_Part, frozen=True):
     source_id: int
     destination_id: int
     during_batch_id: int | None = None
+    keeps_source: bool = False
 
 
 class Preempted(_Part, frozen=True):

@@ -156,6 +156,7 @@ def _migration(instruction: MoveKV) -> Migration:
         source_id=segment.instance_id,
         destination_id=instruction.migration.destination_id,
         during_batch_id=instruction.during_batch_id,
+        keeps_source=instruction.migration.keeps_source,
     )
 
 
@@ -165,9 +166,11 @@ def _preempted(preemption: Preemption, snapshot: Snapshot) -> Preempted:
 
 
 def _evicted(evictions: Iterable[Eviction], snapshot: Snapshot) -> Iterator[Evicted]:
-    """Yield the evictions of each request together."""
+    """Yield the evictions of each request together; those of other owners touch none."""
     segments: dict[RequestId, list[KVSegment]] = {}
     for eviction in evictions:
+        if eviction.segment.owner_id not in snapshot.request:
+            continue
         segments.setdefault(eviction.segment.owner_id, []).append(eviction.segment)
     for request_id, own in segments.items():
         kv = tokens_by_instance(own)

@@ -18,6 +18,7 @@ POLICY_WORDS = {
     "esp-fcfs": "esp, but first come, first served",
     "esp-no-apart": "esp, but decodes have no instances of their own",
     "esp-no-lone": "esp, but no instance runs short prompts alone",
+    "esp-no-copies": "esp, but no cached prefix is copied for requests that wait to read it",
     "esp-no-chunks": "esp, but prompts are whole",
 }
 

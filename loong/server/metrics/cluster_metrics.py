@@ -43,6 +43,12 @@ _ELASTIC_COUNTS: tuple[tuple[str, str, Callable[[ClusterStats], float]], ...] = 
     ("loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", lambda s: s.num_retained_tokens),
     ("loong:kv_pushed_tokens", "Tokens of KV pushed out of their group.", lambda s: s.num_pushed_tokens),
     ("loong:kv_migrated_tokens", "Tokens of KV moved by migrations.", lambda s: s.num_migrated_tokens),
+    ("loong:kv_copied_tokens", "Tokens of shared KV that were copied.", lambda s: s.num_copied_tokens),
+    (
+        "loong:kv_switched_tokens",
+        "Tokens of KV that requests went on to read from another copy.",
+        lambda s: s.num_switched_tokens,
+    ),
     ("loong:kv_served_tokens", "Tokens of KV that batches read elsewhere.", lambda s: s.num_served_tokens),
     ("loong:leases", "Batches of several decode steps.", lambda s: s.num_leases),
     ("loong:multi_master_leases", "Leases with several masters.", lambda s: s.num_multi_master_leases),
