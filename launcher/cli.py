@@ -26,6 +26,7 @@ COMMANDS = {  # each a module with `add_parser`
     "chaos": "loong.launcher.chaos",
     "workload": "loong.launcher.workload",
     "split": "loong.launcher.split",
+    "plan": "loong.launcher.plan",
     "collect-env": "loong.launcher.collect_env",
     "completion": "loong.launcher.completion",
     "reference": "loong.launcher.reference",
