@@ -1,8 +1,8 @@
 """Serving with the prefix cache and without it, in virtual time: latency, throughput and goodput.
 
-Each workload is simulated twice, on each number of devices: at one rate, the same for both, or (`--goodput`)
-at rates in search of the highest at which `--attainment` of each length class meets the SLO. The two runs
-differ in the cache alone. Needs no device.
+Each workload is simulated twice, on each number of devices: at one rate, the same for both. With
+`--goodput`, rates are searched for the highest at which `--attainment` of each length class meets the SLO.
+The two runs differ in the cache alone. Needs no device.
 
     python benchmarks/evaluation/prefix_cache.py --workload agents --rate 20 --num-requests 500
     python benchmarks/evaluation/prefix_cache.py --workload 'leval(4)' --goodput --num-requests 100

@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TypeAlias
 
-_DETAIL = 8  # lengths of one power of two are told apart by this many parts
+_DETAIL = 8  # lengths of one power of two fall into this many parts
 LEAST_OBSERVED = 16  # outputs of similar maximum, with fewer of which nothing is predicted
 
 LengthCounts: TypeAlias = tuple[int, ...]

@@ -108,7 +108,7 @@ class Offer:
         return least_bandwidth(self.shape, self.batch_size, self.products_time(self.batch_size))
 
     def num_units(self, request_rate: float) -> int:
-        """Return the units that serve so many requests a second."""
+        """Return the units that serve `request_rate` requests a second."""
         return ceil(request_rate * self.demand.num_output_tokens / self.output_rate)
 
     def step_time(self, batch_size: int) -> float:

@@ -28,7 +28,7 @@ class EvictionOrder:
     def first(
         self, instance_id: InstanceId, num_tokens: int, *, copies_only: bool
     ) -> list[tuple[KVOwner, KVSegment]]:
-        """Return KV of so many tokens that nobody reads, or all there is; each use goes from its end.
+        """Return KV of `num_tokens` tokens that nobody reads, or all there is. Each use goes from its end.
 
         With `copies_only` it is KV of which another instance has a copy.
         """

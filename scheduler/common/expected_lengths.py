@@ -21,7 +21,7 @@ OUTGROWN = "more outputs than expected grew longer, no request could go on, and 
 def expecting(snapshot: Snapshot, lease_steps: int) -> Snapshot:
     """Return the snapshot in which each request declares the output length that is expected of it.
 
-    That is never less than the steps of a lease that may be planned now, so that plans are as long as those
+    That is never less than the steps of a lease that may be planned now. So leases are as long as they are
     for the declared maximum.
     """
     if not snapshot.output_lengths:

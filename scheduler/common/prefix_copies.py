@@ -90,9 +90,9 @@ class PrefixCopies:
     def planned(
         self, plan: IterationPlan, copying: Mapping[RequestId, CopyChoice]
     ) -> tuple[tuple[KVMigration, ...], tuple[Decision, ...]]:
-        """Return the copies that can begin now beside a plan, and why.
+        """Return the copies that can begin now along with a plan, and why.
 
-        None do beside KV that is dropped: its room is counted on.
+        None do in a plan that drops KV: its room is counted on.
         """
         if plan.preemptions or plan.evictions or not copying:
             return (), ()
@@ -111,7 +111,7 @@ class PrefixCopies:
 
 @dataclass
 class _Room:
-    """Free slots beside a plan, and the copies on their way with those that join them."""
+    """Free slots after a plan, and the copies on their way with those that join them."""
 
     snapshot: Snapshot
     free: Counter[InstanceId]
