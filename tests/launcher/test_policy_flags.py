@@ -1,10 +1,11 @@
 import argparse
 from dataclasses import fields
+from math import inf
 
 import pytest
 
 from loong.launcher.policy_flags import POLICY_NAMES, add_policy_flags, policy_config
-from loong.scheduler.config import Fairness, PolicyConfig
+from loong.scheduler.config import AdmissionRule, Fairness, PolicyConfig
 
 
 def parsed(*flags: str) -> PolicyConfig:
@@ -20,10 +21,20 @@ def test_no_flag_is_the_default() -> None:
 @pytest.mark.parametrize("field", [field.name for field in fields(PolicyConfig)])
 def test_every_choice_has_a_flag(field: str) -> None:
     flag = "--" + field.replace("_", "-")
-    text, value = {"fairness": ("user", Fairness.USER), "deferred_share": ("0", 0)}.get(field, ("7", 7))
+    others: dict[str, tuple[str, object]] = {
+        "fairness": ("user", Fairness.USER),
+        "admission": ("expected", AdmissionRule.EXPECTED),
+        "deferred_share": ("0", 0),
+    }
+    text, value = others.get(field, ("7", 7))
     changed = parsed(flag, text)
     assert changed != PolicyConfig()
     assert getattr(changed, field) == value
+
+
+def test_targets_can_be_none() -> None:
+    config = parsed("--target-ttft", "none", "--target-tpot", "none")
+    assert (config.target_ttft, config.target_tpot) == (inf, inf)
 
 
 def test_names_of_policies_have_those_of_fixed_groups_of_any_size() -> None:
