@@ -86,6 +86,7 @@ class ReadyEngine:
     limits = EngineLimits(2**20, 2**20, 264)
     num_stray_frames = 0
     prefix_counts = None
+    largest_prefixes = ()
 
     def __init__(self, part: Part, origin: float) -> None:
         self._part, self._origin = part, origin

@@ -15,6 +15,7 @@ from loong.core.request import FinishReason, NewRequest, RequestId
 from loong.core.snapshot import Snapshot
 from loong.engine.cluster_size import ClusterSize
 from loong.engine.health import Health
+from loong.engine.largest_prefixes import CachedPrefix
 from loong.engine.prefix_hits import PrefixCounts
 
 Answered: TypeAlias = ProducedToken | PromptLogprobs | CachedTokens | LoongError
@@ -122,6 +123,11 @@ class ClusterView(Protocol):
     @property
     def prefix_counts(self) -> PrefixCounts | None:
         """The counts of the prefix cache, or None without one."""
+        ...
+
+    @property
+    def largest_prefixes(self) -> tuple[CachedPrefix, ...]:
+        """The largest parts of the prefix cache, as they are or were not long before."""
         ...
 
     def reset_prefix_cache(self) -> None:

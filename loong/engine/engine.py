@@ -35,6 +35,7 @@ from loong.engine.client import EngineLimits, PutToken
 from loong.engine.cluster_size import ClusterSize, size_of
 from loong.engine.health import Health, dead, health_of
 from loong.engine.held_tokens import HeldTokens
+from loong.engine.largest_prefixes import CachedPrefix, LargestPrefixes
 from loong.engine.loop import Scheduling
 from loong.engine.prefix_hits import PrefixCounts, PrefixHits
 from loong.engine.scaling import Scaling
@@ -69,6 +70,7 @@ class Engine:
         self._advanced_at = executor.now  # time of the last progress, or of the first waiting request
         executor.take_prompt_logprobs = self._take_prompt_logprobs
         self._hits = PrefixHits(self._take_cached_tokens) if scheduling.state.keeps_prefixes else None
+        self._largest = LargestPrefixes(scheduling.state.owners)
         scheduling.observe(self)
         if self._hits is not None:
             scheduling.observe(self._hits)
@@ -179,6 +181,11 @@ class Engine:
     def prefix_counts(self) -> PrefixCounts | None:
         """The counts of the prefix cache, or None without one."""
         return None if self._hits is None else self._hits.counts
+
+    @property
+    def largest_prefixes(self) -> tuple[CachedPrefix, ...]:
+        """The largest parts of the prefix cache, as they are or were not long before."""
+        return self._largest.at(self._executor.now)
 
     def reset_prefix_cache(self) -> None:
         """Evict all KV that no request reads, before requests that are submitted from now on arrive."""

@@ -21,6 +21,7 @@ from loong.core.cost.work import Phase
 from loong.core.events import RequestAborted
 from loong.core.instance import ElasticInstance, ESPGroup, InstanceKind
 from loong.core.snapshot import Snapshot
+from loong.engine.largest_prefixes import CachedPrefix
 from loong.engine.prefix_hits import PrefixCounts
 from loong.observability.decision_log.log import DecisionLog
 from loong.observability.decision_log.recent import RecentLines, index_of
@@ -103,8 +104,13 @@ async def test_a_page_is_reported_what_is_cached_and_how_much_is_found_there(ser
     snapshot = replace(
         snapshot, instances=(first_one.holding(3, 50), *others), following=(waiting("r002", 5),)
     )
-    async with serving(ScriptedEngine(cluster=snapshot, prefix_counts=counts), dashboard) as url:
+    largest = (CachedPrefix("kv-3", 7, {0: 40, 1: 10}, 2),)
+    engine = ScriptedEngine(cluster=snapshot, prefix_counts=counts, largest_prefixes=largest)
+    async with serving(engine, dashboard) as url:
         _, tick = await first(url, 2)
+    (prefix,) = tick["largest_prefixes"]
+    assert prefix["instances"] == {"0": 40, "1": 10}
+    assert [prefix[name] for name in ("id", "start", "num_tokens", "num_readers")] == ["kv-3", 7, 50, 2]
     assert tick["instances"][0] == [0, 3, 100, "full", 50]
     assert (tick["prefix_cache"], tick["num_waiting"]) == ([90, 40], 1)
     async with serving(ScriptedEngine(cluster=snapshot), source()) as url:

@@ -19,6 +19,7 @@ from loong.core.snapshot import Snapshot
 from loong.engine.client import EngineLimits, PutToken
 from loong.engine.cluster_size import ClusterSize, size_of
 from loong.engine.health import Health
+from loong.engine.largest_prefixes import CachedPrefix
 from loong.engine.prefix_hits import PrefixCounts
 
 SMALL = EngineLimits(max_model_len=2048, max_request_kv=4096, vocab_size=264)
@@ -74,6 +75,7 @@ class ScriptedEngine:
     num_stray_frames: int = 0
     num_cached_tokens: int = 0  # of each prompt
     prefix_counts: PrefixCounts | None = None
+    largest_prefixes: tuple[CachedPrefix, ...] = ()
     num_resets: int = 0  # of the prefix cache
     max_instances: int = 4
     asked: list[int] = field(default_factory=list)  # by `scale`

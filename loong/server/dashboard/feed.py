@@ -90,6 +90,16 @@ class FeedRun(msgspec.Struct, frozen=True):
     tpot_target: float
 
 
+class FeedPrefix(msgspec.Struct, frozen=True):
+    """One of the largest parts of the prefix cache: tokens from position `start` on, by instance."""
+
+    id: str
+    start: int
+    num_tokens: int
+    instances: dict[int, int]
+    num_readers: int
+
+
 class Bucket(msgspec.Struct):
     """The requests without KV whose prompts are shorter than `below`; None: longer than all bounds."""
 
@@ -128,6 +138,7 @@ class Tick(msgspec.Struct, frozen=True):
     num_running: int
     num_waiting: int
     prefix_cache: tuple[int, int] | None  # prompt tokens looked up since the start, and found; None: no cache
+    largest_prefixes: list[FeedPrefix]
     num_judged: int
     num_met: int
     long_prompt: int
@@ -189,6 +200,10 @@ class Feed:
             num_running=len(snapshot.running),
             num_waiting=len(snapshot.waiting) + len(snapshot.following),
             prefix_cache=None if counts is None else (counts.num_asked, counts.num_hits),
+            largest_prefixes=[
+                FeedPrefix(p.owner_id, p.start, p.num_tokens, dict(p.tokens_by_instance), p.num_readers)
+                for p in engine.largest_prefixes
+            ],
             num_judged=self._past.num_judged,
             num_met=self._past.num_met,
             long_prompt=ceil(LONG_SHARE * self._longest_prompt),

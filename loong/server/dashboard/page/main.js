@@ -67,6 +67,7 @@ function draw() {
   drawQueue(state.tick.queue);
   drawDops(state.tick.num_batches_by_dop);
   drawErrors(state.tick.errors);
+  drawPrefixes(state.tick.largest_prefixes);
   const runs = [...state.live, ...state.over];
   drawScatter(byId("ttft"), byId("ttft-note"), points(runs, "ttft"));
   drawScatter(byId("tpot"), byId("tpot-note"), points(runs, "tpot"));
@@ -123,6 +124,20 @@ function drawDops(counts) {
   const most = Math.max(1e-9, ...Object.values(counts));
   const rows = Object.entries(counts).map(([dop, count]) => [dop, { bar: count / most, paint: dopColor(Number(dop)) }, String(count)]);
   fillTable(byId("dops"), ["DoP", "", "batches"], rows);
+}
+
+function drawPrefixes(prefixes) {
+  byId("prefixes-section").hidden = prefixes.length === 0;
+  const most = Math.max(1, ...prefixes.map((prefix) => prefix.num_tokens));
+  const rows = prefixes.map((prefix) => [
+    prefix.id,
+    { bar: prefix.num_tokens / most },
+    tokens(prefix.num_tokens),
+    tokens(prefix.start),
+    Object.entries(prefix.instances).map(([id, count]) => `${id}: ${tokens(count)}`).join(", "),
+    String(prefix.num_readers),
+  ]);
+  fillTable(byId("prefixes"), ["part", "", "tokens", "from token", "on instances", "read by requests"], rows);
 }
 
 function drawErrors(errors) {
