@@ -78,9 +78,9 @@ def _reading(view: RequestView, place: dict[InstanceId, int], snapshot: Snapshot
     chosen = {p: _one_copy(parts, snapshot) for p, parts in at_place.items()}
     tokens = {p: sum(len(part.segment.positions) for part in parts) for p, parts in chosen.items()}
     room, idle = Counter[int](), Counter[int]()
-    for instance_id in snapshot.free if len(chosen) > 1 else ():
-        room[place[instance_id]] += snapshot.free[instance_id]
-        idle[place[instance_id]] += snapshot.instance[instance_id].is_idle
+    for instance_id, part_of in place.items() if len(chosen) > 1 else ():
+        room[part_of] += snapshot.instance[instance_id].kv_free
+        idle[part_of] += snapshot.instance[instance_id].is_idle
     return reading_parts(view, chosen[max(tokens, key=lambda p: (tokens[p], idle[p], room[p], -p))])
 
 

@@ -9,10 +9,13 @@ import pytest
 from chaos import chaos
 from cluster import After, Cluster
 from families import write_tiny_model
+from killed_workers import restarting_cluster
 from leak_checks import shared_cluster
 from requests_for_tests import assert_exact, expected, greedy_request, random_prompt
 
+from loong.core.positions import first_overlap
 from loong.core.request import Request
+from loong.core.snapshot import Snapshot
 from loong.launcher.cluster.config import ClusterConfig
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy
@@ -75,6 +78,29 @@ def test_any_valid_plans_give_the_tokens_of_transformers(
     outputs = cluster.run(requests, chaos(seed), arrivals=arrivals, timeout=60)
     assert_exact(plain_folder, requests, outputs)
     assert num_cached(cluster) > before
+
+
+def has_copies_that_are_read(snapshot: Snapshot) -> bool:
+    """Return whether some KV is on several instances, and requests read it."""
+    return any(
+        first_overlap(segment.positions for segment in owner.placement.segments)
+        and owner.unread.num_tokens < owner.placement.num_tokens
+        for owner in snapshot.owners.values()
+    )
+
+
+def test_the_loss_of_a_copy_changes_no_token(plain_folder: Path) -> None:
+    config = ClusterConfig(str(plain_folder), num_instances=3, kv_capacity=200)
+    with restarting_cluster(config, keeps_prefixes=True) as victims:
+        for seed in range(2):
+            requests, arrivals = sessions(plain_folder, Random(seed), 8)
+            policy = victims.killing(chaos(seed), has_copies_that_are_read, seed, 1)
+            outputs = victims.cluster.run(requests, policy, arrivals=arrivals, timeout=60)
+            assert_exact(plain_folder, requests, outputs)
+            victims.cluster.wait_until(lambda snapshot: len(snapshot.instances) == 3)
+        stats = victims.cluster.snapshot.stats
+        assert stats.num_losses
+        assert stats.num_copied_tokens
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ class Cluster:
         async with asyncio.timeout(timeout):
             outputs = await clients.outputs()
             self.prompt_logprobs = clients.prompt_logprobs
-            await self._wait_until(lambda snapshot: snapshot.stats.num_ended >= num_ended, timeout)
+            await self._wait_until(lambda s: s.stats.num_ended >= num_ended and not s.copies, timeout)
         instances = self._engine.snapshot().instances
         assert all(instance.kv_used == 0 for instance in instances), instances
         return outputs

@@ -46,11 +46,13 @@ class Victims:
 
 
 @contextmanager
-def restarting_cluster(config: ClusterConfig) -> Iterator[Victims]:
+def restarting_cluster(config: ClusterConfig, *, keeps_prefixes: bool = False) -> Iterator[Victims]:
     """Run a cluster, whose lost instances start again at once."""
     others = frozenset(own_forked(WORKER))
     lookahead = LookaheadMargin.on(DEFAULT_HOST)
-    with shared_cluster(config, lookahead=lookahead, backoff=AT_ONCE) as cluster:
+    with shared_cluster(
+        config, lookahead=lookahead, backoff=AT_ONCE, keeps_prefixes=keeps_prefixes
+    ) as cluster:
         yield Victims(cluster, others)
 
 

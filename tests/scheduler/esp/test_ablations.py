@@ -6,7 +6,7 @@ import pytest
 from machines import H200, H200_CAPACITY
 from simulation import Run, simulate, timed_request
 
-from loong.core.request import SLO, Request
+from loong.core.request import SLO, Request, SamplingParams
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.policy import ABLATIONS
 from loong.scheduler.policy import POLICIES
@@ -26,6 +26,22 @@ def num_chunks(run: Run, request: Request) -> int:
 def mixed() -> list[Request]:
     """Return long and short prompts that overlap."""
     return [timed_request(n, (300, 6000, 60_000)[n % 3] + 37 * n, 20, n * 0.05) for n in range(18)]
+
+
+def test_prefixes_are_copied_for_requests_that_wait_to_read_them() -> None:
+    prefix = tuple(range(3000))
+    arrivals = [0.0, *(1.0 + 0.002 * n for n in range(30))]
+    params = SamplingParams(max_tokens=20)
+    requests = [
+        Request(f"r{n:03}", (*prefix, *range(10_000 * n + 5000, 10_000 * n + 5200)), params, arrival_time=t)
+        for n, t in enumerate(arrivals)
+    ]
+    names = "esp", "esp-no-copies"
+    runs = [simulate(name, FOUR, requests, cost_model=H200, keeps_prefixes=True) for name in names]
+    copying, waiting = (sum(run.ttft(request) for request in requests) for run in runs)
+    assert copying < waiting
+    assert runs[0].stats.num_copied_tokens >= len(prefix)
+    assert runs[1].stats.num_copied_tokens == 0
 
 
 def test_every_ablation_is_a_policy() -> None:
