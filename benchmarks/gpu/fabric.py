@@ -25,9 +25,9 @@ from result import print_result, script_parser
 from torch import Tensor
 
 from loong.attention.exchange import QueryExchange, QueryRouting
-from loong.fabric.memory.symmetric import SymmetricFabric
-from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Fabric
+from loong.fabric.memory.symmetric_fabric import SymmetricFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
+from loong.fabric.protocol import Fabric, NoPeers, OpenBatch, ring_step
 from loong.fabric.world import World
 from loong.kernels import Partial
 from loong.model.cuda_device import CudaDevice
@@ -67,16 +67,17 @@ class Bench:
         self.fabric, self.world, self.rank = fabric, fabric.world, rank
         self.group = tuple(range(fabric.world.num_instances))
         self._batch_ids = count(1)
+        self.batch: OpenBatch = NoPeers(rank)  # of the present row
 
     def row(self, name: str, num_bytes: int, call: Call) -> Row:
         """Time a call in a batch of its own."""
-        with self.fabric.batch(next(self._batch_ids), self.group):
+        with self.fabric.batch(next(self._batch_ids), self.group) as self.batch:
             return Row(name, num_bytes, self._seconds(call))
 
     def captured_row(self, name: str, num_bytes: int, call: Call) -> Row:
         """Time a call in a captured graph of several."""
         graph = torch.cuda.CUDAGraph()
-        with self.fabric.batch(next(self._batch_ids), self.group):
+        with self.fabric.batch(next(self._batch_ids), self.group) as self.batch:
             call()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
@@ -89,7 +90,7 @@ class Bench:
         times: list[float] = []
         for _ in range(NUM_REPEATS + 2):
             torch.cuda.synchronize()
-            self.fabric.exchange_control(self.group, torch.zeros(1, dtype=torch.int64))
+            self.batch.exchange_control(self.group, torch.zeros(1, dtype=torch.int64))
             start, end = _event(), _event()
             start.record()
             for _ in range(NUM_CALLS):
@@ -97,7 +98,7 @@ class Bench:
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end) * 1e-3 / NUM_CALLS)
-        self.fabric.check()
+        self.batch.check()
         return median(times[2:])
 
 
@@ -154,7 +155,7 @@ def hops(bench: Bench) -> Iterator[Row]:
         held, incoming = torch.ones(2, num_bytes, dtype=torch.uint8, device="cuda").unbind()
 
         def hop(held: Tensor = held, incoming: Tensor = incoming) -> None:
-            bench.fabric.ring_step(bench.group, held, incoming).wait()
+            ring_step(bench.batch, bench.group, held, incoming).wait()
 
         yield bench.row(f"ring hop {size(num_bytes)}", num_bytes, hop)
 
@@ -163,7 +164,7 @@ def exchanges(bench: Bench, device: CudaDevice) -> Iterator[Row]:
     """Measure queries out and partials back, with all as masters, as in a layer of a prompt's step."""
     peers = [i for i in bench.group if i != bench.rank]
     for num_rows in (1, 64, 512, 2048):
-        exchanged = Exchanged(bench.fabric, device, peers, num_rows)
+        exchanged = Exchanged(bench, device, peers, num_rows)
         num_bytes = len(peers) * num_rows * NUM_HEADS * HEAD_DIM * 4  # both ways, in bfloat16
         yield bench.row(f"exchange of a layer, {num_rows} rows", num_bytes, exchanged)
 
@@ -171,10 +172,11 @@ def exchanges(bench: Bench, device: CudaDevice) -> Iterator[Row]:
 class Exchanged:
     """A layer's exchange."""
 
-    def __init__(self, fabric: Fabric, device: CudaDevice, peers: Sequence[int], num_rows: int) -> None:
+    def __init__(self, bench: Bench, device: CudaDevice, peers: Sequence[int], num_rows: int) -> None:
         rows = dict.fromkeys(peers, torch.arange(num_rows))
         routing = QueryRouting(rows, dict.fromkeys(peers, num_rows))
-        self._exchange = QueryExchange(fabric, device, routing)
+        self._bench, self._device, self._routing = bench, device, routing
+        self._exchange: QueryExchange | None = None  # of the batch of its row
         sizes = (NUM_HEADS, HEAD_DIM)
         self._q = torch.ones(num_rows, *sizes, dtype=torch.bfloat16, device="cuda")
         self._part = Partial.identity(num_rows * len(peers), *sizes, self._q.device)
@@ -182,6 +184,8 @@ class Exchanged:
 
     def __call__(self) -> None:
         """Run one exchange."""
+        if self._exchange is None:
+            self._exchange = QueryExchange(self._bench.batch, self._device, self._routing)
         self._exchange.send_queries(self._q)
         self._exchange.peer_queries()
         self._exchange.send_partials(self._part, self._total)
@@ -193,8 +197,8 @@ def segments(bench: Bench) -> Iterator[Row]:
     for migration_id in range(1, NUM_REPEATS):
         if bench.rank > 1:
             return
-        with bench.fabric.migration(migration_id, 1 - bench.rank):
-            verb = bench.fabric.send_segment if bench.rank == 0 else bench.fabric.receive_segment
+        with bench.fabric.migration(migration_id, 1 - bench.rank) as migration:
+            verb = migration.send if bench.rank == 0 else migration.receive
             start, end = _event(), _event()
             verb(message).wait()
             start.record()

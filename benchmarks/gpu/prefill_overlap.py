@@ -32,15 +32,16 @@ from prefill import MAX_TOKENS, striped_prompt
 from result import print_result, script_parser
 from ring_overlap import Done
 
+from loong.attention import ring
 from loong.core.instructions import RunBatch
-from loong.fabric.protocol import Pending
+from loong.fabric.protocol import OpenBatch, Pending, ring_step
 from loong.worker.steps.ring_inputs import MAX_KV_ROWS
 
 LENGTHS = (32768, 131072, 262144, 524288)
 NUM_SECONDS = 4.0  # of each way, but at least 2 runs; the first is not counted
 MOST_RUNS = 9
 
-RingStep = Callable[[tuple[int, ...], Tensor, Tensor], Pending]
+RingStep = Callable[[OpenBatch, tuple[int, ...], Tensor, Tensor], Pending]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +74,24 @@ class Row:
         )
 
 
-def as_it_is(begin: RingStep, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+def as_it_is(
+    begin: RingStep, batch: OpenBatch, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor
+) -> Pending:
     """Begin a transfer."""
-    return begin(ring, outgoing, incoming)
+    return begin(batch, ring, outgoing, incoming)
 
 
-def in_turn(begin: RingStep, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+def in_turn(
+    begin: RingStep, batch: OpenBatch, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor
+) -> Pending:
     """Begin a transfer, and let the device wait for it."""
-    begin(ring, outgoing, incoming).wait()
+    begin(batch, ring, outgoing, incoming).wait()
     return Done()
 
 
-def without(_begin: RingStep, _ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+def without(
+    _begin: RingStep, _batch: OpenBatch, _ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor
+) -> Pending:
     """Transfer nothing, and copy: a GPU needs less power for keys that are all alike, and is faster."""
     num_rows = min(len(outgoing), len(incoming))
     incoming[:num_rows].copy_(outgoing[:num_rows])
@@ -96,7 +103,7 @@ WAYS = {"overlap": as_it_is, "in_turn": in_turn, "compute": without}
 
 def run_prompt(instance: GpuInstance, commands: list[RunBatch], way: str) -> tuple[float, list[float]]:
     """Return when the prompt began and when its token was reported."""
-    with patch.object(instance.fabric, "ring_step", partial(WAYS[way], instance.fabric.ring_step)):
+    with patch.object(ring, "ring_step", partial(WAYS[way], ring_step)):
         ran = instance.run_chunks(commands)
     return ran.begun_at, ran.reported_at
 
@@ -107,12 +114,12 @@ def run_transfers(instance: GpuInstance, command: RunBatch) -> tuple[float, list
     sizes = {block.master_id: len(block.positions) for block in command.plan.queries}
     sources = [group.source_at(instance.instance_id, step) for step in range(group.dop)]
     blocks = [pool.new_empty(sizes[source], *pool.shape[1:]) for source in sources]
-    with instance.fabric.batch(command.batch_id, group.instance_ids):
+    with instance.fabric.batch(command.batch_id, group.instance_ids) as batch:
         torch.cuda.synchronize()
         begun_at = perf_counter()
         for _ in range(instance.config.num_layers):
             for outgoing, incoming in pairwise(blocks):
-                instance.fabric.ring_step(group.instance_ids, outgoing, incoming).wait()
+                ring_step(batch, group.instance_ids, outgoing, incoming).wait()
         torch.cuda.synchronize()
         return begun_at, [perf_counter()]
 

@@ -10,7 +10,7 @@ the larger of the floor and the processor seconds of both, spread over the cores
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -36,8 +36,9 @@ from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import InstanceId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
-from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Pending
+from loong.fabric.messages.socket_fabric import SocketFabric
+from loong.fabric.protocol import NoPeers, OpenBatch, Pending, ring_step
+from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 from loong.kernels import Partial
 from loong.model.device import CpuDevice
@@ -91,12 +92,18 @@ class Done:
         """Return at once."""
 
 
-class InTurnFabric(SocketFabric):
-    """A fabric whose ring steps return when they are over."""
+@dataclass(frozen=True, slots=True)
+class InTurn(NoPeers):
+    """The verbs of a batch, which return when their transfers are over."""
 
-    def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+    instance_id: InstanceId
+    batch: OpenBatch
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
         """Transfer, then return."""
-        super().ring_step(ring, outgoing, incoming).wait()
+        self.batch.exchange(outgoing, incoming, channel).wait()
         return Done()
 
 
@@ -117,24 +124,24 @@ class RingPass:
         self.kv = torch.randn(block_tokens, 2, setup.num_kv_heads, HEAD_DIM)
         self.incoming = torch.empty_like(self.kv)
 
-    def attend_and_transfer(self, fabric: SocketFabric) -> None:
+    def attend_and_transfer(self, batch: OpenBatch) -> None:
         """Run the whole pass."""
-        ring_attention(self.layout, self.pool, fabric, self.q, self.kv, self._nothing_seen(), DEVICE)
+        ring_attention(self.layout, self.pool, batch, self.q, self.kv, self._nothing_seen(), DEVICE)
 
-    def attend(self, fabric: SocketFabric) -> None:
+    def attend(self, batch: OpenBatch) -> None:
         """Run the pass without its transfers."""
         total = self._nothing_seen()
         own, *others = self.layout.blocks
         layout = replace(self.layout, blocks=(own,))
-        ring_attention(layout, self.pool, fabric, self.q, self.kv, total, DEVICE)
+        ring_attention(layout, self.pool, batch, self.q, self.kv, total, DEVICE)
         for block in others:
             for table in block.tables:
                 DEVICE.attend_blocks(self.q, self.kv, table, scale=HEAD_DIM**-0.5, total=total)
 
-    def transfer(self, fabric: SocketFabric) -> None:
+    def transfer(self, batch: OpenBatch) -> None:
         """Run the transfers of the pass, one after the other."""
         for _ in self.layout.blocks[1:]:
-            fabric.ring_step(self.layout.ring, self.kv, self.incoming).wait()
+            ring_step(batch, self.layout.ring, self.kv, self.incoming).wait()
 
     def _nothing_seen(self) -> Partial:
         return Partial.unseen(self.q, is_merged=True)
@@ -144,45 +151,40 @@ def run_instance(setup: Setup, instance_id: InstanceId) -> list[Measurements]:
     """Measure every block size on one process; the others do the same at the same time."""
     torch.set_num_threads(1)
     world = World(setup.num_instances, 1)
-    with (
-        closing(SocketFabric(setup.directory / "a", world, instance_id, deadline=DEADLINE)) as fabric,
-        closing(InTurnFabric(setup.directory / "b", world, instance_id, deadline=DEADLINE)) as in_turn,
-    ):
+    with closing(SocketFabric(setup.directory, world, instance_id, deadline=DEADLINE)) as fabric:
         fabric.wait_for_peers()
-        in_turn.wait_for_peers()
         batch_ids = count()
-        return [measure(setup, instance_id, size, (fabric, in_turn), batch_ids) for size in BLOCK_TOKENS]
+        return [measure(setup, instance_id, size, fabric, batch_ids) for size in BLOCK_TOKENS]
 
 
 def measure(
     setup: Setup,
     instance_id: InstanceId,
     block_tokens: int,
-    fabrics: tuple[SocketFabric, InTurnFabric],
+    fabric: SocketFabric,
     batch_ids: Iterator[int],
 ) -> Measurements:
     """Time all ways in turn, so that a disturbance affects each of them; the first round warms up."""
-    fabric, in_turn = fabrics
     ring = RingPass(setup, instance_id, block_tokens)
-    ways: dict[str, tuple[Callable[[SocketFabric], None], SocketFabric]] = {
-        "compute": (ring.attend, fabric),
-        "transfer": (ring.transfer, fabric),
-        "overlap": (ring.attend_and_transfer, fabric),
-        "in_turn": (ring.attend_and_transfer, in_turn),
+    ways: dict[str, Callable[[OpenBatch], None]] = {
+        "compute": ring.attend,
+        "transfer": ring.transfer,
+        "overlap": ring.attend_and_transfer,
+        "in_turn": lambda batch: ring.attend_and_transfer(InTurn(instance_id, batch)),
     }
     measurements: Measurements = {way: [] for way in ways}
     for _ in range(1 + setup.num_repeats):
-        for way, (run, over) in ways.items():
-            with over.batch(next(batch_ids), ring.layout.ring):
-                over.exchange_control(ring.layout.ring, torch.zeros(1, dtype=torch.int64))  # start together
-                measurements[way].append(time_of(run, over))
+        for way, run in ways.items():
+            with fabric.batch(next(batch_ids), ring.layout.ring) as batch:
+                batch.exchange_control(ring.layout.ring, torch.zeros(1, dtype=torch.int64))  # start together
+                measurements[way].append(time_of(run, batch))
     return {way: timings[1:] for way, timings in measurements.items()}
 
 
-def time_of(run: Callable[[SocketFabric], None], fabric: SocketFabric) -> Timing:
+def time_of(run: Callable[[OpenBatch], None], batch: OpenBatch) -> Timing:
     wall, processor = perf_counter(), process_time()
     for _ in range(NUM_PASSES):
-        run(fabric)
+        run(batch)
     return Timing((perf_counter() - wall) / NUM_PASSES, (process_time() - processor) / NUM_PASSES)
 
 
@@ -236,8 +238,6 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="loong-") as folder:
         setup = Setup(Path(folder), arguments.num_instances, arguments.num_kv_heads, arguments.num_repeats)
-        for name in ("a", "b"):
-            (setup.directory / name).mkdir()
         with ProcessPoolExecutor(setup.num_instances, mp_context=get_context("spawn")) as processes:
             results = list(processes.map(run_instance, repeat(setup), range(setup.num_instances)))
     by_size = zip(BLOCK_TOKENS, zip(*results, strict=True), strict=True)

@@ -32,8 +32,8 @@ from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import InstanceId, Placement, striped
 from loong.core.plan import QueryBlock, Transfer
 from loong.core.request import SamplingParams
-from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Fabric
+from loong.fabric.messages.socket_fabric import SocketFabric
+from loong.fabric.protocol import Fabric, NoPeers, OpenBatch
 from loong.fabric.world import World
 from loong.hardware.devices import DEVICES
 from loong.messages.wire import decode_command, encode
@@ -100,9 +100,9 @@ class NobodyThere(SocketFabric):
         batch_id: int,  # noqa: ARG002 - see Fabric
         group: tuple[InstanceId, ...],  # noqa: ARG002 - see Fabric
         holders: tuple[InstanceId, ...] = (),  # noqa: ARG002 - see Fabric
-    ) -> Iterator[None]:
+    ) -> Iterator[OpenBatch]:
         """See Fabric."""
-        yield
+        yield NoPeers(self.world.instance_id(self.rank))
 
 
 @dataclass(frozen=True)

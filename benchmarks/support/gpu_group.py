@@ -23,7 +23,7 @@ from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
 from loong.fabric.messages.network import Network
 from loong.fabric.messages.peer_directory import PeerDirectory
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
 from loong.hardware.devices import DEVICES

@@ -16,7 +16,7 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.hardware.devices import DEVICES
 from loong.model.config import ModelConfig

@@ -7,7 +7,7 @@ from loong.attention.exchange import QueryExchange
 from loong.attention.push import OutgoingPushes
 from loong.attention.remote import query_attention, query_layout
 from loong.attention.ring import own_block, ring_attention, ring_layout
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import OpenBatch
 from loong.kernels import Partial
 from loong.model.device import Device
 
@@ -15,12 +15,12 @@ from loong.model.device import Device
 class ElasticAttention:
     """Implements `transformer.Attention` for one step of a plan."""
 
-    def __init__(self, step: AttentionStep, fabric: Fabric, device: Device) -> None:
-        self._step, self._fabric, self._device = step, fabric, device
+    def __init__(self, step: AttentionStep, batch: OpenBatch, device: Device) -> None:
+        self._step, self._batch, self._device = step, batch, device
         self._queries = query_layout(step, device)
-        self._exchange = QueryExchange(fabric, device, self._queries.routing)
+        self._exchange = QueryExchange(batch, device, self._queries.routing)
         self._ring = ring_layout(step, device)
-        self._pushes = OutgoingPushes(step, fabric, device)
+        self._pushes = OutgoingPushes(step, batch, device)
         self._new_kv: tuple[Tensor, Tensor] | None = None  # of this layer: and its rows [T] there
         self._block: Tensor | None = None  # of this layer: the own ring block, then new KV that stays
         has_both = self._ring is not None and self._queries.local is not None
@@ -54,7 +54,7 @@ class ElasticAttention:
             )
         query_attention(self._queries, pool, self._exchange, q, total, self._device)
         if self._ring is not None and self._block is not None:
-            ring_attention(self._ring, pool, self._fabric, q, self._block, total, self._device)
+            ring_attention(self._ring, pool, self._batch, q, self._block, total, self._device)
         if pushed is not None:
             pushed.wait()
         return total.out.to(q.dtype)

@@ -31,13 +31,13 @@ class QueryRouting:
 
 
 class QueryExchange:
-    """The exchange of one step that the host launches, on a member or a holder, by messages of a fabric.
+    """The exchange of one step that the host launches, on a member or a holder, by messages to its peers.
 
     In each layer `send_queries`, `peer_queries` and `send_partials` are called once each, in this order.
     """
 
-    def __init__(self, fabric: Exchanging, device: Device, routing: QueryRouting) -> None:
-        self._fabric, self._device, self._num_peer_rows = fabric, device, routing.num_peer_rows
+    def __init__(self, peers: Exchanging, device: Device, routing: QueryRouting) -> None:
+        self._peers, self._device, self._num_peer_rows = peers, device, routing.num_peer_rows
         self._sent_rows = {peer_id: device.upload(rows) for peer_id, rows in routing.sent_rows.items()}
         self._peer_queries: Tensor | None = None
         self._pending: Pending | None = None
@@ -48,7 +48,7 @@ class QueryExchange:
         self._peer_queries = q.new_empty(sum(self._num_peer_rows.values()), *q.shape[1:])
         places = zip(self._num_peer_rows, consecutive_slices(self._num_peer_rows.values()), strict=True)
         incoming = {peer_id: self._peer_queries[rows] for peer_id, rows in places}
-        self._pending = self._fabric.exchange(outgoing, incoming, Channel.QUERIES)
+        self._pending = self._peers.exchange(outgoing, incoming, Channel.QUERIES)
 
     def peer_queries(self) -> Tensor:
         """Return the queries received, peer by peer [n, H, D]."""
@@ -69,7 +69,7 @@ class QueryExchange:
         slices = consecutive_slices(self._num_peer_rows.values())
         outgoing = {peer_id: sent[rows] for peer_id, rows in zip(self._num_peer_rows, slices, strict=True)}
         incoming = {peer_id: sent.new_empty(len(r), sent.shape[1]) for peer_id, r in self._sent_rows.items()}
-        self._fabric.exchange(outgoing, incoming, Channel.PARTIALS).wait()
+        self._peers.exchange(outgoing, incoming, Channel.PARTIALS).wait()
         for peer_id, rows in self._sent_rows.items():
             self._device.merge_into(total, unpacked(incoming[peer_id], num_heads, head_dim), rows)
 

@@ -16,7 +16,7 @@ from loong.model.device import Device
 class OutgoingPushes:
     """The KV that this instance pushes in a step, by holder."""
 
-    def __init__(self, step: AttentionStep, fabric: Exchanging, device: Device) -> None:
+    def __init__(self, step: AttentionStep, batch: Exchanging, device: Device) -> None:
         rows: dict[InstanceId, list[Tensor]] = {}
         for push in step.batch.pushes:
             if push.block.master_id == step.instance_id:
@@ -25,7 +25,7 @@ class OutgoingPushes:
                 chosen = row_range(step.rows[push.block])[first :: max(1, stride)][: len(pushed)]
                 rows.setdefault(push.segment.instance_id, []).append(chosen)
         self._rows = {holder_id: device.upload(concatenate(pieces)) for holder_id, pieces in rows.items()}
-        self._fabric = fabric
+        self._batch = batch
 
     def send(self, kv: Tensor, places: Tensor) -> Pending | None:
         """Send the new KV of a layer, from rows `places` [T] of kv [n, ...]; return None if none is
@@ -34,7 +34,7 @@ class OutgoingPushes:
         if not self._rows:
             return None
         outgoing = {holder_id: kv[places[rows]] for holder_id, rows in self._rows.items()}
-        return self._fabric.exchange(outgoing, {}, Channel.RING)
+        return self._batch.exchange(outgoing, {}, Channel.RING)
 
 
 class IncomingPushes:
@@ -69,8 +69,8 @@ class IncomingPushes:
         self._members.exchange(dict.fromkeys(self._slots, done), {}, Channel.CONTROL).wait()
 
 
-def await_stored(fabric: Exchanging, batch: BatchPlan, instance_id: InstanceId) -> None:
+def await_stored(batch: Exchanging, plan: BatchPlan, instance_id: InstanceId) -> None:
     """Wait until all KV that an instance has pushed is stored. A batch does not end before."""
-    holder_ids = {p.segment.instance_id for p in batch.pushes if p.block.master_id == instance_id}
+    holder_ids = {p.segment.instance_id for p in plan.pushes if p.block.master_id == instance_id}
     confirmed = {holder_id: torch.empty(1, dtype=torch.int64) for holder_id in holder_ids}
-    fabric.exchange({}, confirmed, Channel.CONTROL).wait()
+    batch.exchange({}, confirmed, Channel.CONTROL).wait()

@@ -17,7 +17,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.positions import intersection
 from loong.core.request import RequestId
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import OpenBatch, ring_step
 from loong.kernels import Partial
 from loong.model.device import AttendTable, Device
 
@@ -72,7 +72,7 @@ def ring_layout(step: AttentionStep, device: Device) -> RingLayout | None:
     if not step.requests(Transfer.KV):
         return None
     group, own = step.batch.group, own_rows(step)
-    sources = (group.source_at(step.instance_id, ring_step) for ring_step in range(group.dop))
+    sources = (group.source_at(step.instance_id, hop) for hop in range(group.dop))
     return RingLayout(
         ring=group.instance_ids,
         blocks=tuple(_ring_block(step, source_id, device) for source_id in sources),
@@ -118,7 +118,7 @@ def own_block(layout: RingLayout, pool: Tensor, device: Device) -> Tensor:
 def ring_attention(
     layout: RingLayout,
     pool: Tensor,
-    fabric: Fabric,
+    batch: OpenBatch,
     q: Tensor,
     block: Tensor,
     total: Partial,
@@ -134,7 +134,7 @@ def ring_attention(
     for present, following in zip(layout.blocks, (*layout.blocks[1:], None), strict=True):
         if following is not None:
             incoming = pool.new_empty(following.num_tokens, *pool.shape[1:])
-            pending = fabric.ring_step(layout.ring, block, incoming)
+            pending = ring_step(batch, layout.ring, block, incoming)
         for table in present.tables:
             device.attend_blocks(q, block, table, scale=scale, total=total)
         if len(present.kept_rows):

@@ -9,13 +9,13 @@ import torch.distributed as dist
 
 from loong.core.errors import ConfigError
 from loong.fabric.device_links.device_links import DeviceLinks
-from loong.fabric.linked import LinkedFabric
+from loong.fabric.device_links.linked_fabric import LinkedFabric
 from loong.fabric.memory.cuda_copy_streams import CudaCopyStream
 from loong.fabric.memory.cuda_memory import CudaMemory
-from loong.fabric.memory.symmetric import SymmetricFabric
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.memory.symmetric_fabric import SymmetricFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.staged import StagedFabric
+from loong.fabric.staged_fabric import StagedFabric
 
 logger = logging.getLogger(__name__)
 

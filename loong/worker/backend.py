@@ -8,7 +8,7 @@ from torch import Tensor
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import Service
 from loong.core.placement import InstanceId
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.kernels import reference_draw
 from loong.kernels.sampling.draw_params import DrawParams

@@ -10,7 +10,7 @@ from loong.core.attention_kernels import AttentionKernels
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.instance import Service
 from loong.core.placement import InstanceId
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Fabric
 from loong.kernels import gpu
 from loong.kernels.late_compilation import warn_of_compilation

@@ -25,7 +25,7 @@ from loong.core.attention_kernels import AttentionKernels
 from loong.core.errors import ClusterError, LoongError
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
 from loong.fabric.errors import PeerError
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.grammar.mask_process import SharedMasks, fork_mask_process
 from loong.messages.secure_sockets import ConnectionWatch, connect_securely, listen_securely
 from loong.messages.stray_frames import StrayFrames
@@ -205,9 +205,7 @@ class Worker:
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
         """Return the first rank's tensor [...] int64 on all ranks of the instance, in an open batch."""
-        instance_id = self._config.instance_id
-        received = self._fabric.exchange_control((instance_id,), tensor.flatten())[instance_id]
-        return received.view(tensor.shape)
+        return self._fabric.broadcast(tensor.flatten()).view(tensor.shape)
 
     def _release(self, command: ReleaseKV) -> None:
         if command.positions is None or command.is_void:  # what is known here may go on elsewhere, or end

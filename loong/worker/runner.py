@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 
-from loong.attention.exchange import load_kernels
+from loong.attention import ring
+from loong.attention.exchange import QueryExchange, load_kernels
 from loong.core.errors import ClusterError
 from loong.core.instance import ESPGroup
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId, KVSegment, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.request import SamplingParams
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, NoPeers
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.batches.decode_lease import DecodeLease, DecodeLeases
@@ -57,7 +58,7 @@ class BatchRunner:
         self._constraints = constraints or Constraints(None, model.shard.config.vocab_size)
         self._instance_id = instance_id
         self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
-        self._step_runner = StepRunner(instance_id, model, pool, fabric, backend, self._constraints)
+        self._step_runner = StepRunner(instance_id, model, pool, fabric.world, backend, self._constraints)
         self.leases: DecodeLeases | None = None  # once there are captured steps
         self._pending_tokens = PendingTokens(_WARM_UP_BATCH_ID)
 
@@ -137,8 +138,9 @@ class BatchRunner:
     def spans(self) -> Iterator[Span]:
         """Yield the spans of a trace: an object, its method and its name."""
         yield from self._step_runner.spans()
-        yield self._fabric, "ring_step", "ring step"
-        yield self._fabric, "exchange", "exchange"
+        yield ring, "ring_step", "ring step"
+        yield QueryExchange, "send_queries", "exchange"
+        yield QueryExchange, "send_partials", "exchange"
         device = self._backend.device
         yield device, "attend_slots", "attention"
         yield device, "attend_blocks", "attention"
@@ -173,7 +175,7 @@ class BatchRunner:
                 for i, length in prompts.items()
             ]
             requests = Progress.of(given)
-            self._step_runner.begin(plan, requests).tokens()
+            self._step_runner.begin(plan, requests, NoPeers(self._instance_id)).tokens()
             placements = {i: request.placement for i, request in requests.items()}
         for request_id in prompts:
             self._pool.release(request_id)

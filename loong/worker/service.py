@@ -68,7 +68,7 @@ class AttentionService:
         serve, fabric, group = self._serve, self._fabric, command.plan.group.instance_ids
         is_captured = self.leases is not None and self.leases.can_run(command)
         if is_captured:
-            serve, served = self._serve_captured, fabric.serve_lease(command.batch_id, group)
+            serve, served = self._serve_captured, fabric.serve(command.batch_id, group, is_captured=True)
         else:
             served = fabric.serve(command.batch_id, group)
         self._allocate(command)

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Span: TypeAlias = tuple[object, str, str]  # an object, its method, and its name in a trace
+Span: TypeAlias = tuple[object, str, str]  # an object or class, its method, and its name in a trace
 
 
 class Tracer:
@@ -24,6 +24,7 @@ class Tracer:
     def __init__(self, spans: Iterable[Span]) -> None:
         self._spans = tuple(spans)
         self._profile: profile | None = None
+        self._replaced: list[tuple[object, str, object]] = []
 
     def start(self) -> None:
         """Begin; a trace that was begun and not ended is dropped."""
@@ -36,14 +37,19 @@ class Tracer:
         started.start()
         self._profile = started
         for owner, method, name in self._spans:
+            self._replaced.append((owner, method, vars(owner).get(method)))
             setattr(owner, method, _named(getattr(owner, method), name))
 
     def end(self, path: Path | None) -> None:
         """End, and write a Chrome trace, if a path is given; an empty one if none was begun."""
         ended, self._profile = self._profile, None
         if ended is not None:
-            for owner, method, _ in self._spans:
-                delattr(owner, method)  # what `start` set; the class's own is there again
+            while self._replaced:
+                owner, method, before = self._replaced.pop()
+                if before is None:
+                    delattr(owner, method)  # what `start` set; the class's own is there again
+                else:
+                    setattr(owner, method, before)
             ended.stop()
         if path is not None and ended is not None:
             ended.export_chrome_trace(str(path))

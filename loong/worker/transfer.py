@@ -57,12 +57,12 @@ class SegmentMover:
 
     def _send(self, command: MoveKV, pool: KVPool) -> None:
         segment, peer_id = command.migration.segment, self._config.home_of(command.migration.destination_id)
-        with self._fabric.migration(command.migration_id, peer_id):
+        with self._fabric.migration(command.migration_id, peer_id) as opened:
             in_flight: deque[Pending] = deque()
             slots = pool.slots(segment.owner_id, segment.positions).to(pool.device)
             for piece in torch.split(slots, _TOKENS_PER_MESSAGE):
                 kv = pool.gather(piece)
-                in_flight.append(self._fabric.send_segment(kv))
+                in_flight.append(opened.send(kv))
                 if len(in_flight) > 1:  # the next is gathered while one is on its way
                     in_flight.popleft().wait()
             for pending in in_flight:
@@ -70,12 +70,13 @@ class SegmentMover:
 
     def _receive(self, command: MoveKV, pool: KVPool) -> None:
         segment = command.migration.segment
-        with self._fabric.migration(command.migration_id, self._config.home_of(segment.instance_id)):
+        peer_id = self._config.home_of(segment.instance_id)
+        with self._fabric.migration(command.migration_id, peer_id) as opened:
             slots = pool.allocate(segment.owner_id, segment.positions).to(pool.device)
             in_flight: deque[tuple[Tensor, Tensor, Pending]] = deque()
             for piece in torch.split(slots, _TOKENS_PER_MESSAGE):
                 kv = pool.empty_rows(len(piece))
-                in_flight.append((piece, kv, self._fabric.receive_segment(kv)))
+                in_flight.append((piece, kv, opened.receive(kv)))
                 if len(in_flight) > 1:  # the next comes while one is stored
                     _store(pool, *in_flight.popleft())
             for arriving in in_flight:

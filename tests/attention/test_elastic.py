@@ -18,7 +18,7 @@ from loong.core.placement import InstanceId, KVSegment, Placement, striped
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import stripe
 from loong.core.request import RequestId
-from loong.fabric.memory.symmetric import SymmetricFabric
+from loong.fabric.memory.symmetric_fabric import SymmetricFabric
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
 from loong.kernels import attend
@@ -120,8 +120,8 @@ class Instance:
         q = {name: SHARP * self._values(0, chunk, NUM_HEADS) for name, chunk in chunks.items()}
         kv = {name: self._values(1, chunk, 2, NUM_KV_HEADS) for name, chunk in chunks.items()}
         step = self._step(chunks, kv, group)
-        with self._fabric.batch(batch_id, group):
-            attention = ElasticAttention(step, self._fabric, self._device)
+        with self._fabric.batch(batch_id, group) as batch:
+            attention = ElasticAttention(step, batch, self._device)
             target, rows = attention.new_kv(0)
             target[rows] = _rows(step, kv)
             found = attention(0, _rows(step, q))

@@ -9,7 +9,7 @@ from gloo_communicators import GlooCommunicator
 from socket_worlds import Carrier, run_in_world
 
 from loong.fabric.errors import PeerLostError
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, OpenBatch
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 
@@ -17,20 +17,20 @@ SIZES = (1, 3, 4095, 4096, 4097, 200_003)
 NEVER = 600.0  # a deadline no test lives to see
 
 
-def swap(fabric: Fabric, instance_id: int, group: tuple[int, ...], size: int = 5) -> None:
-    """Exchange a block with every other member, in the open batch."""
+def swap(batch: OpenBatch, instance_id: int, group: tuple[int, ...], size: int = 5) -> None:
+    """Exchange a block with every other member."""
     peers = [i for i in group if i != instance_id]
     outgoing = {i: torch.full((size,), 10.0 * instance_id + i) for i in peers}
     incoming = {i: torch.empty(size) for i in peers}
-    fabric.exchange(outgoing, incoming, Channel.QUERIES).wait()
+    batch.exchange(outgoing, incoming, Channel.QUERIES).wait()
     assert all((incoming[i] == 10.0 * i + instance_id).all() for i in peers)
 
 
 def swap_every_size(fabric: Fabric, instance_id: int, tp_rank: int, group: tuple[int, ...]) -> int:
     for batch_id, size in enumerate(SIZES):
-        with fabric.batch(batch_id, group):
-            swap(fabric, instance_id, group, size)
-            swap(fabric, instance_id, group, 1)
+        with fabric.batch(batch_id, group) as batch:
+            swap(batch, instance_id, group, size)
+            swap(batch, instance_id, group, 1)
     return GlooCommunicator.num_made
 
 
@@ -42,16 +42,16 @@ def test_a_group_on_two_hosts_exchanges_messages_of_every_size_on_links_of_the_s
 
 def lose_one(fabric: Fabric, instance_id: int, tp_rank: int) -> int:
     """Instance 2 dies in a batch with 0; then 0 and 1 go on. Return the communicators made since."""
-    with fabric.batch(0, (0, 1, 2)):
-        swap(fabric, instance_id, (0, 1, 2))
+    with fabric.batch(0, (0, 1, 2)) as batch:
+        swap(batch, instance_id, (0, 1, 2))
     num_made = GlooCommunicator.num_made
     if instance_id == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if instance_id == 0:
-        with pytest.raises(PeerLostError), fabric.batch(1, (0, 2)):
-            swap(fabric, instance_id, (0, 2))
-    with fabric.batch(2, (0, 1)):
-        swap(fabric, instance_id, (0, 1))
+        with pytest.raises(PeerLostError), fabric.batch(1, (0, 2)) as batch:
+            swap(batch, instance_id, (0, 2))
+    with fabric.batch(2, (0, 1)) as batch:
+        swap(batch, instance_id, (0, 1))
     return GlooCommunicator.num_made - num_made
 
 
@@ -66,10 +66,10 @@ def leave_one_behind(fabric: Fabric, instance_id: int, tp_rank: int) -> list[int
     """Instance 0 sends to 1 what it does not receive. Return the communicators made after each batch."""
     counts = []
     for batch_id in range(3):
-        with fabric.batch(batch_id, (0, 1)):
-            swap(fabric, instance_id, (0, 1))
+        with fabric.batch(batch_id, (0, 1)) as batch:
+            swap(batch, instance_id, (0, 1))
             if batch_id == 0 and instance_id == 0:
-                fabric.exchange({1: torch.ones(5)}, {}, Channel.QUERIES)
+                batch.exchange({1: torch.ones(5)}, {}, Channel.QUERIES)
         counts.append(GlooCommunicator.num_made)
     return counts
 

@@ -13,7 +13,7 @@ from processes import Exited, context, run_on_ranks
 from socket_worlds import Carrier, MeetingPlace, make_fabric, meeting_place, run_in_world
 
 from loong.fabric.errors import AbandonedError, DeadlineError, PeerLostError
-from loong.fabric.protocol import Fabric, Pending
+from loong.fabric.protocol import Fabric, OpenBatch, Pending, TensorParallelVerbs, ring_step
 from loong.fabric.world import World
 
 NEVER = 600.0  # a deadline no test lives to see
@@ -34,15 +34,15 @@ def finish(pending: Pending) -> None:
         pending.wait()
 
 
-def turn(fabric: Fabric, ring: tuple[int, ...], num_steps: int) -> None:
+def turn(batch: OpenBatch, ranks: TensorParallelVerbs, ring: tuple[int, ...], num_steps: int) -> None:
     held, incoming = torch.zeros(1000), torch.zeros(1000)
     for _ in range(num_steps):
-        finish(fabric.ring_step(ring, held, incoming))
-        fabric.tensor_parallel.all_reduce(held)
+        finish(ring_step(batch, ring, held, incoming))
+        ranks.all_reduce(held)
 
 
-def turn_and_die(fabric: Fabric, ring: tuple[int, ...], num_steps: int) -> None:
-    turn(fabric, ring, num_steps)
+def turn_and_die(batch: OpenBatch, ranks: TensorParallelVerbs, ring: tuple[int, ...], num_steps: int) -> None:
+    turn(batch, ranks, ring, num_steps)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -51,8 +51,8 @@ def turn_until_one_is_killed(
 ) -> tuple[int, int]:
     """Rotate round a ring until it breaks; return the process whose loss was reported here."""
     ring, num_steps = (0, 2, 1), 5 if (instance_id, tp_rank) == victim else 10
-    with pytest.raises(PeerLostError) as caught, fabric.batch(0, ring):
-        turn_and_die(fabric, ring, num_steps)
+    with pytest.raises(PeerLostError) as caught, fabric.batch(0, ring) as batch:
+        turn_and_die(batch, fabric.tensor_parallel, ring, num_steps)
     return caught.value.instance_id, caught.value.tp_rank
 
 
@@ -78,14 +78,14 @@ def lose_one_that_owes_nothing(
 ) -> list[float]:
     """Instance 1 dies when all that it owes has arrived; 0 learns of it in the batch, which ends well."""
     incoming = torch.zeros(2)
-    with fabric.batch(0, (0, 1)):
-        finish(fabric.ring_step((0, 1), torch.full((2,), float(instance_id)), incoming))
+    with fabric.batch(0, (0, 1)) as batch:
+        finish(ring_step(batch, (0, 1), torch.full((2,), float(instance_id)), incoming))
         if instance_id == 1:
             has_got_all.wait()
             os.kill(os.getpid(), signal.SIGKILL)
         has_got_all.set()
         with pytest.raises(PeerLostError):
-            fabric.exchange_control((0, 1), own_pid())
+            batch.exchange_control((0, 1), own_pid())
     return incoming.tolist()
 
 
@@ -104,12 +104,12 @@ def test_a_loss_is_no_error_of_a_batch_that_has_got_all_it_is_owed(carrier: Carr
 def turn_while_one_is_stopped(fabric: Fabric, instance_id: int, tp_rank: int, size: int) -> tuple[int, float]:
     """Instance 1 stops itself; instance 0 turns the ring with blocks of `size`, and ends it in the end."""
     incoming = torch.zeros(size)
-    with fabric.batch(0, (0, 1)):
-        pids = fabric.exchange_control((0, 1), own_pid())
+    with fabric.batch(0, (0, 1)) as batch:
+        pids = batch.exchange_control((0, 1), own_pid())
     if instance_id == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    with pytest.raises(DeadlineError) as caught, fabric.batch(1, (0, 1)):
-        finish(fabric.ring_step((0, 1), torch.ones(size), incoming))
+    with pytest.raises(DeadlineError) as caught, fabric.batch(1, (0, 1)) as batch:
+        finish(ring_step(batch, (0, 1), torch.ones(size), incoming))
     os.kill(int(pids[1]), signal.SIGKILL)
     return caught.value.instance_id, caught.value.seconds
 
@@ -136,8 +136,8 @@ def await_state(pid: int, state: str) -> None:
 def pause_a_wait(fabric: Fabric, instance_id: int, tp_rank: int) -> list[float]:
     """Instance 2 stops 1, which owes 0 a message, and then 0, which waits for it, beyond the deadline."""
     incoming, everybody = torch.zeros(1), (0, 1, 2)
-    with fabric.batch(0, everybody):
-        pids = {i: int(pid) for i, pid in fabric.exchange_control(everybody, own_pid()).items()}
+    with fabric.batch(0, everybody) as batch:
+        pids = {i: int(pid) for i, pid in batch.exchange_control(everybody, own_pid()).items()}
     if instance_id == 2:
         await_state(pids[1], "T")
         os.kill(pids[0], signal.SIGSTOP)
@@ -146,10 +146,10 @@ def pause_a_wait(fabric: Fabric, instance_id: int, tp_rank: int) -> list[float]:
         await_state(pids[0], "S")
         os.kill(pids[1], signal.SIGCONT)
         return []
-    with fabric.batch(1, (0, 1)):
+    with fabric.batch(1, (0, 1)) as batch:
         if instance_id == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        finish(fabric.ring_step((0, 1), torch.tensor([float(instance_id)]), incoming))
+        finish(ring_step(batch, (0, 1), torch.tensor([float(instance_id)]), incoming))
     return incoming.tolist()
 
 
@@ -162,18 +162,18 @@ def wake_late(fabric: Fabric, instance_id: int, tp_rank: int) -> list[float]:
     """Instance 1 sleeps through batch 1, wakes, sends what it owed, and takes part in batch 2."""
     group = (0, 1)
     first, second = torch.zeros(2), torch.zeros(2)
-    with fabric.batch(0, group):
-        pids = fabric.exchange_control(group, own_pid())
+    with fabric.batch(0, group) as batch:
+        pids = batch.exchange_control(group, own_pid())
     if instance_id == 0:
-        with pytest.raises(DeadlineError), fabric.batch(1, group):
-            finish(fabric.ring_step(group, torch.ones(2), first))
+        with pytest.raises(DeadlineError), fabric.batch(1, group) as batch:
+            finish(ring_step(batch, group, torch.ones(2), first))
         os.kill(int(pids[1]), signal.SIGCONT)
     else:
-        with suppress(AbandonedError), fabric.batch(1, group):
+        with suppress(AbandonedError), fabric.batch(1, group) as batch:
             os.kill(os.getpid(), signal.SIGSTOP)
-            finish(fabric.ring_step(group, torch.ones(2), first))
-    with fabric.batch(2, group):
-        finish(fabric.ring_step(group, torch.full((2,), 2.0), second))
+            finish(ring_step(batch, group, torch.ones(2), first))
+    with fabric.batch(2, group) as batch:
+        finish(ring_step(batch, group, torch.full((2,), 2.0), second))
     return second.tolist()
 
 
@@ -182,7 +182,7 @@ def test_what_a_process_sends_after_waking_late_is_not_taken_for_the_next_batch(
     assert results == [[2.0, 2.0], [2.0, 2.0]]
 
 
-def fail(fabric: Fabric, ring: tuple[int, ...], num_steps: int) -> None:
+def fail(batch: OpenBatch, ranks: TensorParallelVerbs, ring: tuple[int, ...], num_steps: int) -> None:
     raise ZeroDivisionError
 
 
@@ -190,10 +190,10 @@ def abandon_one_batch(fabric: Fabric, instance_id: int, tp_rank: int) -> tuple[i
     """Instance 1 leaves batch 0 by an error; all take part in batch 1. Returns who was said to have left."""
     ring, incoming = (0, 1, 2), torch.zeros(1)
     part, expected = (fail, ZeroDivisionError) if instance_id == 1 else (turn, AbandonedError)
-    with pytest.raises(expected) as caught, fabric.batch(0, ring):
-        part(fabric, ring, 2)
-    with fabric.batch(1, ring):
-        finish(fabric.ring_step(ring, torch.tensor([float(instance_id)]), incoming))
+    with pytest.raises(expected) as caught, fabric.batch(0, ring) as batch:
+        part(batch, fabric.tensor_parallel, ring, 2)
+    with fabric.batch(1, ring) as batch:
+        finish(ring_step(batch, ring, torch.tensor([float(instance_id)]), incoming))
     error = caught.value
     return error.instance_id if isinstance(error, AbandonedError) else -1, incoming.tolist()
 
@@ -209,15 +209,15 @@ def abandon_one_migration(fabric: Fabric, instance_id: int, tp_rank: int) -> flo
     if instance_id == 1:
         with pytest.raises(ZeroDivisionError), fabric.migration(0, 0):
             raise ZeroDivisionError
-        with fabric.migration(1, 0):
-            finish(fabric.send_segment(2 * x))
+        with fabric.migration(1, 0) as migration:
+            finish(migration.send(2 * x))
     else:
-        with suppress(AbandonedError), fabric.migration(0, 1):
-            for verb in (fabric.receive_segment, fabric.send_segment):
+        with suppress(AbandonedError), fabric.migration(0, 1) as migration:
+            for verb in (migration.receive, migration.send):
                 with pytest.raises(AbandonedError, match=r"segment of migration 0: instance 1 .* left"):
                     finish(verb(x))
-        with fabric.migration(1, 1):
-            finish(fabric.receive_segment(x))
+        with fabric.migration(1, 1) as migration:
+            finish(migration.receive(x))
     return x.item()
 
 
@@ -237,16 +237,16 @@ def die_and_return(rank: int, place: MeetingPlace, is_dead: Event, carrier: Carr
         fabric.wait_for_peers()
         incoming = torch.zeros(1)
         if rank < 2:
-            with fabric.batch(0, group):
-                fabric.exchange_control(group, own_pid())
+            with fabric.batch(0, group) as batch:
+                batch.exchange_control(group, own_pid())
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-            with pytest.raises(PeerLostError), fabric.batch(1, group):
-                finish(fabric.ring_step(group, torch.zeros(1), incoming))
+            with pytest.raises(PeerLostError), fabric.batch(1, group) as batch:
+                finish(ring_step(batch, group, torch.zeros(1), incoming))
             is_dead.set()
             fabric.wait_for_peers()
-        with fabric.batch(2, group):
-            finish(fabric.ring_step(group, torch.tensor([float(rank)]), incoming))
+        with fabric.batch(2, group) as batch:
+            finish(ring_step(batch, group, torch.tensor([float(rank)]), incoming))
     return incoming.item()
 
 

@@ -10,7 +10,7 @@ import torch
 from socket_worlds import Carrier, run_in_world
 
 from loong.fabric.errors import AbandonedError, InvalidMessageError
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, NoPeers, OpenBatch, ring_step
 from loong.fabric.traffic import Channel, Sent, TrafficSnapshot
 from loong.fabric.world import World
 
@@ -23,7 +23,7 @@ def block(owner: int, size: int = 6, dtype: torch.dtype = torch.int64) -> torch.
     return (torch.arange(size) + 100 * owner).to(dtype)
 
 
-def rotate(fabric: Fabric, instance_id: int, tp_rank: int, ring: tuple[int, ...]) -> list[list[int]]:
+def rotate(batch: OpenBatch, instance_id: int, tp_rank: int, ring: tuple[int, ...]) -> list[list[int]]:
     """The blocks that came by, in order, in a full turn of a ring whose blocks have owner + 1 entries."""
     place = ring.index(instance_id)
     seen = []
@@ -31,7 +31,7 @@ def rotate(fabric: Fabric, instance_id: int, tp_rank: int, ring: tuple[int, ...]
     for step in range(1, len(ring) + 1):
         owner = ring[place - step]
         incoming = torch.empty(owner + 1, dtype=torch.int64)
-        fabric.ring_step(ring, held, incoming).wait()
+        ring_step(batch, ring, held, incoming).wait()
         seen.append(incoming.tolist())
         held = incoming
     return seen
@@ -41,8 +41,8 @@ def rotate_every_ring(fabric: Fabric, instance_id: int, tp_rank: int) -> int:
     rings = [ring for size in range(1, 5) for ring in itertools.permutations(range(4), size)]
     for batch_id, ring in enumerate(rings):
         if instance_id in ring:
-            with fabric.batch(batch_id, ring):
-                seen = rotate(fabric, instance_id, tp_rank, ring)
+            with fabric.batch(batch_id, ring) as batch:
+                seen = rotate(batch, instance_id, tp_rank, ring)
             place = ring.index(instance_id)
             owners = [ring[place - step] for step in range(1, len(ring) + 1)]
             assert seen == [block(owner, owner + 1).tolist() for owner in owners]
@@ -57,8 +57,8 @@ def rotate_apart(fabric: Fabric, instance_id: int, tp_rank: int) -> list[list[in
     ring = (1, 0) if instance_id < 2 else (2, 3)
     seen: list[list[int]] = []
     for batch_id in range(20 if instance_id < 2 else 5):
-        with fabric.batch(batch_id, ring):
-            seen = rotate(fabric, instance_id, tp_rank, ring)
+        with fabric.batch(batch_id, ring) as batch:
+            seen = rotate(batch, instance_id, tp_rank, ring)
     return seen
 
 
@@ -74,8 +74,8 @@ def exchange_much(fabric: Fabric, instance_id: int, tp_rank: int, sizes: Mapping
         for (sender, to), size in sizes.items()
         if to == instance_id
     }
-    with fabric.batch(0, (0, 1, 2)):
-        fabric.exchange(outgoing, incoming, Channel.QUERIES).wait()
+    with fabric.batch(0, (0, 1, 2)) as batch:
+        batch.exchange(outgoing, incoming, Channel.QUERIES).wait()
         for tensor in incoming.values():
             assert tensor.tolist() == block(instance_id, len(tensor)).tolist()
 
@@ -94,8 +94,8 @@ def test_messages_that_no_queue_holds_are_exchanged(sizes: Mapping[Pair, int], c
 def skip_empty_blocks(fabric: Fabric, instance_id: int, tp_rank: int) -> tuple[list[int], Sent]:
     sizes = (0, 3, 0)
     incoming = torch.empty(sizes[instance_id - 1], dtype=torch.int64)
-    with fabric.batch(0, (0, 1, 2)):
-        fabric.ring_step((0, 1, 2), block(instance_id, sizes[instance_id]), incoming).wait()
+    with fabric.batch(0, (0, 1, 2)) as batch:
+        ring_step(batch, (0, 1, 2), block(instance_id, sizes[instance_id]), incoming).wait()
     return incoming.tolist(), fabric.traffic.snapshot().total
 
 
@@ -110,8 +110,8 @@ def test_an_empty_block_is_no_message(carrier: Carrier) -> None:
 def send_every_dtype(fabric: Fabric, instance_id: int, tp_rank: int) -> None:
     for batch_id, dtype in enumerate(DTYPES):
         incoming = torch.empty((2, 3), dtype=dtype)
-        with fabric.batch(batch_id, (0, 1)):
-            fabric.ring_step((0, 1), block(instance_id, dtype=dtype).view(2, 3), incoming).wait()
+        with fabric.batch(batch_id, (0, 1)) as batch:
+            ring_step(batch, (0, 1), block(instance_id, dtype=dtype).view(2, 3), incoming).wait()
         assert torch.equal(incoming, block(1 - instance_id, dtype=dtype).view(2, 3))
 
 
@@ -126,9 +126,9 @@ def exchange_as_masters(fabric: Fabric, instance_id: int, tp_rank: int) -> Traff
     is_master = instance_id in masters
     queries = {i: torch.empty(6, dtype=torch.int64) for i in masters if i != instance_id}
     partials = {i: torch.empty(6, dtype=torch.int64) for i in others if is_master}
-    with fabric.batch(3, group):
-        back = fabric.exchange({i: block(10 * instance_id + i) for i in queries}, partials, Channel.PARTIALS)
-        out = fabric.exchange(
+    with fabric.batch(3, group) as batch:
+        back = batch.exchange({i: block(10 * instance_id + i) for i in queries}, partials, Channel.PARTIALS)
+        out = batch.exchange(
             dict.fromkeys(others, block(instance_id)) if is_master else {}, queries, Channel.QUERIES
         )
         out.wait()
@@ -150,16 +150,16 @@ def migrate_during_a_ring(fabric: Fabric, instance_id: int, tp_rank: int) -> boo
     received = [torch.zeros(1 << 19) for _ in halves]
 
     def migrate() -> None:
-        with fabric.migration(7, 1 - instance_id):
+        with fabric.migration(7, 1 - instance_id) as migration:
             for sent, into in zip(halves, received, strict=True):
-                pending = fabric.send_segment(sent) if instance_id == 0 else fabric.receive_segment(into)
+                pending = migration.send(sent) if instance_id == 0 else migration.receive(into)
                 pending.wait()
 
     migration = Thread(target=migrate)
     migration.start()
     for batch_id in range(50):
-        with fabric.batch(batch_id, (0, 1)):
-            rotate(fabric, instance_id, tp_rank, (0, 1))
+        with fabric.batch(batch_id, (0, 1)) as batch:
+            rotate(batch, instance_id, tp_rank, (0, 1))
     migration.join()
     return instance_id == 0 or all(map(torch.equal, halves, received))
 
@@ -196,8 +196,8 @@ def test_every_tensor_parallel_rank_gets_bitwise_the_same(carrier: Carrier) -> N
 
 def rotate_head_shards(fabric: Fabric, instance_id: int, tp_rank: int) -> list[int]:
     incoming = torch.empty(2, dtype=torch.int64)
-    with fabric.batch(0, (1, 0)):
-        fabric.ring_step((1, 0), block(10 * instance_id + tp_rank, 2), incoming).wait()
+    with fabric.batch(0, (1, 0)) as batch:
+        ring_step(batch, (1, 0), block(10 * instance_id + tp_rank, 2), incoming).wait()
     return incoming.tolist()
 
 
@@ -212,9 +212,9 @@ def agree(
     heard = []
     for batch_id, group in enumerate(groups):
         if instance_id in group:
-            with fabric.batch(batch_id, group):
+            with fabric.batch(batch_id, group) as batch:
                 payload = torch.tensor([instance_id, tp_rank, batch_id], device="cpu")
-                answers = fabric.exchange_control(group, payload)
+                answers = batch.exchange_control(group, payload)
             heard.append({i: answer.tolist() for i, answer in answers.items()})
     return heard, fabric.traffic.snapshot()[Channel.CONTROL]
 
@@ -235,12 +235,12 @@ def leave_messages_behind(fabric: Fabric, instance_id: int, tp_rank: int) -> lis
     nothing = torch.empty(0, dtype=torch.int64)
     incoming = torch.empty(6, dtype=torch.int64)
     for batch_id, num_sent in ((0, 2), (1, 1)):
-        with fabric.batch(batch_id, (0, 1)):
+        with fabric.batch(batch_id, (0, 1)) as batch:
             if instance_id == 0:
                 for number in range(num_sent):
-                    fabric.ring_step((0, 1), block(10 * batch_id + number), nothing).wait()
+                    ring_step(batch, (0, 1), block(10 * batch_id + number), nothing).wait()
             else:
-                fabric.ring_step((0, 1), nothing, incoming).wait()
+                ring_step(batch, (0, 1), nothing, incoming).wait()
     return incoming.tolist()
 
 
@@ -251,13 +251,16 @@ def test_what_is_left_of_one_batch_is_not_taken_for_the_next(carrier: Carrier) -
 def fail_then_receive_another(fabric: Fabric, instance_id: int, tp_rank: int) -> list[int]:
     incoming = torch.empty(6, dtype=torch.int64)
     for migration_id in (5, 6):
-        with suppress(AbandonedError, ZeroDivisionError), fabric.migration(migration_id, 1 - instance_id):
+        with (
+            suppress(AbandonedError, ZeroDivisionError),
+            fabric.migration(migration_id, 1 - instance_id) as migration,
+        ):
             if instance_id == 0:
-                fabric.send_segment(block(migration_id)).wait()
+                migration.send(block(migration_id)).wait()
             elif migration_id == 5:
                 raise ZeroDivisionError
             else:
-                fabric.receive_segment(incoming).wait()
+                migration.receive(incoming).wait()
     return incoming.tolist()
 
 
@@ -267,15 +270,15 @@ def test_what_is_left_of_a_failed_migration_is_not_taken_for_the_next(carrier: C
 
 def misuse(fabric: Fabric, instance_id: int, tp_rank: int) -> None:
     x = torch.zeros(2, 3)
-    with pytest.raises(InvalidMessageError, match="no batch is open"):
-        fabric.ring_step((0, 1), x, x)
+    with pytest.raises(InvalidMessageError, match=r"ring with \[0, 1\] in a step without peers"):
+        ring_step(NoPeers(instance_id), (0, 1), x, x)
     with pytest.raises(InvalidMessageError, match="opened a batch of"), fabric.batch(0, (1 - instance_id,)):
         pass
-    with fabric.batch(4, (0, 1)):
+    with fabric.batch(4, (0, 1)) as batch:
         with pytest.raises(InvalidMessageError, match=r"\(3, 2\) with strides \(1, 3\) is not contiguous"):
-            fabric.ring_step((0, 1), x.T, x)
+            ring_step(batch, (0, 1), x.T, x)
         with pytest.raises(InvalidMessageError, match="instance 2 is not in the group"):
-            fabric.exchange({2: x}, {}, Channel.QUERIES)
+            batch.exchange({2: x}, {}, Channel.QUERIES)
         with (
             pytest.raises(InvalidMessageError, match="batch 5 opened inside batch 4"),
             fabric.batch(5, (0, 1)),
@@ -283,12 +286,10 @@ def misuse(fabric: Fabric, instance_id: int, tp_rank: int) -> None:
             pass
     with pytest.raises(InvalidMessageError, match="batch 4 after batch 4"), fabric.batch(4, (0, 1)):
         pass
-    misuse_a_migration(fabric, 1 - instance_id, x)
+    misuse_a_migration(fabric, 1 - instance_id)
 
 
-def misuse_a_migration(fabric: Fabric, peer_id: int, x: torch.Tensor) -> None:
-    with pytest.raises(InvalidMessageError, match="no migration is open"):
-        fabric.send_segment(x)
+def misuse_a_migration(fabric: Fabric, peer_id: int) -> None:
     with (
         fabric.migration(4, peer_id),
         pytest.raises(InvalidMessageError, match="migration 5 opened inside migration 4"),

@@ -13,7 +13,7 @@ from machines import H200_GRAPH_LIMITS
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS
 from loong.core.errors import ClusterError, ConfigError
 from loong.fabric.memory.chunked_channel import ChunkedChannel
-from loong.fabric.memory.symmetric import SIZES
+from loong.fabric.memory.symmetric_fabric import SIZES
 from loong.hardware.gpus import Gpu, check_alike, check_torch, cost_device, host_gpus
 from loong.hardware.machine import machine_facts
 from loong.hardware.memory import GRAPH_BYTES, ClusterSize, arena_bytes, fit_gpu_kv_capacity

@@ -18,7 +18,7 @@ from loong.attention.push import await_stored
 from loong.core.kv_layout import KVLayout
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.kernels import attend
 from loong.model.device import CpuDevice
@@ -144,13 +144,13 @@ class AttentionWorld:
     ) -> dict[tuple[RequestId, int], Tensor]:
         fabric, device = self._fabrics[instance_id], self.device
         own = AttentionStep(instance_id, step.batch, step.placements, pool)
-        with fabric.batch(batch_id, step.batch.group.instance_ids, step.holder_ids):
-            attention = ElasticAttention(own, fabric, device)
+        with fabric.batch(batch_id, step.batch.group.instance_ids, step.holder_ids) as batch:
+            attention = ElasticAttention(own, batch, device)
             target, rows = attention.new_kv(0)
             target[rows] = stored(_rows(own, tokens.kv), target)
             out = attention(0, _rows(own, tokens.q))
             if step.batch.pushes:
-                await_stored(fabric, step.batch, instance_id)
+                await_stored(batch, step.batch, instance_id)
         tokens_of_rows = [(block.request_id, p) for block in own.blocks for p in block.positions]
         return dict(zip(tokens_of_rows, out, strict=True))
 

@@ -11,7 +11,7 @@ from socket_worlds import run_in_world
 
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 
 

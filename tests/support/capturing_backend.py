@@ -1,6 +1,7 @@
 """A processor that captures steps by keeping their calls, and exchanges in groups by messages."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -8,7 +9,7 @@ from torch import Tensor
 from loong.attention.exchange import QueryExchange, QueryRouting
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.placement import InstanceId
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Exchanging, Fabric, NoPeers, OpenBatch
 from loong.fabric.traffic import Channel
 from loong.kernels import Partial
 from loong.model.device import Device
@@ -31,13 +32,28 @@ class CapturingBackend(CpuBackend):
 
 
 class FabricExchange:
-    """Exchanges inside the open batch, by the messages of steps that the host launches. See KVExchange."""
+    """Exchanges inside the open batch, by the messages of steps that the host launches. See KVExchange.
+
+    It learns from the fabric which batch that is, as the arena's clock tells it to captured steps.
+    """
 
     max_kv_room = MAX_KV_ROOM
 
     def __init__(self, fabric: Fabric, instance_id: InstanceId, device: Device) -> None:
         self.num_instances = fabric.world.num_instances
-        self._fabric, self._instance_id, self._device = fabric, instance_id, device
+        self._peers_now: Exchanging = NoPeers(instance_id)
+        self._instance_id, self._device = instance_id, device
+        open_batch = fabric.batch
+
+        @contextmanager
+        def batch(
+            batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()
+        ) -> Iterator[OpenBatch]:
+            with open_batch(batch_id, group, holders) as opened:
+                self._peers_now = opened
+                yield opened
+
+        vars(fabric)["batch"] = batch
         self.begin({})
 
     def begin(self, num_tokens: Mapping[InstanceId, int], holder_ids: Collection[InstanceId] = ()) -> None:
@@ -46,7 +62,7 @@ class FabricExchange:
         self._num_own = num_tokens.get(self._instance_id, 0)
         self._peers = {i: n for i, n in sorted(num_tokens.items()) if i != self._instance_id}
         routing = QueryRouting(dict.fromkeys(self._peers, torch.arange(self._num_own)), self._peers)
-        self._step = QueryExchange(self._fabric, self._device, routing)
+        self._step = QueryExchange(self._peers_now, self._device, routing)
 
     def gather(self, layer: int, q: Tensor) -> Tensor:
         """See GroupExchange."""
@@ -74,7 +90,7 @@ class FabricExchange:
         rows = self._rows_with(block)
         incoming = {i: rows[i, :count] for i, count in self._peers.items()}
         outgoing = dict.fromkeys(incoming, block[: self._num_own])
-        self._fabric.exchange(outgoing, incoming, Channel.RING).wait()
+        self._peers_now.exchange(outgoing, incoming, Channel.RING).wait()
         return rows.flatten(0, 1)
 
     def service(self) -> GroupExchange | None:

@@ -27,7 +27,7 @@ PRELOADED = [
     "pytest",
     "triton",
     "transformers.generation.utils",
-    "loong.fabric.memory.symmetric",
+    "loong.fabric.memory.symmetric_fabric",
     "loong.scheduler.policy",
     "loong.worker.backend",
     "loong.worker.process",

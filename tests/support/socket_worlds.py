@@ -16,12 +16,12 @@ import torch
 from processes import context, load, run_on_ranks
 
 from loong.fabric.device_links.device_links import DeviceLinks
-from loong.fabric.linked import LinkedFabric
+from loong.fabric.device_links.linked_fabric import LinkedFabric
 from loong.fabric.messages.network import Network
 from loong.fabric.messages.peer_directory import PeerDirectory
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Fabric
-from loong.fabric.staged import StagedFabric
+from loong.fabric.staged_fabric import StagedFabric
 from loong.fabric.world import World
 
 if TYPE_CHECKING:  # slow to import
@@ -153,7 +153,7 @@ def _gpu_arenas(sockets: SocketFabric) -> Fabric:
 
 def _symmetric(sockets: SocketFabric, memory: "SharedMemory", make_copy_stream: "CopyStreamMaker") -> Fabric:
     from loong.fabric.memory.chunked_channel import ChunkedChannelSize
-    from loong.fabric.memory.symmetric import SIZES, SymmetricFabric
+    from loong.fabric.memory.symmetric_fabric import SIZES, SymmetricFabric
 
     return SymmetricFabric(
         sockets,

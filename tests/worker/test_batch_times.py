@@ -11,7 +11,7 @@ from requests_for_tests import greedy_request, random_prompt
 from torch import Tensor
 
 from loong.core.instructions import RunBatch
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.messages.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.model.device import CpuDevice

@@ -13,7 +13,7 @@ from requests_for_tests import expected, greedy_request, random_prompt
 
 from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.plan import BatchPlan
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
 from loong.model.load import load_model

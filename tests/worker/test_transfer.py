@@ -9,7 +9,7 @@ from loong.core.instructions import MoveKV
 from loong.core.kv_layout import KVLayout
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import KVMigration
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.worker.kv.pool import KVPool
 from loong.worker.transfer import SegmentMover

@@ -24,7 +24,7 @@ from loong.fabric.device_links.device_link import DeviceLink, LinkState
 from loong.fabric.device_links.pair_store import PairStore
 from loong.fabric.errors import DeadlineError, InvalidMessageError
 from loong.fabric.messages.link import bytes_of, memory_of
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Pending
 from loong.fabric.traffic import Channel, Plane
 
@@ -160,7 +160,7 @@ class DeviceLinks:
         end = monotonic() + self._sockets.deadline
         try:
             while not made.done():
-                self._sockets.raise_if_broken(channel.plane)
+                self._sockets.raise_if_broken(channel.plane, its_id)
                 self._raise_if_after(end, "connecting", peer)
                 with suppress(TimeoutError):
                     made.exception(_LOOK_SECONDS)
@@ -168,7 +168,7 @@ class DeviceLinks:
         except BaseException as error:
             made.add_done_callback(_abort_result)
             if isinstance(error, RuntimeError) and not isinstance(error, ClusterError):
-                raise self._unconnected(channel, peer, error) from error
+                raise self._unconnected(channel, its_id, peer, error) from error
             raise
         finally:
             store.close()
@@ -177,11 +177,11 @@ class DeviceLinks:
         if monotonic() > end:
             raise DeadlineError(verb, *self._sockets.world.place(peer), self._sockets.deadline)
 
-    def _unconnected(self, channel: Channel, peer: int, error: RuntimeError) -> ClusterError:
+    def _unconnected(self, channel: Channel, its_id: int, peer: int, error: RuntimeError) -> ClusterError:
         """Return why a communicator could not be made: a loss, or what its backend says."""
         sleep(_LOOK_SECONDS)
         try:
-            self._sockets.raise_if_broken(channel.plane)
+            self._sockets.raise_if_broken(channel.plane, its_id)
         except ClusterError as lost:
             return lost
         return ClusterError(f"there is no communicator with {self._name(peer)}: {error}")
@@ -196,7 +196,7 @@ class DeviceLinks:
         try:
             message = self._receive(channel, its_id, peer, _STATE)
         except ClusterError:
-            self._sockets.raise_if_broken(channel.plane)  # by the name of the verb
+            self._sockets.raise_if_broken(channel.plane, its_id)  # by the name of the verb
             raise
         return LinkState(*torch.frombuffer(bytearray(message), dtype=torch.int64).tolist())
 
@@ -229,7 +229,7 @@ class DeviceLinks:
         if not silent:
             return
         try:
-            self._sockets.raise_if_broken(use.plane)
+            self._sockets.raise_if_broken(use.plane, use.its_id)
             peer = max(silent, key=silent.__getitem__)
             end = monotonic() - silent[peer] + self._sockets.deadline
             self._raise_if_after(end, f"{use.plane.name.lower()} {use.its_id}", peer)
@@ -249,7 +249,7 @@ class DeviceLinks:
             if use.error is not None:
                 return use.error
             try:
-                self._sockets.raise_if_broken(use.plane)
+                self._sockets.raise_if_broken(use.plane, use.its_id)
             except ClusterError as error:
                 return error
             sleep(_LOOK_SECONDS)

@@ -13,7 +13,7 @@ from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import Transfer
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, OpenBatch
 from loong.worker.backend import Reading
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.lease_slots import LeaseSlots, masters_inputs
@@ -103,10 +103,10 @@ class DecodeLease:
         """See StartedBatch."""
         command = self._placeholders.resolved()
         group = command.plan.group.instance_ids
-        with self._fabric.batch(command.batch_id, group, command.holder_ids):
+        with self._fabric.batch(command.batch_id, group, command.holder_ids) as batch:
             try:
                 launched = self._launched or self._launch(command)
-                num_steps = self._take_steps(command, launched, lease_end, report)
+                num_steps = self._take_steps(command, launched, batch, lease_end, report)
             finally:
                 self._graph.wait()  # no one reads a dropped step, but it writes into slots
         launched.slots.keep(num_steps)
@@ -126,7 +126,12 @@ class DecodeLease:
         return _Launched(slots, sampling, self._graph.read(sampling))
 
     def _take_steps(
-        self, command: RunBatch, launched: _Launched, lease_end: LeaseTerm, report: ReportStep
+        self,
+        command: RunBatch,
+        launched: _Launched,
+        batch: OpenBatch,
+        lease_end: LeaseTerm,
+        report: ReportStep,
     ) -> int:
         plan, holder_ids, is_alone = command.plan, command.holder_ids, self._is_alone
         slots, sampling, reading = launched
@@ -148,16 +153,16 @@ class DecodeLease:
             if sampling.needs_tokens and not is_last:
                 sampling.end_step()
                 coming = self._graph.read(sampling)
-            self._fabric.check()
+            batch.check()
             if is_last:
                 self._pending_tokens.resolve(tokens)
             report(step, tokens, is_last)
             ended = {token.request_id for token in tokens if token.finish_reason is not None}
             live -= ended
             if not is_alone and not is_last:
-                stop = sync_step(self._fabric, plan, ended, live, lease_end)
+                stop = sync_step(batch, plan, ended, live, lease_end)
                 if holder_ids and plan.group.leader_id == self._instance_id:
-                    report_to_holders(self._fabric, plan, holder_ids, live, stop)
+                    report_to_holders(batch, plan, holder_ids, live, stop)
                 steps.end_before(stop)
             if is_last or not live:
                 return step + 1

@@ -5,7 +5,7 @@ from itertools import count
 from loong.attention.push import await_stored
 from loong.core.instructions import RunBatch, RunScoredBatch
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import Fabric, NoPeers
 from loong.worker.batches.lease_ends import LeaseTerm
 from loong.worker.batches.started_batch import ReportStep
 from loong.worker.batches.step_sync import report_to_holders, sync_step
@@ -39,7 +39,11 @@ class HostSteppedBatch:
             begun = placeholders.begun()
             self._requests = Progress.of(begun.inputs)
             self._first = pending_tokens.pending = step_runner.begin(
-                begun.plan, self._requests, placeholders, self._scored
+                begun.plan,
+                self._requests,
+                NoPeers(step_runner.instance_id),
+                placeholders,
+                self._scored,
             )
 
     @property
@@ -65,20 +69,22 @@ class HostSteppedBatch:
                 self._requests[given.request_id].given = given
         plan, requests, holder_ids = command.plan, self._requests, command.holder_ids
         live = set(requests)
-        with self._fabric.batch(command.batch_id, plan.group.instance_ids, holder_ids):
+        with self._fabric.batch(command.batch_id, plan.group.instance_ids, holder_ids) as batch:
             for step in count():
                 step_plan = plan if plan.num_steps == 1 else plan.at_step(step, live)
-                begun = self._first or self._step_runner.begin(step_plan, requests, scored=self._scored)
+                begun = self._first or self._step_runner.begin(
+                    step_plan, requests, batch, scored=self._scored
+                )
                 tokens, self._prompt_logprobs = begun.tokens(), begun.prompt_logprobs()
-                self._fabric.check()
+                batch.check()
                 if plan.pushes:
-                    await_stored(self._fabric, plan, self._step_runner.instance_id)
+                    await_stored(batch, plan, self._step_runner.instance_id)
                 is_last = plan.num_steps == 1
                 if not is_last:
                     ended = {token.request_id for token in tokens if token.finish_reason is not None}
-                    stop = sync_step(self._fabric, plan, ended, live, lease_end)
+                    stop = sync_step(batch, plan, ended, live, lease_end)
                     if holder_ids and plan.group.leader_id == self._step_runner.instance_id:
-                        report_to_holders(self._fabric, plan, holder_ids, live, stop)
+                        report_to_holders(batch, plan, holder_ids, live, stop)
                     is_last = step + 1 >= stop or not live
                 if is_last:
                     self._pending_tokens.resolve(tokens)

@@ -7,13 +7,13 @@ import torch
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
-from loong.fabric.protocol import Exchanging, Fabric
+from loong.fabric.protocol import Exchanging, OpenBatch
 from loong.fabric.traffic import Channel
 from loong.worker.batches.lease_ends import LeaseTerm
 
 
 def sync_step(
-    fabric: Fabric,
+    batch: OpenBatch,
     plan: BatchPlan,
     ended: Iterable[RequestId],
     live: set[RequestId],
@@ -28,7 +28,7 @@ def sync_step(
     payload[0] = lease_end.step()
     for request_id in ended:
         payload[1 + request_ids.index(request_id)] = 1
-    payloads = fabric.exchange_control(plan.group.instance_ids, payload)
+    payloads = batch.exchange_control(plan.group.instance_ids, payload)
     for instance_payload in payloads.values():
         live.difference_update(
             request_id
@@ -39,11 +39,11 @@ def sync_step(
 
 
 def report_to_holders(
-    fabric: Fabric, plan: BatchPlan, holder_ids: Iterable[InstanceId], live: set[RequestId], stop: int
+    batch: Exchanging, plan: BatchPlan, holder_ids: Iterable[InstanceId], live: set[RequestId], stop: int
 ) -> None:
     """Send the live requests and the lease's end to the instances that serve it; only as its leader."""
     payload = torch.tensor([stop, *(request_id in live for request_id in plan.request_ids)])
-    fabric.exchange(dict.fromkeys(holder_ids, payload), {}, Channel.CONTROL).wait()
+    batch.exchange(dict.fromkeys(holder_ids, payload), {}, Channel.CONTROL).wait()
 
 
 def hear_step(members: Exchanging, plan: BatchPlan, live: set[RequestId]) -> int:

@@ -11,7 +11,8 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, KVPush, QueryBlock
 from loong.core.prompt_logprobs import ScoredChunk
 from loong.core.request import RequestId
-from loong.fabric.protocol import Fabric
+from loong.fabric.protocol import OpenBatch
+from loong.fabric.world import World
 from loong.model.transformer import Decoder
 from loong.worker.backend import Backend
 from loong.worker.batches.token_placeholders import TokenPlaceholders
@@ -36,12 +37,12 @@ class StepRunner:
         instance_id: InstanceId,
         model: Decoder,
         pool: KVPool,
-        fabric: Fabric,
+        world: World,
         backend: Backend,
         constraints: Constraints,
     ) -> None:
         self.instance_id, self._constraints = instance_id, constraints
-        self._model, self._pool, self._fabric, self._backend = model, pool, fabric, backend
+        self._model, self._pool, self._world, self._backend = model, pool, world, backend
         self._captured: tuple[MixedGraph | RingGraph, ...] = ()
 
     def capture(self, exchange: KVExchange | None) -> None:
@@ -61,12 +62,13 @@ class StepRunner:
         self,
         plan: BatchPlan,
         requests: Mapping[RequestId, Progress],
+        batch: OpenBatch,
         placeholders: TokenPlaceholders | None = None,
         scored: Sequence[ScoredChunk] = (),
     ) -> PendingStep:
         """Start a step on the device; `placeholders` stand for tokens that are not known yet.
 
-        One earlier step may be pending. None may be in a group, whose batch is open on the fabric.
+        One earlier step may be pending. None may be in a group, which has the `batch` open.
         """
         self._allocate(plan, requests)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
@@ -77,7 +79,7 @@ class StepRunner:
                 b.request_id: rows.stop - 1 for b, rows in step.rows.items() if _is_newest(b, requests)
             }
             pending_ids = placeholders.pending_token_ids(last_rows)
-        hidden = self._forward(step, StepInputs.of(step.blocks, requests, pending_ids))
+        hidden = self._forward(step, StepInputs.of(step.blocks, requests, pending_ids), batch)
         self._pool.release_positions([(p.block.request_id, p.segment.positions) for p in self._passing(plan)])
         for request_id in plan.request_ids:
             requests[request_id].placement = placements[request_id].adding(plan.writes_of(request_id))
@@ -104,18 +106,18 @@ class StepRunner:
         pushes = [push for push in plan.pushes if push.is_attended_in_place]
         return [push for push in pushes if push.block.master_id == self.instance_id]
 
-    def _forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor:
+    def _forward(self, step: AttentionStep, inputs: StepInputs, batch: OpenBatch) -> Tensor:
         """Return hidden states of the step's rows; the host launches the step if no graph has room.
 
         Graphs expect all KV of a request before its new positions, and none behind them. They reach the
         memory of one host.
         """
-        is_near = self._fabric.world.is_one_host((*step.batch.group.instance_ids, *step.holder_ids))
+        is_near = self._world.is_one_host((*step.batch.group.instance_ids, *step.holder_ids))
         for captured in self._captured if is_near and not step.holder_ids and not step.has_holes else ():
             if (hidden := captured.forward(step, inputs)) is not None:
                 return hidden
         device = self._backend.device
-        attention = ElasticAttention(step, self._fabric, device)
+        attention = ElasticAttention(step, batch, device)
         token_ids, positions, lengths = map(device.upload, inputs[:3])
         if inputs.pending_ids is not None:
             inputs.pending_ids.fill(token_ids)

@@ -10,7 +10,7 @@ from processes import Exited
 from socket_worlds import run_in_world
 
 from loong.fabric.errors import AbandonedError, PeerLostError
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Exchanging
 from loong.fabric.traffic import Channel
 from loong.fabric.world import World
@@ -18,11 +18,11 @@ from loong.fabric.world import World
 HOLDER = 2
 
 
-def ask(fabric: SocketFabric, number: float) -> float:
+def ask(batch: Exchanging, number: float) -> float:
     """Send a number to the holder, and return its answer."""
     answer = torch.empty(1)
-    fabric.exchange({HOLDER: torch.tensor([number])}, {}, Channel.QUERIES).wait()
-    fabric.exchange({}, {HOLDER: answer}, Channel.PARTIALS).wait()
+    batch.exchange({HOLDER: torch.tensor([number])}, {}, Channel.QUERIES).wait()
+    batch.exchange({}, {HOLDER: answer}, Channel.PARTIALS).wait()
     return answer.item()
 
 
@@ -36,8 +36,8 @@ def answer(members: Exchanging, member_id: int) -> None:
 def answer_and_run_its_own(fabric: SocketFabric, instance_id: int, tp_rank: int) -> list[float]:
     """Run batches 1 and 2 on instances 0 and 1; the holder serves them while it runs batches 3 and 5."""
     if instance_id != HOLDER:
-        with fabric.batch(1 + instance_id, (instance_id,), (HOLDER,)):
-            return [ask(fabric, 10.0 * (1 + instance_id) + step) for step in range(3)]
+        with fabric.batch(1 + instance_id, (instance_id,), (HOLDER,)) as batch:
+            return [ask(batch, 10.0 * (1 + instance_id) + step) for step in range(3)]
     first, second = fabric.serve(1, (0,)), fabric.serve(2, (1,))
     with first as of_first:
         with fabric.batch(3, (HOLDER,)):
@@ -66,8 +66,8 @@ def serve_and_fail(fabric: SocketFabric, instance_id: int, tp_rank: int) -> str:
             raise _OwnError
         return ""
     if instance_id == 0:
-        with pytest.raises(AbandonedError) as caught, fabric.batch(1, (0,), (HOLDER,)):
-            ask(fabric, 0.0)
+        with pytest.raises(AbandonedError) as caught, fabric.batch(1, (0,), (HOLDER,)) as batch:
+            ask(batch, 0.0)
         return str(caught.value)
     return ""
 
@@ -93,9 +93,9 @@ def test_an_error_of_a_member_ends_what_its_holders_wait_for() -> None:
     assert "instance 0 (tensor-parallel rank 0) left by an error" in str(message)
 
 
-def ask_twice(fabric: SocketFabric) -> None:
+def ask_twice(batch: Exchanging) -> None:
     for number in range(2):
-        ask(fabric, float(number))
+        ask(batch, float(number))
 
 
 def lose_the_holder(fabric: SocketFabric, instance_id: int, tp_rank: int) -> int:
@@ -106,8 +106,8 @@ def lose_the_holder(fabric: SocketFabric, instance_id: int, tp_rank: int) -> int
             for member_id in group:
                 answer(members, member_id)
             os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(PeerLostError) as caught, fabric.batch(1, group, (HOLDER,)):
-        ask_twice(fabric)
+    with pytest.raises(PeerLostError) as caught, fabric.batch(1, group, (HOLDER,)) as batch:
+        ask_twice(batch)
     return caught.value.instance_id
 
 

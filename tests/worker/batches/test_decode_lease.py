@@ -16,7 +16,7 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import ReleaseKV, RunBatch, ShareKV
 from loong.core.plan import BatchPlan
 from loong.core.request import FinishReason
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.model.tiny import tiny_model
 from loong.state.live_request import LiveRequest

@@ -21,7 +21,7 @@ from loong.core.instructions import ReleaseKV, RunBatch
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.request import FinishReason, RequestId
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.messages.wire import BatchBegun, BatchDone, BatchFailed, ForgetFailures, PromptScored, StepDone
 from loong.model.device import CpuDevice

@@ -16,7 +16,7 @@ from loong.core.events import ProducedToken
 from loong.core.instructions import RunScoredBatch
 from loong.core.plan import BatchPlan, Transfer
 from loong.core.prompt_logprobs import PromptLogprobs
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.state.live_request import LiveRequest
 from loong.worker.backend import CpuBackend

@@ -4,15 +4,22 @@ It is correct but slow: every message passes the host's memory at both ends, and
 to compute its tensor.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from loong.fabric.errors import NoServiceError
-from loong.fabric.protocol import Exchanging, Fabric, Pending, TensorParallelVerbs
+from loong.fabric.protocol import (
+    Exchanging,
+    Fabric,
+    OpenBatch,
+    OpenMigration,
+    Pending,
+    TensorParallelVerbs,
+)
 from loong.fabric.traffic import Channel
 
 
@@ -48,59 +55,85 @@ class StagedFabric:
         """See Fabric."""
         self._fabric.wait_for_peers()
 
-    def check(self) -> None:
-        """See Fabric."""
-        self._fabric.check()
-
+    @contextmanager
     def batch(
         self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()
-    ) -> AbstractContextManager[None]:
+    ) -> Iterator[OpenBatch]:
         """See Fabric."""
-        return self._fabric.batch(batch_id, group, holders)
+        with self._fabric.batch(batch_id, group, holders) as batch:
+            yield _StagedBatch(batch)
 
     def serve(
         self,
         batch_id: int,  # noqa: ARG002 - see Fabric
         group: tuple[int, ...],  # noqa: ARG002 - see Fabric
+        *,
+        is_captured: bool = False,  # noqa: ARG002 - see Fabric
     ) -> AbstractContextManager[Exchanging]:
         """See Fabric. It has no service."""
         raise NoServiceError
 
-    serve_lease = serve
-
-    def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
+    @contextmanager
+    def migration(self, migration_id: int, peer_id: int) -> Iterator[OpenMigration]:
         """See Fabric."""
-        staged = _room_for(incoming)
-        return _Staged(self._fabric.ring_step(ring, outgoing.cpu(), staged), [(staged, incoming)])
+        with self._fabric.migration(migration_id, peer_id) as migration:
+            yield _StagedMigration(migration)
 
-    def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
-    ) -> Pending:
-        """See Fabric."""
-        staged = {i: _room_for(tensor) for i, tensor in incoming.items()}
-        pending = self._fabric.exchange({i: tensor.cpu() for i, tensor in outgoing.items()}, staged, channel)
-        return _Staged(pending, [(staged[i], tensor) for i, tensor in incoming.items()])
-
-    def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
+    def broadcast(self, payload: Tensor) -> Tensor:
         """See Fabric; the payload is of the host."""
-        return self._fabric.exchange_control(group, payload)
-
-    def migration(self, migration_id: int, peer_id: int) -> AbstractContextManager[None]:
-        """See Fabric."""
-        return self._fabric.migration(migration_id, peer_id)
-
-    def send_segment(self, tensor: Tensor) -> Pending:
-        """See Fabric."""
-        return self._fabric.send_segment(tensor.cpu())
-
-    def receive_segment(self, tensor: Tensor) -> Pending:
-        """See Fabric."""
-        staged = _room_for(tensor)
-        return _Staged(self._fabric.receive_segment(staged), [(staged, tensor)])
+        return self._fabric.broadcast(payload)
 
     def close(self) -> None:
         """See Fabric."""
         self._fabric.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedBatch:
+    """An OpenBatch for tensors of any device, over one for the host's tensors."""
+
+    batch: OpenBatch
+
+    @property
+    def instance_id(self) -> int:
+        """See OpenBatch."""
+        return self.batch.instance_id
+
+    def member(self, instance_id: int) -> int:
+        """See OpenBatch."""
+        return self.batch.member(instance_id)
+
+    def check(self) -> None:
+        """See OpenBatch."""
+        self.batch.check()
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
+        """See Exchanging."""
+        staged = {i: _room_for(tensor) for i, tensor in incoming.items()}
+        pending = self.batch.exchange({i: tensor.cpu() for i, tensor in outgoing.items()}, staged, channel)
+        return _Staged(pending, [(staged[i], tensor) for i, tensor in incoming.items()])
+
+    def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
+        """See OpenBatch; the payload is of the host."""
+        return self.batch.exchange_control(group, payload)
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedMigration:
+    """An OpenMigration for tensors of any device, over one for the host's tensors."""
+
+    migration: OpenMigration
+
+    def send(self, tensor: Tensor) -> Pending:
+        """See OpenMigration."""
+        return self.migration.send(tensor.cpu())
+
+    def receive(self, tensor: Tensor) -> Pending:
+        """See OpenMigration."""
+        staged = _room_for(tensor)
+        return _Staged(self.migration.receive(staged), [(staged, tensor)])
 
 
 def _room_for(tensor: Tensor) -> Tensor:

@@ -27,11 +27,10 @@ from loong.fabric.memory.lane_exchange import (
     signal_opened,
 )
 from loong.fabric.memory.shared_memory import SharedMemory
-from loong.fabric.messages.sockets import SocketFabric
-from loong.fabric.protocol import Exchanging, Pending
+from loong.fabric.messages.socket_fabric import SocketFabric
+from loong.fabric.protocol import Exchanging, OpenBatch, OpenMigration, Pending
 from loong.fabric.tensors import is_message
 from loong.fabric.traffic import Channel
-from loong.fabric.world import neighbours
 
 _LAST_ID = (1 << 38) - 1  # of a batch or a migration: its epochs are the last that a flag can hold
 MIB = 1 << 20
@@ -82,9 +81,7 @@ class SymmetricFabric:
         )
         self._segments = make_copy_stream(self.arena, Lane.MIGRATION)
         self._open_ids: dict[Lane, int | None] = dict.fromkeys(Lane)
-        self._holders: frozenset[int] = frozenset()  # of the open batch, by rank
         self._num_met, self._meeting = [0] * num_ranks, Lock()
-        self._peer_rank = self._rank
         self.tensor_parallel = ArenaTensorParallel(self.arena, shard_bytes, self.traffic)
         sockets.watch(self._look)
 
@@ -96,33 +93,29 @@ class SymmetricFabric:
                 self._meet(rank)
 
     @contextmanager
-    def batch(self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()) -> Iterator[None]:
+    def batch(
+        self, batch_id: int, group: tuple[int, ...], holders: tuple[int, ...] = ()
+    ) -> Iterator[OpenBatch]:
         """See Fabric."""
         ranks = [rank for i in group for rank in self.world.ranks(i)]
         with (
             self._ending(Lane.BATCH, self._batch.copy_streams),
-            self._sockets.batch(batch_id, group, holders),
+            self._sockets.batch(batch_id, group, holders) as by_sockets,
         ):
-            self._holders = frozenset(map(self._counterpart, holders))
-            self._batch.open(batch_id, self._begin(Lane.BATCH, batch_id, (*ranks, *self._holders)))
+            holder_ranks = frozenset(map(self._counterpart, holders))
+            self._batch.open(batch_id, self._begin(Lane.BATCH, batch_id, (*ranks, *holder_ranks)))
             self.arena.clocks[: Clock.SERVICE].fill_(first_epoch(batch_id))
-            yield
-            self.check()
+            yield _Batch(self, by_sockets, holder_ranks)
+            self.check(Lane.BATCH)
 
-    def serve(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
-        """See Fabric. One batch at a time is served. The caller drains the device before the end."""
-        return self._serving(Lane.SERVICE, batch_id, group)
-
-    def serve_lease(self, batch_id: int, group: tuple[int, ...]) -> AbstractContextManager[Exchanging]:
-        """See Fabric. One lease at a time is served, during a batch of `serve`.
-
-        The caller's device work inside is done, or has failed, soon after the end.
-        """
-        return self._serving(Lane.SERVED_LEASE, batch_id, group)
-
-    def _serving(
-        self, lane: Lane, batch_id: int, group: tuple[int, ...]
+    def serve(
+        self, batch_id: int, group: tuple[int, ...], *, is_captured: bool = False
     ) -> AbstractContextManager[Exchanging]:
+        """See Fabric. The caller drains the device before the end.
+
+        The device work of captured steps inside is done, or has failed, soon after the end.
+        """
+        lane = Lane.SERVED_LEASE if is_captured else Lane.SERVICE
         return self._served(lane, batch_id, group, self._sockets.serve(batch_id, group))
 
     @contextmanager
@@ -140,46 +133,37 @@ class SymmetricFabric:
             else:
                 self.arena.clocks[Clock.SERVICE] = first_epoch(batch_id)
             yield _Members(self, members)
-            self._check(lane)
+            self.check(lane)
 
-    def check(self) -> None:
-        """See Fabric."""
-        self._check(Lane.BATCH)
-
-    def ring_step(self, ring: tuple[int, ...], outgoing: Tensor, incoming: Tensor) -> Pending:
-        """See Fabric."""
-        following, previous = neighbours(ring, self.world.instance_id(self._rank))
-        return self.exchange({following: outgoing}, {previous: incoming}, Channel.RING)
+    def broadcast(self, payload: Tensor) -> Tensor:
+        """See Fabric; the payload is of the host."""
+        return self._sockets.broadcast(payload)
 
     def exchange(
-        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+        self,
+        outgoing: Mapping[int, Tensor],
+        incoming: Mapping[int, Tensor],
+        channel: Channel,
+        holders: frozenset[int],
     ) -> Pending:
-        """See Fabric. Control messages are of the host."""
-        self.check()
-        if channel is Channel.CONTROL:
-            return self._sockets.exchange(outgoing, incoming, channel)
-        for instance_id in (*outgoing, *incoming):
-            self._sockets.member(instance_id)  # raises if it is none
-        sent = self._messages(outgoing, channel, _TO_HOLDERS.get(channel, channel))
-        came = self._messages(incoming, channel, _FROM_HOLDERS.get(channel, channel))
-        return self._batch.exchange(sent, came, self.check)
+        """Exchange in the batch that is open, whose holders have these ranks."""
+        check = partial(self.check, Lane.BATCH)
+        sent = self._messages(outgoing, channel, _TO_HOLDERS.get(channel, channel), holders)
+        came = self._messages(incoming, channel, _FROM_HOLDERS.get(channel, channel), holders)
+        return self._batch.exchange(sent, came, check)
 
     def exchange_served(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
     ) -> Pending:
         """Exchange, in the batch that is served, with its members."""
-        check = partial(self._check, Lane.SERVICE)
+        check = partial(self.check, Lane.SERVICE)
         check()
         sent = self._messages(outgoing, _FROM_HOLDERS.get(channel, channel))
         came = self._messages(incoming, _TO_HOLDERS.get(channel, channel))
         return self._service.exchange(sent, came, check)
 
-    def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
-        """See Fabric; the payload is of the host."""
-        return self._sockets.exchange_control(group, payload)
-
     @contextmanager
-    def migration(self, migration_id: int, peer_id: int) -> Iterator[None]:
+    def migration(self, migration_id: int, peer_id: int) -> Iterator[OpenMigration]:
         """See Fabric.
 
         The caller's device work inside runs concurrently with batches, and is done at the end.
@@ -189,31 +173,33 @@ class SymmetricFabric:
             self._ending(Lane.MIGRATION, (self._segments,)),
             self._sockets.migration(migration_id, peer_id),
         ):
-            self._peer_rank = self._counterpart(peer_id)
-            near = self._begin(Lane.MIGRATION, migration_id, [self._peer_rank])
+            peer_rank = self._counterpart(peer_id)
+            near = self._begin(Lane.MIGRATION, migration_id, [peer_rank])
             open_channels(self._chunked_channels, Lane.MIGRATION, migration_id)
             signal_opened(self.arena, Lane.MIGRATION, migration_id, near, self._segments)
-            yield
+            yield _Migration(self, peer_rank)
             self._segments.drain()
-            self._check(Lane.MIGRATION)
+            self.check(Lane.MIGRATION)
 
-    def send_segment(self, tensor: Tensor) -> Pending:
-        """See Fabric."""
-        self._check_migration()
+    def send_segment(self, peer_rank: int, tensor: Tensor) -> Pending:
+        """Send to the other end of the migration that is open."""
+        check = partial(self.check, Lane.MIGRATION)
+        check()
         if self._has(tensor):
             self._segments.follow()
-            if self._peer_rank != self._rank:
+            if peer_rank != self._rank:
                 self.traffic.count(Channel.SEGMENT, tensor.nbytes)
-            by_turns(self._chunked_channels[Channel.SEGMENT].send(self._segments, self._peer_rank, tensor))
-        return DeviceTransfer((self._segments.mark(),), (tensor,), self._check_migration)
+            by_turns(self._chunked_channels[Channel.SEGMENT].send(self._segments, peer_rank, tensor))
+        return DeviceTransfer((self._segments.mark(),), (tensor,), check)
 
-    def receive_segment(self, tensor: Tensor) -> Pending:
-        """See Fabric."""
-        self._check_migration()
+    def receive_segment(self, peer_rank: int, tensor: Tensor) -> Pending:
+        """Receive from the other end of the migration that is open."""
+        check = partial(self.check, Lane.MIGRATION)
+        check()
         if self._has(tensor):
             self._segments.follow()
-            by_turns(self._chunked_channels[Channel.SEGMENT].receive(self._segments, self._peer_rank, tensor))
-        return DeviceTransfer((self._segments.mark(),), (tensor,), self._check_migration)
+            by_turns(self._chunked_channels[Channel.SEGMENT].receive(self._segments, peer_rank, tensor))
+        return DeviceTransfer((self._segments.mark(),), (tensor,), check)
 
     def close(self) -> None:
         """See Fabric."""
@@ -274,8 +260,8 @@ class SymmetricFabric:
             except ClusterError:
                 self.arena.deadline(lane).word[0] = last_epoch(open_id)
 
-    def _check(self, lane: Lane) -> None:
-        """Raise if a process failed and a wait on it has ended. Only then the device is asked."""
+    def check(self, lane: Lane) -> None:
+        """Raise if a process failed and a wait of a lane on it has ended. Only then the device is asked."""
         open_id, word = self._open_ids[lane], self.arena.deadline(lane).word
         if open_id is None or not self.arena.gave_up(lane, first_epoch(open_id)):
             return
@@ -283,23 +269,75 @@ class SymmetricFabric:
         verb = f"{lane.plane.name.lower()} {open_id}"
         raise DeadlineError(verb, *self.world.place(int(word[1])), self._sockets.deadline)
 
-    def _check_migration(self) -> None:
-        if self._open_ids[Lane.MIGRATION] is None:
-            raise InvalidMessageError("no migration is open: segments need `with fabric.migration(...)`")
-        self._check(Lane.MIGRATION)
-
     def _messages(
-        self, tensors: Mapping[int, Tensor], channel: Channel, of_holders: Channel | None = None
+        self,
+        tensors: Mapping[int, Tensor],
+        channel: Channel,
+        of_holders: Channel | None = None,
+        holders: frozenset[int] = frozenset(),
     ) -> dict[int, Message]:
-        """Return the messages by rank, those with holders of the open batch on the channel `of_holders`."""
+        """Return the messages by rank, those with `holders` on the channel `of_holders`."""
         by_rank = {self._counterpart(i): tensor for i, tensor in tensors.items() if self._has(tensor)}
         return {
-            rank: Message(of_holders if of_holders is not None and rank in self._holders else channel, tensor)
+            rank: Message(of_holders if of_holders is not None and rank in holders else channel, tensor)
             for rank, tensor in by_rank.items()
         }
 
     def _has(self, tensor: Tensor) -> bool:
         return is_message(tensor, self.arena.memory.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The batch that is open, and its holders' ranks: an OpenBatch. Control messages are of the host."""
+
+    fabric: SymmetricFabric
+    by_sockets: OpenBatch
+    holders: frozenset[int]
+
+    @property
+    def instance_id(self) -> int:
+        """See OpenBatch."""
+        return self.by_sockets.instance_id
+
+    def member(self, instance_id: int) -> int:
+        """See OpenBatch."""
+        return self.by_sockets.member(instance_id)
+
+    def check(self) -> None:
+        """See OpenBatch."""
+        self.fabric.check(Lane.BATCH)
+
+    def exchange(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+    ) -> Pending:
+        """See Exchanging."""
+        self.check()
+        if channel is Channel.CONTROL:
+            return self.by_sockets.exchange(outgoing, incoming, channel)
+        for instance_id in (*outgoing, *incoming):
+            self.member(instance_id)  # raises if it is none
+        return self.fabric.exchange(outgoing, incoming, channel, self.holders)
+
+    def exchange_control(self, group: tuple[int, ...], payload: Tensor) -> dict[int, Tensor]:
+        """See OpenBatch; the payload is of the host."""
+        return self.by_sockets.exchange_control(group, payload)
+
+
+@dataclass(frozen=True, slots=True)
+class _Migration:
+    """The migration that is open, and the rank at its other end: an OpenMigration."""
+
+    fabric: SymmetricFabric
+    peer_rank: int
+
+    def send(self, tensor: Tensor) -> Pending:
+        """See OpenMigration."""
+        return self.fabric.send_segment(self.peer_rank, tensor)
+
+    def receive(self, tensor: Tensor) -> Pending:
+        """See OpenMigration."""
+        return self.fabric.receive_segment(self.peer_rank, tensor)
 
 
 @dataclass(frozen=True, slots=True)

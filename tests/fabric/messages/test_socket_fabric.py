@@ -19,7 +19,8 @@ from loong.fabric.errors import DeadlineError, InvalidMessageError
 from loong.fabric.messages.link import Link
 from loong.fabric.messages.mailbox import MessageQueue
 from loong.fabric.messages.peer_registry import PeerRegistry, hello
-from loong.fabric.messages.sockets import SocketFabric
+from loong.fabric.messages.socket_fabric import SocketFabric
+from loong.fabric.protocol import ring_step
 from loong.fabric.traffic import Plane
 from loong.fabric.world import World
 
@@ -28,9 +29,9 @@ def expect_too_little(fabric: SocketFabric, instance_id: int, tp_rank: int) -> N
     x = torch.zeros(2, 3)
     with (
         pytest.raises(InvalidMessageError, match=r"24 bytes came from rank . where 12 were expected"),
-        fabric.batch(0, (0, 1)),
+        fabric.batch(0, (0, 1)) as batch,
     ):
-        fabric.ring_step((0, 1), x, x[0].clone()).wait()
+        ring_step(batch, (0, 1), x, x[0].clone()).wait()
 
 
 def test_a_message_of_another_size_than_expected_is_reported() -> None:
@@ -45,8 +46,8 @@ def come_and_go(rank: int, directory: Path) -> bool:
     before = count_what_is_held()
     with closing(SocketFabric(directory, World(2, 1), rank, deadline=30.0)) as fabric:
         fabric.wait_for_peers()
-        with fabric.batch(0, (0, 1)):
-            fabric.exchange_control((0, 1), torch.zeros(1, dtype=torch.int64))
+        with fabric.batch(0, (0, 1)) as batch:
+            batch.exchange_control((0, 1), torch.zeros(1, dtype=torch.int64))
     return count_what_is_held() == before
 
 
