@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from loong.core.attention_kernels import AttentionKernels
 from loong.core.errors import ConfigError
+from loong.core.instance import MAX_SERVED_LEASES
 from loong.hardware.attention_kernels import check_attention_kernels
 from loong.launcher.flags import or_auto, positive, share, token_count
 from loong.worker.config import FABRICS
@@ -106,6 +107,14 @@ def add_instance_flags(group: argparse._ArgumentGroup) -> None:
         "it is installed, else cuDNN; lightllm: its kernel for decodes (%(default)s)",
     )
     group.add_argument(
+        "--max-served-leases",
+        type=positive,
+        default=MAX_SERVED_LEASES,
+        metavar="N",
+        help="decode leases of other instances that a GPU serves at a time, each by a stream and captured "
+        "steps of its own, at most %(default)s (%(default)s)",
+    )
+    group.add_argument(
         "--num-instances",
         type=positive,
         default=4,
@@ -185,6 +194,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             device=args.device,
             fabric=args.fabric,
             attention_kernels=args.attention_kernels,
+            max_served_leases=args.max_served_leases,
             tokenizer_folder=str(source.tokenizer_folder),
         ),
         device=device,

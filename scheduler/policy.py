@@ -1,7 +1,7 @@
 """Policies by name."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, count, takewhile
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from loong.core.cost.cost_model import CostModel
 from loong.core.decision import Decision, DecisionKind
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind, Service
+from loong.core.instance import ElasticInstance, InstanceKind
 from loong.core.placement import InstanceId
 from loong.core.plan import Failure, FailureCause, IterationPlan
 from loong.core.request import RequestView
@@ -71,7 +71,7 @@ class PolicyKind:
 
     The number is a multiple of `group_size`, and above `num_decode`, the instances that only decode. The KV
     of a request is to be within one of the `parts` of some instances, which are ascending. `prepare` is
-    called before the first plan. `services` are those of which each instance must have one. With
+    called before the first plan. With `needs_service`, each instance must serve all others. With
     `reads_prefixes`, plans say what requests read of the KV of others.
     """
 
@@ -82,7 +82,7 @@ class PolicyKind:
     group_size: int = 1
     parts: Callable[[tuple[InstanceId, ...]], Parts] = _one_part
     prepare: Callable[[], None] = lambda: None
-    services: Collection[Service] = tuple(Service)
+    needs_service: bool = False
     reads_prefixes: bool = True
 
 
@@ -99,7 +99,7 @@ POLICIES: dict[str, PolicyKind] = {
         partial(_chunked, partition=one_per_instance), _largest_pool, parts=_part_each
     ),
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up, reads_prefixes=False),
-    "infinite": PolicyKind(plan_infinite, services=(Service.ALL,), reads_prefixes=False),
+    "infinite": PolicyKind(plan_infinite, needs_service=True, reads_prefixes=False),
     "vllm-m": PolicyKind(
         partial(_whole, partition=one_per_instance, load=memory_in_use), _largest_pool, parts=_part_each
     ),
@@ -320,7 +320,7 @@ def check_instances(name: str, instances: tuple[ElasticInstance, ...]) -> None:
             f"policy {name} runs {kind.max_instances} instance, but there are {len(pools)}; "
             "give --num-instances 1, and --tensor-parallel-size for its processes"
         )
-    if not all(i.serves in kind.services for i in instances if i.kind is InstanceKind.FULL):
+    if kind.needs_service and not serve_each_other(instances):
         raise ConfigError(
             f"policy {name} needs instances that attend for batches of others; these do not, or not for all"
         )
@@ -334,6 +334,12 @@ def check_instances(name: str, instances: tuple[ElasticInstance, ...]) -> None:
             f"policy {name} runs groups of {kind.group_size} instances, but the number of instances is "
             f"{len(pools)}, which {kind.group_size} does not divide"
         )
+
+
+def serve_each_other(instances: Sequence[ElasticInstance]) -> bool:
+    """Return whether each full instance can serve batches of all others."""
+    full = [i for i in instances if i.kind is InstanceKind.FULL]
+    return all(holder.can_serve(member) for holder in full for member in full if member is not holder)
 
 
 def _pools_of(instances: tuple[ElasticInstance, ...]) -> Pools:

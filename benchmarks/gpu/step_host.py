@@ -9,7 +9,7 @@ instance 0 is measured. Times are least, and medians in brackets. Ceiling: none;
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.core.placement import InstanceId, Placement, striped
 from loong.core.plan import QueryBlock, Transfer
 from loong.core.request import SamplingParams
+from loong.fabric.lanes import Lane
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Fabric, NoPeers, OpenBatch
 from loong.fabric.world import World
@@ -65,9 +66,9 @@ class NothingExchanged(NoExchange):
         """See KVExchange."""
         return block
 
-    def service(self) -> GroupExchange | None:
+    def services(self) -> Mapping[Lane, GroupExchange]:
         """See KVExchange."""
-        return None
+        return {}
 
 
 class NothingReplayed(CpuBackend):

@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind, Service, host_tier_id, spread_over_hosts
+from loong.core.instance import (
+    MAX_SERVED_LEASES,
+    ElasticInstance,
+    InstanceKind,
+    Service,
+    host_tier_id,
+    spread_over_hosts,
+)
 from loong.messages.wire import HEARTBEAT_SECONDS
 
 
@@ -38,6 +45,7 @@ class ClusterConfig:
     device: str = "cpu"
     fabric: str = "auto"
     attention_kernels: str = "auto"
+    max_served_leases: int = MAX_SERVED_LEASES
     attention_tiles: tuple[int, ...] | None = None
     graph_limits: CudaGraphLimits = NO_GRAPHS
     tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema
@@ -47,6 +55,10 @@ class ClusterConfig:
         for name in ("num_instances", "tp_size", "kv_capacity"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be at least 1, but is {value}")
+        if not 1 <= self.max_served_leases <= MAX_SERVED_LEASES:
+            raise ConfigError(
+                f"--max-served-leases is {self.max_served_leases}; it can be 1 to {MAX_SERVED_LEASES}"
+            )
         if self.num_hosts > self.num_instances:
             raise ConfigError(f"--num-hosts is {self.num_hosts}, but --num-instances is {self.num_instances}")
         self._check_max_instances()
@@ -85,8 +97,9 @@ class ClusterConfig:
                 self.tp_size,
                 InstanceKind.FULL,
                 self.kv_capacity,
-                serves=Service.of_workers(self.device, self.tp_size),
+                serves=Service.of_workers(self.device),
                 host_id=host_id,
+                max_served_leases=self.max_served_leases,
             )
             for i, host_id in enumerate(self.host_ids[:num_instances])
         ]

@@ -84,6 +84,7 @@ class WorkerSettings:
             device=config.device,
             fabric=config.fabric,
             attention_kernels=config.attention_kernels,
+            max_served_leases=config.max_served_leases,
             attention_tiles=config.attention_tiles,
             graph_limits=config.graph_limits,
             tokenizer_folder=config.tokenizer_folder,

@@ -23,25 +23,25 @@ MAX_SERVED_LISTS = (
 MAX_MOVING_TOKENS = (
     16_384  # of owners that are no requests, from one instance to another at a time: other KV waits behind it
 )
+MAX_SERVED_LEASES = 4  # that an instance can serve at a time by captured steps
 
 
 class Service(Enum):
     """The batches of other groups that an instance serves at a time.
 
-    It attends their queries over its KV, and stores KV that their steps push to it. `ONE_LEASE` is of groups
-    on its own host: one decode lease of up to MAX_SERVED_TOKENS tokens a master, and any steps.
+    It attends their queries over its KV, and stores KV that their steps push to it. `OWN_HOST` is of groups
+    on its own host: any steps, and `ElasticInstance.max_served_leases` decode leases of up to
+    MAX_SERVED_TOKENS tokens a master.
     """
 
     NONE = "none"
-    ONE_LEASE = "one lease"
+    OWN_HOST = "own host"
     ALL = "all"  # any number of any batches
 
     @classmethod
-    def of_workers(cls, device: str, tp_size: int) -> "Service":
+    def of_workers(cls, device: str) -> "Service":
         """Return what workers on such devices serve, where their fabric allows it."""
-        if device == "cpu":
-            return cls.ALL
-        return cls.ONE_LEASE if tp_size == 1 else cls.NONE
+        return cls.ALL if device == "cpu" else cls.OWN_HOST
 
 
 @value
@@ -52,7 +52,8 @@ class ElasticInstance:
     batch of whose group it is a member, None when idle. An instance `serves` batches of other groups, also
     while it runs a batch of its own. One that `is_draining` is to leave: it takes no new batch and no new KV.
     Instances with one `host_id` are on one machine. `kv_cached` counts other tokens, which no request reads:
-    they go when their room is needed.
+    they go when their room is needed. `max_served_leases` are the decode leases of others that an instance
+    with `Service.OWN_HOST` serves at a time.
     """
 
     instance_id: InstanceId
@@ -65,6 +66,7 @@ class ElasticInstance:
     is_draining: bool = False
     host_id: int = 0
     kv_cached: int = 0
+    max_served_leases: int = MAX_SERVED_LEASES
 
     @property
     def kv_free(self) -> int:
@@ -95,13 +97,18 @@ class ElasticInstance:
             self.is_draining,
             self.host_id,
             kv_cached,
+            self.max_served_leases,
         )
 
     def can_serve(self, member: "ElasticInstance") -> bool:
         """Return whether it serves batches of groups with `member`."""
         return self.serves is Service.ALL or (
-            self.serves is Service.ONE_LEASE and self.host_id == member.host_id
+            self.serves is Service.OWN_HOST and self.host_id == member.host_id
         )
+
+    def takes_lease(self, num_served: int) -> bool:
+        """Return whether it can serve a decode lease while it serves `num_served` others."""
+        return self.serves is Service.ALL or num_served < self.max_served_leases
 
     @property
     def is_idle(self) -> bool:

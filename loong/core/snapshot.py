@@ -191,6 +191,15 @@ class Snapshot:
         return frozenset(i.serves for i in self.instances if _is_full(i))
 
     @cached_property
+    def num_served_leases(self) -> Counter[InstanceId]:
+        """Return the running leases that each instance serves for groups without it."""
+        return Counter(i for b in self.batches if b.plan.num_steps > 1 for i in b.holder_ids)
+
+    def takes_lease(self, instance_id: InstanceId, num_planned: int = 0) -> bool:
+        """Return whether an instance can serve one more decode lease of others, besides those planned now."""
+        return self.instance[instance_id].takes_lease(self.num_served_leases[instance_id] + num_planned)
+
+    @cached_property
     def num_hosts(self) -> int:
         """Return the number of hosts that have instances."""
         return len({i.host_id for i in self.instances})

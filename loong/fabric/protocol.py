@@ -1,12 +1,13 @@
 """The verbs of the data plane, for any transport."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torch import Tensor
 
 from loong.fabric.errors import InvalidMessageError
+from loong.fabric.lanes import Lane
 from loong.fabric.traffic import Channel, Traffic
 from loong.fabric.world import World, neighbours
 
@@ -91,6 +92,9 @@ class OpenMigration(Protocol):
         """Receive KV of a segment from the peer."""
 
 
+OpenInLane: TypeAlias = Callable[[Lane], AbstractContextManager[Exchanging]]
+
+
 class Fabric(Protocol):
     """One process's end of the data plane. It opens batches and migrations, whose verbs move tensors.
 
@@ -131,16 +135,14 @@ class Fabric(Protocol):
         `InvalidMessageError` if there are any and the fabric has no service.
         """
 
-    def serve(
-        self, batch_id: int, group: tuple[int, ...], *, is_captured: bool = False
-    ) -> AbstractContextManager[Exchanging]:
-        """Open a batch of another group that this process serves, for the thread that enters the context.
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> OpenInLane:
+        """Keep messages of a batch of another group that this process serves; return how it is opened.
 
-        It goes on during batches of this process. Ids come in any order. Several may be open where `arena` is
-        None, else one whose steps are captured and one other. If they are, only control messages are
-        exchanged. Messages that arrived earlier are kept. A member that is lost, or leaves by an error, ends
-        every wait inside. An error here ends the waits of the members. Raises `InvalidMessageError` if the
-        fabric has no service.
+        The result is called once, with a lane of the service, for the thread that enters the context. It goes
+        on during batches of this process. Ids come in any order. Where `arena` is not None, one batch may be
+        open in each lane, of groups without a common member, and only control messages are exchanged in the
+        lanes of leases. A member that is lost, or leaves by an error, ends every wait inside. An error here
+        ends the waits of the members. Raises `InvalidMessageError` if the fabric has no service.
         """
 
     def migration(self, migration_id: int, peer_id: int) -> AbstractContextManager[OpenMigration]:

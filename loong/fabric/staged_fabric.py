@@ -5,7 +5,7 @@ to compute its tensor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from loong.fabric.errors import NoServiceError
 from loong.fabric.protocol import (
-    Exchanging,
     Fabric,
     OpenBatch,
+    OpenInLane,
     OpenMigration,
     Pending,
     TensorParallelVerbs,
@@ -67,9 +67,7 @@ class StagedFabric:
         self,
         batch_id: int,  # noqa: ARG002 - see Fabric
         group: tuple[int, ...],  # noqa: ARG002 - see Fabric
-        *,
-        is_captured: bool = False,  # noqa: ARG002 - see Fabric
-    ) -> AbstractContextManager[Exchanging]:
+    ) -> OpenInLane:
         """See Fabric. It has no service."""
         raise NoServiceError
 

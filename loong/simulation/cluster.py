@@ -12,7 +12,7 @@ from loong.hardware.devices import DEVICES
 from loong.hardware.memory import MAX_AUTO_TOKENS
 from loong.scheduler.cost.cost_model import WorkCostModel
 from loong.scheduler.cost.roofline import ModelShape, kv_capacity, roofline
-from loong.scheduler.policy import admissible_tokens, policy_kind
+from loong.scheduler.policy import admissible_tokens, policy_kind, serve_each_other
 from loong.workloads.metrics.backlog import WorkOf
 from loong.workloads.metrics.slo import PrefillTime
 from loong.workloads.request import WorkloadRequest
@@ -61,13 +61,11 @@ class Hardware:
             num_tokens = None if num_tokens is None else num_tokens * self.num_instances
             self._check_one(policy, tp_size)
         capacity = self._fitting_tokens(tp_size) if num_tokens is None else num_tokens
-        serves = Service.of_workers(self.device, tp_size)
-        if serves not in policy_kind(policy).services:
-            serves = Service.ALL  # without it the policy does not run; the report says so
-        instances = tuple(
-            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, serves=serves, host_id=host_id)
-            for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
-        )
+        serves = Service.of_workers(self.device)
+        instances = self._instances(num_instances, tp_size, capacity, serves)
+        if policy_kind(policy).needs_service and not serve_each_other(instances):
+            # without it the policy does not run; the report says so
+            instances = self._instances(num_instances, tp_size, capacity, Service.ALL)
         max_tokens = admissible_tokens(policy, instances)
         return SimulatedCluster(instances, self._cost_model(tp_size), max_tokens)
 
@@ -89,7 +87,17 @@ class Hardware:
 
     def assumes_more_service(self, policy: str) -> bool:
         """Return whether instances serve more under a policy than workers on such devices do."""
-        return Service.of_workers(self.device, self.tp_size) not in policy_kind(policy).services
+        serves = Service.of_workers(self.device)
+        instances = self._instances(self.num_instances, self.tp_size, 1, serves)
+        return policy_kind(policy).needs_service and not serve_each_other(instances)
+
+    def _instances(
+        self, num_instances: int, tp_size: int, capacity: int, serves: Service
+    ) -> tuple[ElasticInstance, ...]:
+        return tuple(
+            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, serves=serves, host_id=host_id)
+            for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
+        )
 
     def _check_one(self, policy: str, tp_size: int) -> None:
         if self.num_hosts > 1:

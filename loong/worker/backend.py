@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
-from loong.core.instance import Service
+from loong.core.instance import MAX_SERVED_LEASES, Service
 from loong.core.placement import InstanceId
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Fabric
@@ -59,6 +59,10 @@ class Backend(Protocol):
     def serves(self) -> Service:
         """The batches of other groups that this device serves, once it is connected."""
 
+    @property
+    def max_served_leases(self) -> int:
+        """The leases of other groups that are served at a time by captured steps, at most."""
+
     def service(self) -> "Backend":
         """Return the backend of captured steps that serve others, in threads of their own.
 
@@ -102,7 +106,7 @@ class CpuBackend:
         self.device = CpuDevice()
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
-        self.serves = Service.ALL
+        self.serves, self.max_served_leases = Service.ALL, MAX_SERVED_LEASES
         self.takes_leases, self.graph_limits = False, NO_GRAPHS
 
     def connect(self, sockets: SocketFabric, shard: Shard) -> Fabric:  # noqa: ARG002 - see Backend

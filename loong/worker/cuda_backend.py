@@ -8,7 +8,7 @@ from torch import Tensor
 
 from loong.core.attention_kernels import AttentionKernels
 from loong.core.cost.cuda_graph_limits import NO_GRAPHS, CudaGraphLimits
-from loong.core.instance import Service
+from loong.core.instance import MAX_SERVED_LEASES, Service
 from loong.core.placement import InstanceId
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Fabric
@@ -56,7 +56,7 @@ class CudaBackend:
         kernels: AttentionKernels = AttentionKernels.AUTO,
     ) -> None:
         self._index, self._dtype, self._fabric, self.graph_limits = index, dtype, fabric, graph_limits
-        self.serves = Service.NONE
+        self.serves, self.max_served_leases = Service.NONE, MAX_SERVED_LEASES
         self.device = CudaDevice(index, dtype, tiles, kernels)
         self.sampler = CudaSampler(self.device)
         self.takes_leases = True
@@ -72,8 +72,8 @@ class CudaBackend:
         spare_bytes = num_mailbox_bytes(num_instances, shard) if has_neighbors else 0
         fabric = connect_gpus(self._fabric, sockets, self._index, spare_bytes)
         self.takes_leases = world.tp_size == 1 or fabric.arena is not None
-        if has_neighbors and world.tp_size == 1 and fabric.arena is not None:
-            self.serves = Service.ONE_LEASE  # of several ranks, steps of holders have run on no GPU yet
+        if has_neighbors and fabric.arena is not None:
+            self.serves = Service.OWN_HOST
         return fabric
 
     def service(self) -> "CudaBackend":

@@ -42,8 +42,7 @@ class KVPart:
     def warm_up(self, leases: DecodeLeases | None) -> None:
         """Prepare to serve. `leases` are those of this instance, if its steps are captured."""
         if self._service is not None:
-            self._service.leases = leases
-            self._service.warm_up()
+            self._service.warm_up(leases)
 
     def begin_serving(self, command: RunBatch) -> None:
         """Begin to serve a batch of a group without this instance. Raises ClusterError if that cannot be."""

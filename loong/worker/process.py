@@ -276,7 +276,9 @@ def _make_backend(config: WorkerConfig) -> Backend:
     index = config.world.index_on_host(config.rank) % torch.cuda.device_count()
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
     kernels = AttentionKernels(config.attention_kernels)
-    return CudaBackend(index, dtype, config.fabric, tiles, config.graph_limits, kernels)
+    backend = CudaBackend(index, dtype, config.fabric, tiles, config.graph_limits, kernels)
+    backend.max_served_leases = config.max_served_leases
+    return backend
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """Attention over the KV of this instance for batches of groups in which it is no member."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from itertools import count
+from queue import SimpleQueue
 from threading import Thread
-from typing import TypeAlias
 
 import torch
 
@@ -18,8 +19,10 @@ from loong.core.placement import InstanceId, OwnerId, Placement
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestId
 from loong.fabric.errors import AbandonedError, PeerLostError
-from loong.fabric.protocol import Exchanging, Fabric
+from loong.fabric.lanes import STEP_LANES, Lane
+from loong.fabric.protocol import Exchanging, Fabric, OpenInLane
 from loong.kernels import Partial
+from loong.model.device import Device
 from loong.model.tensor_parallel import Shard
 from loong.worker.backend import Backend
 from loong.worker.batches.decode_lease import DecodeLeases
@@ -27,11 +30,10 @@ from loong.worker.batches.lease_slots import served_batch
 from loong.worker.batches.lease_steps import LeaseSteps
 from loong.worker.batches.step_sync import hear_step
 from loong.worker.kv.pool import KVPool
+from loong.worker.steps.serve_graph import ServeGraph
 from loong.worker.tracer import Span
 
-_LARGE_STEP = 16_384  # rows
-
-Serve: TypeAlias = Callable[[RunBatch, AbstractContextManager[Exchanging]], None]
+_MOST_ROWS = {Lane.SHORT_STEP: 255, Lane.LONG_STEP: 16_384}  # of queries, that memory is taken for
 
 
 class AttentionService:
@@ -41,42 +43,56 @@ class AttentionService:
     exchange. So leases whose steps are captured are served by captured steps, and all others by messages. It
     reads the KV that was there before the batch. This KV stays until the batch has ended: a member ends only
     when its last queries are answered, and the engine releases KV after that.
+
+    On devices there are lanes: several leases are served at a time, one short step and one long one. A
+    batch waits for those before it with a common member, which are over there, and for those of its lane.
+    Instances get batches in one order, so none waits for another in a circle.
     """
 
     def __init__(
         self, instance_id: InstanceId, shard: Shard, pool: KVPool, fabric: Fabric, backend: Backend
     ) -> None:
         self._instance_id, self._pool, self._fabric = instance_id, pool, fabric
-        self._own_device, self._device = backend.device, backend.service().device
+        self._own_device = backend.device
+        self._devices = {lane: backend.service().device for lane in STEP_LANES}
         self._threads: dict[OwnerId, Thread] = {}  # the last that serves each of these
-        self._last: dict[bool, Thread] = {}  # of those that are captured, and of the others
-        self.leases: DecodeLeases | None = None  # of this instance, once their steps are captured
-        self._no_queries = shard.zero_queries(0, self._device.torch_device)
+        self._last: dict[tuple[str, int], Thread] = {}  # of each member, and of each lane of steps
+        self._leases: DecodeLeases | None = None
+        self._free_graphs: SimpleQueue[ServeGraph] = SimpleQueue()
+        self._no_queries = shard.zero_queries(0, backend.device.torch_device)
 
-    def warm_up(self) -> None:
-        """Take memory for large steps, as threads that serve use it."""
-        thread = Thread(target=self._warm_up, name="serve-warm-up", daemon=True)
-        thread.start()
-        thread.join()
+    def warm_up(self, leases: DecodeLeases | None) -> None:
+        """Take memory for large steps, as threads that serve use it.
+
+        `leases` are those of this instance, if its steps are captured.
+        """
+        self._leases = leases
+        for graph in () if leases is None else leases.graph.services:
+            self._free_graphs.put(graph)
+        for lane in STEP_LANES:
+            thread = Thread(target=self._warm_up, args=(lane,), name="serve-warm-up", daemon=True)
+            thread.start()
+            thread.join()
 
     def begin(self, command: RunBatch) -> None:
-        """Begin to serve a batch, before the next instruction of the engine is carried out.
-
-        On devices captured leases are served one at a time, and so are all other batches. Instances get them
-        in one order, so none waits for another in a circle.
-        """
-        serve, fabric, group = self._serve, self._fabric, command.plan.group.instance_ids
-        is_captured = self.leases is not None and self.leases.can_run(command)
-        if is_captured:
-            serve, served = self._serve_captured, fabric.serve(command.batch_id, group, is_captured=True)
-        else:
-            served = fabric.serve(command.batch_id, group)
+        """Begin to serve a batch, before the next instruction of the engine is carried out."""
+        plan = command.plan
+        opened = self._fabric.serve(command.batch_id, plan.group.instance_ids)
         self._allocate(command)
-        before = None if fabric.arena is None else self._last.get(is_captured)
-        name = f"serve-batch-{command.batch_id}"
-        thread = Thread(target=_after, args=(before, serve, command, served), name=name, daemon=True)
-        self._last[is_captured] = thread
-        self._threads.update(dict.fromkeys(command.plan.request_ids, thread))
+        keys = [("member", instance_id) for instance_id in plan.group.instance_ids]
+        if self._leases is not None and self._leases.can_run(command):
+            serve = partial(self._serve_captured, command, opened)
+        else:
+            lane = Lane.SHORT_STEP if _is_short(plan) else Lane.LONG_STEP
+            serve = partial(self._serve, command, opened, lane)
+            keys.append(("lane", lane))
+        has_lanes = self._fabric.arena is not None
+        before = {self._last[key] for key in keys if has_lanes and key in self._last}
+        thread = Thread(
+            target=_after, args=(before, serve), name=f"serve-batch-{command.batch_id}", daemon=True
+        )
+        self._last.update(dict.fromkeys(keys, thread))
+        self._threads.update(dict.fromkeys(plan.request_ids, thread))
         thread.start()
 
     def wait_for(self, owner_id: OwnerId) -> None:
@@ -85,21 +101,25 @@ class AttentionService:
             thread.join()
 
     def answer(
-        self, batch: BatchPlan, placements: Mapping[RequestId, Placement], members: Exchanging
+        self,
+        batch: BatchPlan,
+        placements: Mapping[RequestId, Placement],
+        members: Exchanging,
+        device: Device,
     ) -> None:
         """Store the KV that is pushed in one step of a batch, and answer its queries, layer by layer."""
         step = AttentionStep(self._instance_id, batch, placements, self._pool)
-        layout, pushes = query_layout(step, self._device), IncomingPushes(step, members, self._device)
+        layout, pushes = query_layout(step, device), IncomingPushes(step, members, device)
         if layout.routing.is_empty and pushes.is_empty:
             return
-        exchange = QueryExchange(members, self._device, layout.routing)
+        exchange = QueryExchange(members, device, layout.routing)
         for layer in range(self._pool.num_layers):
             pool, total = self._pool.layer(layer), Partial.unseen(self._no_queries, is_merged=True)
             if not pushes.is_empty:
                 pushes.store(pool)
-            query_attention(layout, pool, exchange, self._no_queries, total, self._device)
+            query_attention(layout, pool, exchange, self._no_queries, total, device)
         if not pushes.is_empty:
-            self._device.wait()
+            device.wait()
             pushes.confirm()
 
     def spans(self) -> Iterator[Span]:
@@ -107,32 +127,37 @@ class AttentionService:
         yield self, "answer", "served step"
         yield self, "_serve_captured", "served lease"
 
-    def _serve(self, command: RunBatch, served: AbstractContextManager[Exchanging]) -> None:
-        plan, live = command.plan, set(command.plan.request_ids)
+    def _serve(self, command: RunBatch, opened: OpenInLane, lane: Lane) -> None:
+        """Serve steps that the host launches on all sides."""
+        plan, live, device = command.plan, set(command.plan.request_ids), self._devices[lane]
         placements = {given.request_id: given.placement for given in command.inputs}
-        self._device.use()
+        device.use()
         # A peer that is lost or leaves ends the batch: its members report that. Its silence they may not see.
         ended = suppress(PeerLostError, AbandonedError)
-        with ended, self._own_device.shared(), served as members, torch.inference_mode():
+        with ended, self._own_device.shared(), opened(lane) as members, torch.inference_mode():
             for step in count():
                 if plan.num_steps == 1:
-                    self.answer(plan, placements, members)
+                    self.answer(plan, placements, members, device)
                     break
-                self.answer(plan.at_step(step, live), placements, members)
+                self.answer(plan.at_step(step, live), placements, members, device)
                 if step + 1 >= hear_step(members, plan, live) or not live:
                     break
-            self._device.wait()
+            device.wait()
 
-    def _serve_captured(self, command: RunBatch, served: AbstractContextManager[Exchanging]) -> None:
+    def _serve_captured(self, command: RunBatch, opened: OpenInLane) -> None:
         """Serve a lease whose members' steps are captured, by captured steps."""
-        assert self.leases is not None, "they can run it"
-        assert self.leases.graph.service is not None, "they can run it with holders"
-        graph, live = self.leases.graph.service, set(command.plan.request_ids)
-        steps = LeaseSteps.of(command, self.leases.graph.max_num_slots)
+        graph = self._free_graphs.get()  # there is one soon: plans keep to their number
+        try:
+            self._serve_lease(command, opened, graph)
+        finally:
+            self._free_graphs.put(graph)
+
+    def _serve_lease(self, command: RunBatch, opened: OpenInLane, graph: ServeGraph) -> None:
+        live, steps = set(command.plan.request_ids), LeaseSteps.of(command, graph.max_num_slots)
         graph.use()
         with self._own_device.shared():
             try:
-                with suppress(PeerLostError, AbandonedError), served as members:
+                with suppress(PeerLostError, AbandonedError), opened(graph.lane) as members:
                     graph.begin(served_batch(command, self._instance_id))
                     graph.launch()
                     steps.lengthen()
@@ -148,12 +173,14 @@ class AttentionService:
                 graph.wait()  # steps that nobody answers any more end at once
 
     @torch.inference_mode()
-    def _warm_up(self) -> None:
-        self._device.use()
+    def _warm_up(self, lane: Lane) -> None:
+        device = self._devices[lane]
+        device.use()
         kv, heads = self._pool.layer(0), self._no_queries.shape[1:].numel()
         row_bytes = heads * (4 * self._no_queries.itemsize + 4)  # queries, partials and messages
         copied_bytes = min(len(kv), MOST_COPIED) * kv[0].numel() * kv.itemsize
-        self._device.keep_memory(_LARGE_STEP * row_bytes + copied_bytes)
+        is_copied = lane is Lane.LONG_STEP  # few queries read KV where it is
+        device.keep_memory(_MOST_ROWS[lane] * row_bytes + is_copied * copied_bytes)
 
     def _allocate(self, command: RunBatch) -> None:
         """Take slots for the KV that is pushed here."""
@@ -162,9 +189,13 @@ class AttentionService:
                 self._pool.allocate(segment.owner_id, segment.positions)
 
 
-def _after(
-    before: Thread | None, serve: Serve, command: RunBatch, served: AbstractContextManager[Exchanging]
-) -> None:
-    if before is not None:
-        before.join()
-    serve(command, served)
+def _is_short(plan: BatchPlan) -> bool:
+    """Return whether a batch is one step of few queries, which are soon answered."""
+    num_queries = sum(len(block.positions) for block in plan.queries)
+    return plan.num_steps == 1 and not plan.pushes and num_queries <= _MOST_ROWS[Lane.SHORT_STEP]
+
+
+def _after(before: Iterable[Thread], serve: Callable[[], None]) -> None:
+    for thread in before:
+        thread.join()
+    serve()

@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from loong.core.decision import Decision, DecisionKind
-from loong.core.instance import ElasticInstance, ESPGroup, Service
+from loong.core.instance import ElasticInstance, ESPGroup
 from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
 from loong.core.plan import BatchPlan, Eviction, IterationPlan, KVMigration, LeaseEnd
 from loong.core.request import RequestId, RequestView
@@ -76,7 +76,7 @@ class Draining:
 
         Slots of such requests on other instances, with those that they may still need after `plan`, are not
         there either. A batch that other instances run with these keeps them busy, but has no requests. Those
-        that serve a hidden batch, and can serve but one, serve nothing until it ends.
+        that serve a hidden lease serve fewer others until it ends.
         """
         snapshot = self.snapshot
         instances = {i.instance_id: i for i in self._without_hidden_kv(plan)}
@@ -115,10 +115,7 @@ class Draining:
                 used[migration.destination_id] += len(migration.segment.positions)
         hidden = [b for b in self.snapshot.batches if b.batch_id in self.batch_ids]
         leases = [batch for batch in hidden if batch.plan.num_steps > 1]
-        serving_ids = {i for batch in leases for i in batch.holder_ids}
-
-        def is_full(instance: ElasticInstance) -> bool:
-            return instance.serves is Service.ONE_LEASE and instance.instance_id in serving_ids
+        num_served = Counter(i for batch in leases for i in batch.holder_ids)
 
         for instance in self.snapshot.instances:
             if not instance.is_draining:
@@ -129,7 +126,7 @@ class Draining:
                     instance,
                     kv_capacity=instance.kv_capacity - num_used - num_gone,
                     kv_used=instance.kv_used - num_used,
-                    serves=Service.NONE if is_full(instance) else instance.serves,
+                    max_served_leases=instance.max_served_leases - num_served[i],
                 )
 
     def _room_beside(self, moving_ids: Container[RequestId]) -> Room:

@@ -7,6 +7,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
 from loong.scheduler.common.leases import first_ends
+from loong.scheduler.common.service import can_reach, leased
 from loong.scheduler.esp.batching import BatchBuilder
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
@@ -14,7 +15,6 @@ from loong.scheduler.esp.layout import instances_for_prompts
 from loong.scheduler.esp.lease_timing import end_for, least_lease_seconds
 from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.esp.quick import QuickPrompts
-from loong.scheduler.esp.service import can_reach, leased
 from loong.scheduler.esp.step_time import step_seconds
 
 

@@ -18,11 +18,11 @@ from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.leases import arrival_order, plan_lease
 from loong.scheduler.common.masters import on_hosts_of_kv
+from loong.scheduler.common.service import leased
 from loong.scheduler.common.slo_targets import target_tpot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.lease_timing import end_for
 from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
-from loong.scheduler.esp.service import leased
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 

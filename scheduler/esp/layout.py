@@ -12,11 +12,11 @@ from loong.core.cost.work import WorkCount
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId
 from loong.core.request import RequestView
+from loong.scheduler.common.service import serves_others
 from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate, prefill_work
-from loong.scheduler.esp.service import serves_others
 from loong.scheduler.esp.step_time import longest_step
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 

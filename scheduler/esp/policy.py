@@ -28,12 +28,12 @@ from loong.core.snapshot import Snapshot
 from loong.scheduler.common.cached_prefixes import reading, with_borrowings
 from loong.scheduler.common.cluster_parts import Parts, groups_of, hosts_of, place_of
 from loong.scheduler.common.joined_hosts import joined_hosts
+from loong.scheduler.common.service import serves_all
 from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import Variant
 from loong.scheduler.esp.parts import plan_parts
 from loong.scheduler.esp.prompt_order import by_arrival
-from loong.scheduler.esp.service import serves_all
 from loong.scheduler.esp.stages import is_any_usable, plan_part, plan_while_busy
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 

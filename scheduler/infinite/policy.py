@@ -4,6 +4,7 @@ Each instance computes the requests at home there. KV that others keep for it is
 prompt that is longer than an instance's room is computed at its home, and its oldest KV is pushed to others.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from loong.core.cost.cost_model import CostModel
@@ -31,14 +32,17 @@ def plan_infinite(snapshot: Snapshot, cost_model: CostModel, config: PolicyConfi
     refused = admit(found.waiting, homes, max_tokens)
     _find_room(tuple(homes.values()))
     batches, ends = list[BatchPlan](), list[LeaseEnd]()
+    served = Counter[InstanceId]()  # leases of this plan
     for home in homes.values():
         if home.group.batches:
             ends += _lease_ends(home, snapshot)
             continue
         batch = prompt_step(home, homes, cost_model, max_tokens)
-        batch = batch or lease(home, cost_model, config.lease_steps)
+        batch = batch or lease(home, snapshot, served, cost_model, config.lease_steps)
         if batch is not None:
             use(batch, home, homes)
+            if batch.num_steps > 1:
+                served.update(_holder_ids(batch, snapshot))
             batches.append(batch)
     moves = Lending(homes, cost_model, refused, snapshot.ending_ids).moves()
     victims = () if batches or moves or snapshot.is_anything_in_flight else _latest(homes)
@@ -72,6 +76,10 @@ def _lease_ends(home: Home, snapshot: Snapshot) -> Sequence[LeaseEnd]:
     in_flight = (h.view for h in home.residents if h.view.batch_id is not None)
     has_moved = any(view.is_migrating and view.request_id not in moving_ids for view in in_flight)
     return lease_ends(home.group.batches) if has_prompt or has_moved else ()
+
+
+def _holder_ids(batch: BatchPlan, snapshot: Snapshot) -> Sequence[InstanceId]:
+    return batch.holder_ids([snapshot.request[request_id].placement for request_id in batch.request_ids])
 
 
 def _latest(homes: Mapping[InstanceId, Home]) -> Sequence[RequestView]:

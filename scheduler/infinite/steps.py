@@ -6,7 +6,9 @@ from loong.core.cost.cost_model import CostModel
 from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan
 from loong.core.request import RequestView
+from loong.core.snapshot import Snapshot
 from loong.scheduler.common.leases import plan_lease, timed_batch
+from loong.scheduler.common.service import leased
 from loong.scheduler.common.striping import RequestPart, next_positions, whole_part
 from loong.scheduler.infinite.homes import Home, dealt_out, filled
 
@@ -37,8 +39,13 @@ def prompt_step(
     return timed_batch((home.instance_id,), views, parts, cost_model) if views else None
 
 
-def lease(home: Home, cost_model: CostModel, lease_steps: int) -> BatchPlan | None:
-    """Return a lease of its decodes, and of those that are spread within the room that nobody needs."""
+def lease(
+    home: Home, snapshot: Snapshot, planned: Mapping[InstanceId, int], cost_model: CostModel, lease_steps: int
+) -> BatchPlan | None:
+    """Return a lease of its decodes, and of those that are spread within the room that nobody needs.
+
+    It is one step where instances that serve it take no more leases; `planned` are those of this plan.
+    """
     if home.is_waiting_for_moves:
         return None
     num_steps, spread = lease_steps, [view for view in home.spread if view.is_decoding]
@@ -47,6 +54,8 @@ def lease(home: Home, cost_model: CostModel, lease_steps: int) -> BatchPlan | No
         spread = spread[:num_room]
         num_steps = min(lease_steps, num_room // max(1, len(spread)))
     views = home.group.decodes + spread
+    if len(leased(snapshot, views, (home.instance_id,), planned)) < len(views):
+        num_steps = 1
     return plan_lease(home.group.free, views, cost_model, max(1, num_steps)) if views else None
 
 

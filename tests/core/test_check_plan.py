@@ -283,7 +283,7 @@ def test_an_instance_that_does_not_serve_holds_kv_of_its_own_batches_only(change
 
 
 def test_gpus_serve_groups_of_their_own_host_only() -> None:
-    snapshot = snapshot_with_holder(serves=Service.ONE_LEASE, host_id=1)
+    snapshot = snapshot_with_holder(serves=Service.OWN_HOST, host_id=1)
     with pytest.raises(InvalidPlanError, match=r"serves only its own host; members \[1\] are on others"):
         check_plan(snapshot, IterationPlan((decode_elsewhere(1),)))
     check_plan(snapshot_with_holder(host_id=1), IterationPlan((decode_elsewhere(1),)))
@@ -295,7 +295,7 @@ def snapshot_with_holder(**change: Any) -> Snapshot:
 
 
 def test_the_lists_of_a_served_lease_have_room_for_a_few_times_the_kv_of_an_instance() -> None:
-    snapshot = snapshot_with_holder(serves=Service.ONE_LEASE, kv_capacity=1, kv_used=1)
+    snapshot = snapshot_with_holder(serves=Service.OWN_HOST, kv_capacity=1, kv_used=1)
     with pytest.raises(InvalidPlanError, match=r"lists the KV of 5 tokens on instance 0; 4 can be"):
         check_plan(snapshot, IterationPlan((decode_elsewhere(1, num_steps=2),)))
 
@@ -304,7 +304,7 @@ def test_the_lists_of_a_served_lease_have_room_for_a_few_times_the_kv_of_an_inst
 def test_a_served_lease_has_a_bounded_number_of_tokens_a_master(num_steps: int) -> None:
     views = [decoding(f"r{number}", 2, (0,)) for number in range(MAX_SERVED_TOKENS + 1)]
     snapshot = snapshot_of([2000] * 2, views)
-    instances = tuple(replace(instance, serves=Service.ONE_LEASE) for instance in snapshot.instances)
+    instances = tuple(replace(instance, serves=Service.OWN_HOST) for instance in snapshot.instances)
     snapshot = replace(snapshot, instances=instances)
     most, more = (
         IterationPlan((decode(some, (1,), dict.fromkeys(snapshot.request, 1), num_steps=num_steps),))
@@ -319,16 +319,21 @@ def test_a_served_lease_has_a_bounded_number_of_tokens_a_master(num_steps: int) 
             check_plan(snapshot, more)
 
 
-def test_where_one_lease_is_served_at_a_time_any_steps_are_served_too() -> None:
-    snapshot = snapshot_with_holder(serves=Service.ONE_LEASE)
+@pytest.mark.parametrize("most", [1, 3])
+def test_an_instance_serves_leases_up_to_its_number_and_any_steps(most: int) -> None:
+    snapshot = snapshot_with_holder(serves=Service.OWN_HOST, max_served_leases=most)
     lease, step = decode_elsewhere(1, num_steps=2), decode_elsewhere(1)
     check_plan(snapshot, IterationPlan((lease,)))
-    running = snapshot.batches[0]
-    serving = replace(snapshot, batches=(replace(running, plan=lease, holder_ids=(0,)),))
-    check_plan(serving, IterationPlan((step,)))
-    with pytest.raises(InvalidPlanError, match=r"instance 0 serves one decode lease at a time: .* another"):
-        check_plan(serving, IterationPlan((lease,)))
-    stepping = replace(snapshot, batches=(replace(running, plan=step, holder_ids=(0,)),))
+    running = replace(snapshot.batches[0], holder_ids=(0,))
+    leases = [replace(running, batch_id=90 + number, plan=lease) for number in range(most)]
+    check_plan(replace(snapshot, batches=tuple(leases[1:])), IterationPlan((lease,)))
+    full = replace(snapshot, batches=tuple(leases))
+    assert [before.takes_lease(0) for before in (snapshot, full)] == [True, False]
+    check_plan(full, IterationPlan((step,)))
+    message = rf"which instance 0 serves, comes while that serves {most} others; {most} can be served"
+    with pytest.raises(InvalidPlanError, match=message):
+        check_plan(full, IterationPlan((lease,)))
+    stepping = replace(snapshot, batches=tuple(replace(batch, plan=step) for batch in leases))
     check_plan(stepping, IterationPlan((lease,)))
 
 

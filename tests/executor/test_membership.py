@@ -40,6 +40,6 @@ async def joined_again(folder: Path, planned: Service, reported: Service) -> Eve
 
 
 def test_an_instance_that_joins_again_serves_what_its_worker_reports(tmp_path: Path) -> None:
-    event = asyncio.run(joined_again(tmp_path, Service.ONE_LEASE, Service.NONE))
+    event = asyncio.run(joined_again(tmp_path, Service.OWN_HOST, Service.NONE))
     assert isinstance(event, InstanceJoined)
     assert (event.instance.instance_id, event.instance.serves) == (1, Service.NONE)

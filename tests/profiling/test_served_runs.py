@@ -35,7 +35,7 @@ def lane_of(
     return asyncio.run(measured_lane(cluster, CHUNK, CLOCK))
 
 
-@pytest.mark.parametrize("serves", [Service.ALL, Service.ONE_LEASE])
+@pytest.mark.parametrize("serves", [Service.ALL, Service.OWN_HOST])
 @pytest.mark.parametrize("num_instances", [2, 3])
 @pytest.mark.parametrize("delay", [0.0, 0.003])
 def test_the_delay_of_the_clock_is_found(delay: float, num_instances: int, serves: Service) -> None:

@@ -23,11 +23,17 @@ def test_whatever_happens_no_plan_is_refused_and_every_request_ends(name: str, s
     whatever_happens(PolicyMachine(name), Random(seed))
 
 
-@pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
+@pytest.mark.parametrize(
+    ("name", "serves", "max_served_leases"),
+    [("esp", Service.OWN_HOST, 1), ("infinite", Service.OWN_HOST, 1), ("esp", Service.NONE, 0)],
+)
 @settings(max_examples=3)
 @given(seed=st.integers(0, 2**32))
-def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: Service, seed: int) -> None:
-    whatever_happens(PolicyMachine("esp", serves), Random(seed))
+def test_so_it_is_where_instances_serve_few_leases_or_nothing(
+    name: str, serves: Service, max_served_leases: int, seed: int
+) -> None:
+    machine = PolicyMachine(name, serves, max_served_leases=max_served_leases)
+    whatever_happens(machine, Random(seed))
 
 
 @pytest.mark.parametrize("name", ["esp", "esp-fixed-4", "esp-paper", "static-sp"])

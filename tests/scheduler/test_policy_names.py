@@ -1,7 +1,7 @@
 """The names of policies, and the instances that each can run."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import nan
 from pathlib import Path
 
@@ -108,11 +108,14 @@ def test_a_request_may_fill_the_cluster_unless_it_cannot_be_spread() -> None:
     assert admissible_tokens("disaggregated-1", instances) == 100
 
 
-@pytest.mark.parametrize("serves", [Service.NONE, Service.ONE_LEASE])
-def test_a_policy_of_lenders_needs_instances_that_serve_everything(serves: Service) -> None:
+@pytest.mark.parametrize(("serves", "host_id"), [(Service.NONE, 0), (Service.OWN_HOST, 1)])
+def test_a_policy_of_lenders_needs_instances_that_serve_each_other(serves: Service, host_id: int) -> None:
+    first, second = instances_with([100] * 2, serves)
+    instances = first, replace(second, host_id=host_id)
     with pytest.raises(ConfigError, match="policy infinite needs instances that attend for batches"):
-        admissible_tokens("infinite", instances_with([100] * 2, serves))
-    assert admissible_tokens("esp", instances_with([100] * 2, serves)) == 200
+        admissible_tokens("infinite", instances)
+    assert admissible_tokens("esp", instances) == 200
+    assert admissible_tokens("infinite", instances_with([100] * 2, Service.OWN_HOST)) == 200
 
 
 def test_fair_baselines_are_one_group_and_splits_up_to_half() -> None:

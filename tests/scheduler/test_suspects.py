@@ -81,7 +81,7 @@ def test_the_request_at_fault_fails_by_name_and_no_other(name: str, seed: int) -
     kill_instances(KillingMachine(name), Random(seed))
 
 
-@pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
+@pytest.mark.parametrize("serves", [Service.OWN_HOST, Service.NONE])
 @settings(max_examples=2)
 @given(seed=st.integers(0, 2**32))
 def test_so_it_is_where_instances_serve_decode_leases_alone_or_nothing(serves: Service, seed: int) -> None:

@@ -45,23 +45,23 @@ def test_a_policy_of_one_instance_gets_all_devices_in_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "tp_size", "policy", "serves"),
+    ("device", "num_hosts", "policy", "serves"),
     [
         ("cpu", 1, "esp", Service.ALL),
-        ("cpu", 2, "esp", Service.ALL),
-        ("h200", 1, "esp", Service.ONE_LEASE),
-        ("h200", 2, "esp", Service.NONE),
-        ("h200", 1, "infinite", Service.ALL),
+        ("cpu", 2, "infinite", Service.ALL),
+        ("h200", 1, "infinite", Service.OWN_HOST),
+        ("h200", 2, "esp", Service.OWN_HOST),
+        ("h200", 2, "infinite", Service.ALL),
     ],
 )
 def test_instances_serve_what_workers_do_unless_the_policy_cannot_run_so(
-    device: str, tp_size: int, policy: str, serves: Service
+    device: str, num_hosts: int, policy: str, serves: Service
 ) -> None:
-    hardware = Hardware(shape_of(CONFIG), device, num_instances=2, tp_size=tp_size)
+    hardware = Hardware(shape_of(CONFIG), device, num_instances=2, tp_size=2, num_hosts=num_hosts)
     assert {instance.serves for instance in hardware.cluster(policy).instances} == {serves}
-    of_workers = ClusterConfig("some-model", num_instances=2, tp_size=tp_size, device=device).instances
+    of_workers = ClusterConfig("some-model", num_instances=2, tp_size=2, device=device).instances
     is_more = serves not in {instance.serves for instance in of_workers}
-    assert hardware.assumes_more_service(policy) is is_more is (policy == "infinite")
+    assert hardware.assumes_more_service(policy) is is_more
 
 
 def test_instances_are_spread_over_hosts_and_links_between_them_are_slower() -> None:

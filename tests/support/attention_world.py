@@ -18,6 +18,7 @@ from loong.attention.push import await_stored
 from loong.core.kv_layout import KVLayout
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId
+from loong.fabric.lanes import Lane
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.world import World
 from loong.kernels import attend
@@ -165,8 +166,8 @@ class AttentionWorld:
         fabric, backend = self._fabrics[instance_id], CpuBackend()
         backend.device = self.device
         service = AttentionService(instance_id, Shard(config), pool, fabric, backend)
-        with fabric.serve(batch_id, step.batch.group.instance_ids) as members:
-            service.answer(step.batch, step.placements, members)
+        with fabric.serve(batch_id, step.batch.group.instance_ids)(Lane.LONG_STEP) as members:
+            service.answer(step.batch, step.placements, members, self.device)
         return {}
 
 

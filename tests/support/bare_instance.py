@@ -131,8 +131,7 @@ class BareInstance:
         self._runner = BatchRunner(instance_id, model, self._pool, fabric, backend, constraints)
         self._runner.warm_up()
         self._service = AttentionService(instance_id, shard, self._pool, fabric, backend)
-        self._service.leases = self._runner.leases
-        self._service.warm_up()
+        self._service.warm_up(self._runner.leases)
         self._served: set[OwnerId] = set()
         self._fabric, self._instance_id, self._stop = fabric, instance_id, stop
 

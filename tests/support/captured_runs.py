@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import pytest
 import torch
 from bare_instance import BareInstance, Outcome
 from machines import H200_GRAPH_LIMITS
@@ -25,20 +26,27 @@ def run_by_mailboxes(
     commands: Sequence[RunBatch | ReleaseKV],
     carrier: Carrier = Carrier.ARENAS,
     graph_limits: CudaGraphLimits = H200_GRAPH_LIMITS,
+    tp_size: int = 1,
 ) -> list[list[Outcome]]:
     """Return the outcomes of all commands on each instance, on processors."""
-    world, backend_of = World(num_instances, 1), partial(_interpreted, graph_limits)
+    world, backend_of = World(num_instances, tp_size), partial(_interpreted, graph_limits)
     ran = run_in_world(_run, world, folder, commands, backend_of, 256, carrier=carrier)
-    return cast("list[list[Outcome]]", ran)
+    return cast("list[list[Outcome]]", ran)[::tp_size]
 
 
 def run_on_gpus(
-    folder: Path, num_instances: int, commands: Sequence[RunBatch | ReleaseKV], num_slots: int = 256
+    folder: Path,
+    num_instances: int,
+    commands: Sequence[RunBatch | ReleaseKV],
+    num_slots: int = 256,
+    tp_size: int = 1,
 ) -> list[list[Outcome]]:
     """Return the outcomes of all commands on each instance."""
-    world, carrier = World(num_instances, 1), Carrier.GPU_ARENAS
+    world, carrier = World(num_instances, tp_size), Carrier.GPU_ARENAS
+    if world.size > torch.cuda.device_count():
+        pytest.skip(f"each of {world.size} processes needs a GPU")
     ran = run_in_world(_run, world, folder, commands, _on_gpu, num_slots, carrier=carrier, seconds=150.0)
-    return cast("list[list[Outcome]]", ran)
+    return cast("list[list[Outcome]]", ran)[::tp_size]
 
 
 def _interpreted(graph_limits: CudaGraphLimits, instance_id: InstanceId) -> Backend:

@@ -9,6 +9,7 @@ from torch import Tensor
 from loong.attention.exchange import QueryExchange, QueryRouting
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.placement import InstanceId
+from loong.fabric.lanes import Lane
 from loong.fabric.protocol import Exchanging, Fabric, NoPeers, OpenBatch
 from loong.fabric.traffic import Channel
 from loong.kernels import Partial
@@ -93,9 +94,9 @@ class FabricExchange:
         self._peers_now.exchange(outgoing, incoming, Channel.RING).wait()
         return rows.flatten(0, 1)
 
-    def service(self) -> GroupExchange | None:
+    def services(self) -> Mapping[Lane, GroupExchange]:
         """See KVExchange. Processors serve steps that the host launches."""
-        return None
+        return {}
 
     def _rows_with(self, own: Tensor) -> Tensor:
         """Return room [N, T, ...] for the rows of all instances, with the own ones in it."""

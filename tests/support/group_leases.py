@@ -40,16 +40,18 @@ class LeaseScript:
         self.commands: list[RunBatch | ReleaseKV] = []
         self._report(prefill([live.view() for live in self.lives], group), 1)
 
-    def lease(self, lease: Lease) -> None:
-        """Go on with a lease, which takes all its steps."""
-        masters = {live.request.request_id: i for live, i in zip(self.lives, lease.masters, strict=True)}
-        views = [live.view() for live in self.lives]
+    def lease(self, lease: Lease, places: Sequence[int] = ()) -> None:
+        """Go on with a lease of the requests at these places, or of all. It takes all its steps."""
+        lives = [self.lives[place] for place in places or range(len(self.lives))]
+        masters = {live.request.request_id: i for live, i in zip(lives, lease.masters, strict=True)}
+        views = [live.view() for live in lives]
         self._report(decode(views, lease.group, masters, num_steps=lease.num_steps), lease.num_steps)
 
     def _report(self, plan: BatchPlan, num_steps: int) -> None:
-        inputs = tuple(live.input_for(plan) for live in self.lives)
+        lives = [live for live in self.lives if live.request.request_id in plan.request_ids]
+        inputs = tuple(live.input_for(plan) for live in lives)
         self.commands.append(RunBatch(1 + len(self.commands), plan, inputs))
-        for live in self.lives:
+        for live in lives:
             tokens, _ = expected(self._folder, live.request.prompt_token_ids, NUM_TOKENS)
             done = len(live.output_token_ids)
             live.placement = live.placement.adding(plan.writes_of(live.request.request_id))

@@ -12,7 +12,8 @@ from time import monotonic_ns, sleep
 import torch
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena, Lane, last_epoch
+from loong.fabric.lanes import Lane
+from loong.fabric.memory.arena import Arena, last_epoch
 from loong.kernels.exchange.signals import EPOCHS
 
 _POLL_SECONDS = 50e-6

@@ -1,5 +1,6 @@
 """A processor whose captured steps exchange by the kernels of GPUs, interpreted."""
 
+import concurrent_kernels  # noqa: F401 - what serves runs beside other steps
 from capturing_backend import CapturingBackend
 from machines import H200_GRAPH_LIMITS
 

@@ -8,7 +8,7 @@ from policies import num_instances_of
 from simulation import instances_with
 
 from loong.core.events import BatchEndPredicted, InstanceDraining, RequestAborted
-from loong.core.instance import Service, spread_over_hosts
+from loong.core.instance import MAX_SERVED_LEASES, Service, spread_over_hosts
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
@@ -31,6 +31,7 @@ class PolicyMachine(ClusterMachine):
         serves: Service = Service.ALL,
         num_hosts: int = 1,
         *,
+        max_served_leases: int = MAX_SERVED_LEASES,
         keeps_prefixes: bool = False,
         config: PolicyConfig = CONFIG,
     ) -> None:
@@ -39,7 +40,10 @@ class PolicyMachine(ClusterMachine):
         num_instances = num_instances_of(name, 4)
         found = instances_with([POOL] * num_instances, serves)
         host_ids = spread_over_hosts(num_instances, num_hosts)
-        instances = {i.instance_id: replace(i, host_id=host_ids[i.instance_id]) for i in found}
+        instances = {
+            i.instance_id: replace(i, host_id=host_ids[i.instance_id], max_served_leases=max_served_leases)
+            for i in found
+        }
         self.longest = POOL - 10 if num_hosts == 1 else 3 * POOL
 
         def make_plan(_random: Random, snapshot: Snapshot) -> IterationPlan:

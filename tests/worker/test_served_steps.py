@@ -163,11 +163,12 @@ def check(
     folder: Path,
     carrier: Carrier,
     weightless_ids: Sequence[InstanceId] = (),
+    tp_size: int = 1,
 ) -> list[list[Outcome]]:
     """All tokens are those of transformers."""
-    world = World(num_instances, 1)
+    world = World(num_instances, tp_size)
     ran = run_in_world(run, world, folder, script.commands, weightless_ids, carrier=carrier)
-    by_rank = cast("list[list[Outcome]]", ran)
+    by_rank = cast("list[list[Outcome]]", ran)[::tp_size]
     tokens = [token for step in zip(*by_rank, strict=True) for outcome in step for _, token in outcome.tokens]
     for live in script.lives:
         name = live.request.request_id
@@ -185,6 +186,14 @@ def test_steps_reach_kv_of_an_instance_that_runs_its_own_steps(
     traffic = [outcome.traffic for outcomes in by_rank for outcome in outcomes]
     for channel in (Channel.SERVED_QUERIES, Channel.SERVED_PARTIALS, Channel.SERVED_KV):
         assert any(sent[channel].messages for sent in traffic)
+
+
+@pytest.mark.parametrize(
+    "carrier",
+    [Carrier.SOCKETS, Carrier.ARENAS, pytest.param(Carrier.GPU_ARENAS, marks=pytest.mark.multigpu)],
+)
+def test_each_rank_serves_its_own_rank(folder: Path, of_two: Script, carrier: Carrier) -> None:
+    check(of_two, 2, folder, carrier, tp_size=2)
 
 
 @pytest.mark.parametrize("carrier", [Carrier.ARENAS, Carrier.SOCKETS])

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from loong.core.errors import InvalidPlanError
-from loong.core.instance import MAX_SERVED_LISTS, MAX_SERVED_TOKENS, InstanceKind, Service
+from loong.core.instance import MAX_SERVED_LISTS, MAX_SERVED_TOKENS, ElasticInstance, InstanceKind, Service
 from loong.core.placement import InstanceId, KVSegment
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import intersection, is_partition, is_within
@@ -234,7 +234,7 @@ def check_holders(case: Case) -> None:
     move or release it before the batch ends (`check_requests_are_at_rest`, `check_preemptions`,
     `check_evictions`).
     """
-    serving = {i for b in case.snapshot.batches if b.plan.num_steps > 1 for i in b.holder_ids}  # leases
+    num_served = case.snapshot.num_served_leases.copy()
     for batch, parts in case.parts:
         group = frozenset(batch.group.instance_ids)
         for part in parts:
@@ -247,11 +247,12 @@ def check_holders(case: Case) -> None:
         holder_ids = batch.holder_ids([part.view.placement for part in parts])
         for holder_id in holder_ids:
             _check_serves(case.snapshot, batch, holder_id)
-            if case.snapshot.instance[holder_id].serves is Service.ONE_LEASE and batch.num_steps > 1:
-                _check_served_lease(batch, holder_id, is_serving=holder_id in serving)
+            holder = case.snapshot.instance[holder_id]
+            if holder.serves is Service.OWN_HOST and batch.num_steps > 1:
+                _check_served_lease(batch, holder, num_served[holder_id])
                 _check_lists(case.snapshot, batch, parts)
         if batch.num_steps > 1:
-            serving.update(holder_ids)
+            num_served.update(holder_ids)
 
 
 def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -> None:
@@ -265,11 +266,12 @@ def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -
         raise InvalidPlanError(f"{where}, with tp size {holder.tp_size}; those of the group have {tp_size}")
 
 
-def _check_served_lease(batch: BatchPlan, holder_id: InstanceId, *, is_serving: bool) -> None:
-    where = f"instance {holder_id} serves one decode lease at a time: the lease of group "
-    where += f"{batch.group.instance_ids}"
-    if is_serving:
-        raise InvalidPlanError(f"{where} comes while it serves another")
+def _check_served_lease(batch: BatchPlan, holder: ElasticInstance, num_served: int) -> None:
+    where = f"the lease of group {batch.group.instance_ids}, which instance {holder.instance_id} serves,"
+    if not holder.takes_lease(num_served):
+        raise InvalidPlanError(
+            f"{where} comes while that serves {num_served} others; {holder.max_served_leases} can be served"
+        )
     most_tokens = max(Counter(block.master_id for block in batch.queries).values())
     if most_tokens > MAX_SERVED_TOKENS:
         raise InvalidPlanError(f"{where} has {most_tokens} tokens of a master; {MAX_SERVED_TOKENS} can be")

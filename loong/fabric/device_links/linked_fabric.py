@@ -1,7 +1,7 @@
 """The data plane as a table of links: memory between near processes, device links between others."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,9 @@ from loong.fabric.device_links.device_links import DeviceLinks
 from loong.fabric.errors import NoServiceError
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import (
-    Exchanging,
     Fabric,
     OpenBatch,
+    OpenInLane,
     OpenMigration,
     Pending,
     TensorParallelVerbs,
@@ -148,12 +148,10 @@ class LinkedFabric:
         ):
             yield _LinkedBatch(near, self._links, self._device)
 
-    def serve(
-        self, batch_id: int, group: tuple[int, ...], *, is_captured: bool = False
-    ) -> AbstractContextManager[Exchanging]:
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> OpenInLane:
         """See Fabric. Members are reached where there is no device link."""
         self._check_service(group)
-        return self._near.serve(batch_id, group, is_captured=is_captured)
+        return self._near.serve(batch_id, group)
 
     def broadcast(self, payload: Tensor) -> Tensor:
         """See Fabric; the payload is of the host."""

@@ -12,7 +12,6 @@ rules make that safe even if a process fails:
   count from it, are valid for every batch.
 """
 
-from enum import IntEnum, unique
 from functools import partial
 from math import prod
 from os import close as close_descriptor
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from loong.core.errors import ClusterError, ConfigError
+from loong.fabric.lanes import LEASE_LANES, Lane
 from loong.fabric.memory.memory_server import MemoryServer, fetch_memory
 from loong.fabric.memory.shared_memory import SharedMemory
 from loong.fabric.traffic import Plane
@@ -32,37 +32,15 @@ MAX_RANKS = 63  # as many as a number has bits
 _ALIGNMENT = 256
 _GRANULE = 2 << 20  # bytes; allocation unit of a GPU's driver
 _NEVER = -1  # before every epoch
-
-
-@unique
-class Clock(IntEnum):
-    """The users of epochs on the device. Each has its own clock, and its own flags."""
-
-    TENSOR_PARALLEL = 0
-    DECODE = 1
-    SERVICE = 2  # of a lease of another group that this instance serves
-
-
-@unique
-class Lane(IntEnum):
-    """Work whose waits end together. Each lane has one batch or migration at a time."""
-
-    BATCH = 0
-    MIGRATION = 1
-    SERVICE = 2  # a batch of another group that this instance serves, by messages
-    SERVED_LEASE = 3  # the same, by captured steps
-
-    @property
-    def plane(self) -> Plane:
-        """The plane of its messages."""
-        return Plane.SERVICE if self is Lane.SERVED_LEASE else Plane(self)
+_NUM_OWN_CLOCKS = 2  # of collectives, and of decode steps
 
 
 class Arena:
     """The memory of `rank`, and the addresses of all arenas.
 
     memory: uint8 [num_bytes], own. addresses: int64 [world size], on the device, including this rank's.
-    clocks: int64 [len(Clock)], on the device. opened: flags int64 [world size] in `memory`, one a rank.
+    clocks: int64 [2 + lanes of leases], on the device: of collectives, of decode steps, and of such lanes.
+    opened: flags int64 [world size] in `memory`, one a rank.
     """
 
     def __init__(
@@ -84,24 +62,39 @@ class Arena:
         self._num_reserved = 0
         self.memory, self._descriptor = shared.make(self._num_bytes)
         new = partial(torch.full, dtype=torch.int64, device=self.memory.device)
-        self.addresses, self.clocks = new((world.size,), 0), new((len(Clock),), 0)
+        self.addresses, self.clocks = new((world.size,), 0), new((_NUM_OWN_CLOCKS + len(LEASE_LANES),), 0)
         self.host_addresses = [0] * world.size  # equal to `addresses`, on the host
         self._learn(rank, self.memory.data_ptr())
         stop, words = new((len(Lane), 1), _NEVER), shared.words(2 * len(Lane), _NEVER).view(len(Lane), 2)
         limit = round(deadline * 1e9)
         self._deadlines = [Deadline(words[lane], stop[lane], limit) for lane in Lane]
         self._words = words.numpy()  # the same memory, faster to read than through torch
-        self._openings = [self.reserve(8 * world.size) for _ in Lane]  # offsets of flags, one a rank
+        self._openings = [self.reserve(8 * world.size) for _ in Plane]  # offsets of flags, one a rank
         self._memory_server = MemoryServer(self._memory_path_of(rank), self._descriptor, self._num_bytes)
 
     @property
     def opened(self) -> Tensor:
         """Flags [world size]: the first epoch of the last batch that each rank has opened with this one."""
-        return self.view(self.opening_offset(Lane.BATCH), self.world.size, dtype=torch.int64)
+        return self.view(self.opening_offset(Plane.BATCH), self.world.size, dtype=torch.int64)
 
-    def opening_offset(self, lane: Lane) -> int:
-        """Return the offset of flags [world size]: as `opened`, for the batches or migrations of a lane."""
-        return self._openings[lane]
+    @property
+    def own_clocks(self) -> Tensor:
+        """The clocks [2] of the open batch: of collectives, and of decode steps."""
+        return self.clocks[:_NUM_OWN_CLOCKS]
+
+    def clock(self, lane: Lane) -> Tensor:
+        """Return the clock [1] of captured decode steps in a lane: of this instance's batch, or of a lease
+        that it serves.
+        """
+        place = _NUM_OWN_CLOCKS + LEASE_LANES.index(lane) if lane.is_captured else _NUM_OWN_CLOCKS - 1
+        return self.clocks[place : place + 1]
+
+    def opening_offset(self, plane: Plane) -> int:
+        """Return the offset of flags [world size]: as `opened`, for the batches or migrations of a plane.
+
+        A peer is in one batch at a time. So the lanes of a plane, which have other peers, share its flags.
+        """
+        return self._openings[plane]
 
     def deadline(self, lane: Lane = Lane.BATCH) -> Deadline:
         """Return the deadline of a lane's waits."""

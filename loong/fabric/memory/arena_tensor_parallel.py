@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena, Clock
+from loong.fabric.memory.arena import Arena
 from loong.fabric.traffic import Channel, Traffic
 from loong.kernels.exchange.reduce import Inbox, all_gather, all_reduce, inbox_bytes
 
@@ -22,7 +22,7 @@ class ArenaTensorParallel:
             memory=arena.memory,
             addresses=arena.addresses,
             opened=arena.opened,
-            clock=arena.clocks[Clock.TENSOR_PARALLEL :][:1],
+            clock=arena.own_clocks[:1],
             num_done=torch.zeros(1, dtype=torch.int32, device=arena.memory.device),
             deadline=arena.deadline(),
             shards=shards,

@@ -1,12 +1,13 @@
 """Messages of any size through slots of fixed size, between the arenas of any two ranks."""
 
 from collections.abc import Iterator
+from copy import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena, Lane, first_epoch
+from loong.fabric.memory.arena import Arena, first_epoch
 from loong.fabric.memory.copy_streams import CopyStream
 from loong.fabric.messages.link import bytes_of
 from loong.fabric.traffic import Channel
@@ -30,14 +31,23 @@ class ChunkedChannel:
 
     def __init__(self, arena: Arena, channel: Channel, size: ChunkedChannelSize) -> None:
         self._arena, self._size = arena, size
-        self._receiving = Lane(channel.plane)  # of the receiver
+        self.channel = channel
         num_ranks = arena.world.size
         self._slots = arena.reserve(num_ranks * size.num_slots * size.slot_bytes)  # by source
         self._filled = arena.reserve(8 * num_ranks)  # flags, by source
         self._freed = arena.reserve(8 * num_ranks)  # flags, by receiver
+        self._open()
+
+    def apart(self) -> "ChunkedChannel":
+        """Return the same channel for another lane, which has other peers: counts are of its own."""
+        other = copy(self)
+        other._open()
+        return other
+
+    def _open(self) -> None:
         self._sent_epoch = self._received_epoch = 0  # the first ones
-        self._num_sent = [0] * num_ranks
-        self._num_received = [0] * num_ranks
+        self._num_sent = [0] * self._arena.world.size
+        self._num_received = [0] * self._arena.world.size
 
     @staticmethod
     def num_bytes(size: ChunkedChannelSize, num_ranks: int) -> int:
@@ -59,7 +69,7 @@ class ChunkedChannel:
         for piece in self._pieces(message):
             count, self._num_sent[rank] = self._num_sent[rank], self._num_sent[rank] + 1
             if count == 0:
-                opened = self._arena.opening_offset(self._receiving) + 8 * rank
+                opened = self._arena.opening_offset(self.channel.plane) + 8 * rank
                 copy_stream.wait(opened, self._sent_epoch, rank)
             elif count >= self._size.num_slots:
                 freed = self._sent_epoch + count + 1 - self._size.num_slots

@@ -6,7 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena, Lane
+from loong.fabric.lanes import Lane
+from loong.fabric.memory.arena import Arena
 
 
 class CopyStream(Protocol):

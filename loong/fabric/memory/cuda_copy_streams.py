@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from loong.fabric.memory.arena import Arena, Lane
+from loong.fabric.lanes import Lane
+from loong.fabric.memory.arena import Arena
 from loong.fabric.memory.cuda_memory import copy_bytes
 from loong.kernels.exchange import signals
 from loong.kernels.launch_queue import LaunchQueue

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from loong.fabric.device_transfer import DeviceTransfer
-from loong.fabric.memory.arena import Arena, Lane, first_epoch
+from loong.fabric.lanes import Lane
+from loong.fabric.memory.arena import Arena, first_epoch
 from loong.fabric.memory.chunked_channel import ChunkedChannel
 from loong.fabric.memory.copy_streams import CopyStream, CopyStreamMaker
 from loong.fabric.protocol import Pending
@@ -36,7 +37,8 @@ class LaneExchange:
         make_copy_stream: CopyStreamMaker,
         traffic: Traffic,
     ) -> None:
-        self._arena, self._lane, self._channels, self._traffic = arena, lane, channels, traffic
+        self._arena, self._lane, self._traffic = arena, lane, traffic
+        self._channels = {name: channel.apart() for name, channel in channels.items()}
         self._out, self._in = make_copy_stream(arena, lane), make_copy_stream(arena, lane)
 
     @property
@@ -79,11 +81,11 @@ class LaneExchange:
 
 
 def open_channels(channels: Mapping[Channel, ChunkedChannel], lane: Lane, batch_or_migration_id: int) -> None:
-    """Open the channels of a lane, or its ends of those between two lanes."""
+    """Open the channels of a lane, or its ends of those between two planes."""
     for channel, chunked_channel in channels.items():
-        if Lane(channel.source_plane) is lane:
+        if channel.source_plane is lane.plane:
             chunked_channel.open_sending(batch_or_migration_id)
-        if Lane(channel.plane) is lane:
+        if channel.plane is lane.plane:
             chunked_channel.open_receiving(batch_or_migration_id)
 
 
@@ -92,7 +94,7 @@ def signal_opened(
 ) -> None:
     """Let ranks write, once all earlier work of the copy stream and its caller is done."""
     copy_stream.follow()
-    offset = arena.opening_offset(lane) + 8 * arena.rank
+    offset = arena.opening_offset(lane.plane) + 8 * arena.rank
     copy_stream.signal(sum(1 << rank for rank in ranks), offset, first_epoch(batch_or_migration_id))
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from loong.core.errors import ClusterError
 from loong.fabric.device_transfer import DeviceTransfer
 from loong.fabric.errors import DeadlineError, InvalidMessageError
-from loong.fabric.memory.arena import Arena, Clock, Lane, first_epoch, last_epoch
+from loong.fabric.lanes import STEP_LANES, Lane
+from loong.fabric.memory.arena import Arena, first_epoch, last_epoch
 from loong.fabric.memory.arena_tensor_parallel import ArenaTensorParallel
 from loong.fabric.memory.chunked_channel import ChunkedChannel, ChunkedChannelSize
 from loong.fabric.memory.copy_streams import CopyStream, CopyStreamMaker
@@ -28,7 +29,7 @@ from loong.fabric.memory.lane_exchange import (
 )
 from loong.fabric.memory.shared_memory import SharedMemory
 from loong.fabric.messages.socket_fabric import SocketFabric
-from loong.fabric.protocol import Exchanging, OpenBatch, OpenMigration, Pending
+from loong.fabric.protocol import Exchanging, OpenBatch, OpenInLane, OpenMigration, Pending
 from loong.fabric.tensors import is_message
 from loong.fabric.traffic import Channel
 
@@ -75,10 +76,10 @@ class SymmetricFabric:
         self._chunked_channels = channels = {
             channel: ChunkedChannel(self.arena, channel, size) for channel, size in sizes.items()
         }
-        self._batch, self._service = (
-            LaneExchange(self.arena, lane, channels, make_copy_stream, self.traffic)
-            for lane in (Lane.BATCH, Lane.SERVICE)
-        )
+        self._exchanges = {
+            lane: LaneExchange(self.arena, lane, channels, make_copy_stream, self.traffic)
+            for lane in (Lane.BATCH, *STEP_LANES)
+        }
         self._segments = make_copy_stream(self.arena, Lane.MIGRATION)
         self._open_ids: dict[Lane, int | None] = dict.fromkeys(Lane)
         self._num_met, self._meeting = [0] * num_ranks, Lock()
@@ -99,24 +100,23 @@ class SymmetricFabric:
         """See Fabric."""
         ranks = [rank for i in group for rank in self.world.ranks(i)]
         with (
-            self._ending(Lane.BATCH, self._batch.copy_streams),
+            self._ending(Lane.BATCH),
             self._sockets.batch(batch_id, group, holders) as by_sockets,
         ):
             holder_ranks = frozenset(map(self._counterpart, holders))
-            self._batch.open(batch_id, self._begin(Lane.BATCH, batch_id, (*ranks, *holder_ranks)))
-            self.arena.clocks[: Clock.SERVICE].fill_(first_epoch(batch_id))
+            near = self._begin(Lane.BATCH, batch_id, (*ranks, *holder_ranks))
+            self._exchanges[Lane.BATCH].open(batch_id, near)
+            self.arena.own_clocks.fill_(first_epoch(batch_id))
             yield _Batch(self, by_sockets, holder_ranks)
             self.check(Lane.BATCH)
 
-    def serve(
-        self, batch_id: int, group: tuple[int, ...], *, is_captured: bool = False
-    ) -> AbstractContextManager[Exchanging]:
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> OpenInLane:
         """See Fabric. The caller drains the device before the end.
 
         The device work of captured steps inside is done, or has failed, soon after the end.
         """
-        lane = Lane.SERVED_LEASE if is_captured else Lane.SERVICE
-        return self._served(lane, batch_id, group, self._sockets.serve(batch_id, group))
+        open_sockets = self._sockets.serve(batch_id, group)
+        return lambda lane: self._served(lane, batch_id, group, open_sockets(lane))
 
     @contextmanager
     def _served(
@@ -124,15 +124,14 @@ class SymmetricFabric:
     ) -> Iterator[Exchanging]:
         if (open_id := self._open_ids[lane]) is not None:
             raise InvalidMessageError(f"batch {batch_id} is to be served during batch {open_id}")
-        copy_streams = self._service.copy_streams if lane is Lane.SERVICE else ()
-        with self._ending(lane, copy_streams), served as members:
+        with self._ending(lane), served as members:
             self.arena.forget_failures(lane)  # ids of served batches come in any order
             ranks = self._begin(lane, batch_id, list(map(self._counterpart, group)))
-            if lane is Lane.SERVICE:
-                self._service.open(batch_id, ranks)
+            if lane.is_captured:
+                self.arena.clock(lane).fill_(first_epoch(batch_id))
             else:
-                self.arena.clocks[Clock.SERVICE] = first_epoch(batch_id)
-            yield _Members(self, members)
+                self._exchanges[lane].open(batch_id, ranks)
+            yield _Members(self, members, lane)
             self.check(lane)
 
     def broadcast(self, payload: Tensor) -> Tensor:
@@ -150,17 +149,21 @@ class SymmetricFabric:
         check = partial(self.check, Lane.BATCH)
         sent = self._messages(outgoing, channel, _TO_HOLDERS.get(channel, channel), holders)
         came = self._messages(incoming, channel, _FROM_HOLDERS.get(channel, channel), holders)
-        return self._batch.exchange(sent, came, check)
+        return self._exchanges[Lane.BATCH].exchange(sent, came, check)
 
     def exchange_served(
-        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
+        self,
+        outgoing: Mapping[int, Tensor],
+        incoming: Mapping[int, Tensor],
+        channel: Channel,
+        lane: Lane,
     ) -> Pending:
-        """Exchange, in the batch that is served, with its members."""
-        check = partial(self.check, Lane.SERVICE)
+        """Exchange, in the batch that is served in a lane, with its members."""
+        check = partial(self.check, lane)
         check()
         sent = self._messages(outgoing, _FROM_HOLDERS.get(channel, channel))
         came = self._messages(incoming, _TO_HOLDERS.get(channel, channel))
-        return self._service.exchange(sent, came, check)
+        return self._exchanges[lane].exchange(sent, came, check)
 
     @contextmanager
     def migration(self, migration_id: int, peer_id: int) -> Iterator[OpenMigration]:
@@ -170,7 +173,7 @@ class SymmetricFabric:
         """
         with (
             self._segments.aside(),
-            self._ending(Lane.MIGRATION, (self._segments,)),
+            self._ending(Lane.MIGRATION),
             self._sockets.migration(migration_id, peer_id),
         ):
             peer_rank = self._counterpart(peer_id)
@@ -206,8 +209,9 @@ class SymmetricFabric:
         self._sockets.close()
         for lane in Lane:
             self.arena.deadline(lane).word[0] = last_epoch(_LAST_ID)
-        for copy_stream in (*self._batch.copy_streams, *self._service.copy_streams, self._segments):
-            copy_stream.close()
+        for lane in Lane:
+            for copy_stream in self._copy_streams(lane):
+                copy_stream.close()
         self.arena.close()
 
     def _meet(self, rank: int) -> None:
@@ -231,7 +235,7 @@ class SymmetricFabric:
         return near
 
     @contextmanager
-    def _ending(self, lane: Lane, copy_streams: Sequence[CopyStream]) -> Iterator[None]:
+    def _ending(self, lane: Lane) -> Iterator[None]:
         """Cancel all transfers in flight when the context ends by an error: they may use the caller's
         memory.
         """
@@ -241,11 +245,16 @@ class SymmetricFabric:
         except BaseException:
             if (open_id := self._open_ids[lane]) is not None and before is None:
                 self.arena.deadline(lane).word[0] = last_epoch(open_id)
-                for copy_stream in copy_streams:
+                for copy_stream in self._copy_streams(lane):
                     copy_stream.drain()
             raise
         finally:
             self._open_ids[lane] = before
+
+    def _copy_streams(self, lane: Lane) -> Sequence[CopyStream]:
+        if lane is Lane.MIGRATION:
+            return (self._segments,)
+        return () if lane.is_captured else self._exchanges[lane].copy_streams
 
     def _look(self) -> None:
         """End the waits of open batches and migrations that a lost or absent process takes part in.
@@ -346,6 +355,7 @@ class _Members:
 
     fabric: SymmetricFabric
     by_sockets: Exchanging
+    lane: Lane
 
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], channel: Channel
@@ -353,4 +363,4 @@ class _Members:
         """See Exchanging."""
         if channel is Channel.CONTROL:
             return self.by_sockets.exchange(outgoing, incoming, channel)
-        return self.fabric.exchange_served(outgoing, incoming, channel)
+        return self.fabric.exchange_served(outgoing, incoming, channel, self.lane)

@@ -1,7 +1,7 @@
 """The data plane between CPU processes: Unix sockets within a host, TCP between hosts."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,7 +13,7 @@ from loong.fabric.messages.mailbox import Address, MessageQueue
 from loong.fabric.messages.network import Network
 from loong.fabric.messages.peer_registry import PeerRegistry
 from loong.fabric.messages.socket_batch import SocketBatch, SocketEnd, SocketMigration
-from loong.fabric.protocol import Exchanging, OpenBatch, OpenMigration
+from loong.fabric.protocol import Exchanging, OpenBatch, OpenInLane, OpenMigration
 from loong.fabric.tensor_parallel import TensorParallelGroup
 from loong.fabric.traffic import Channel, Plane, Traffic
 from loong.fabric.world import World
@@ -78,18 +78,12 @@ class SocketFabric:
                 self._own_batch = None
                 del self._open[Plane.BATCH, batch_id]
 
-    def serve(
-        self,
-        batch_id: int,
-        group: tuple[int, ...],
-        *,
-        is_captured: bool = False,  # noqa: ARG002 - see Fabric
-    ) -> AbstractContextManager[Exchanging]:
-        """See Fabric."""
+    def serve(self, batch_id: int, group: tuple[int, ...]) -> OpenInLane:
+        """See Fabric. Lanes are all alike."""
         links, lost = self._service_links(batch_id, group)
         batch = SocketBatch(self._end, batch_id, group, links, {}, is_served=True)
         self._mailbox.open(Plane.SERVICE, batch_id)
-        return self._serving(batch, lost)
+        return lambda _lane: self._serving(batch, lost)
 
     @contextmanager
     def _serving(self, batch: SocketBatch, lost: PeerLostError | None) -> Iterator[Exchanging]:

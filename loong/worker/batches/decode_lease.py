@@ -40,12 +40,12 @@ class DecodeLeases:
     def can_run(self, command: RunBatch) -> bool:
         """Return whether a batch is decode, on a group for which steps are captured.
 
-        Instances serve one captured lease at a time, so only longer ones than a step are.
+        Instances serve few captured leases at a time, so only longer ones than a step are.
         """
         blocks = command.plan.queries
         num_tokens = Counter(block.master_id for block in blocks)
         return (
-            (not command.holder_ids or (self.graph.service is not None and command.plan.num_steps > 1))
+            (not command.holder_ids or (bool(self.graph.services) and command.plan.num_steps > 1))
             and self.fabric.world.is_one_host(command.participant_ids)
             and max(num_tokens.values()) <= self.graph.max_size(len(command.participant_ids))
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)

@@ -7,6 +7,7 @@ writes to the first slot of an own row that has no KV yet, and attends all befor
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 
 import torch
 
@@ -48,12 +49,11 @@ class DecodeGraph:
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
         self.max_num_slots = MAX_SERVED_LISTS * (pool.num_free + pool.num_used)  # of a lease
         self._tables = LeaseTables(pool, num_queries, self.max_num_slots, backend.device)
-        service = None if exchange is None or backend.serves is Service.NONE else exchange.service()
-        self.service = None
-        if service is not None:
-            self.service = ServeGraph(
-                instance_id, model.shard, pool, backend.service(), service, self.max_num_slots
-            )
+        services = {} if exchange is None or backend.serves is Service.NONE else exchange.services()
+        self.services = tuple(
+            ServeGraph(instance_id, model.shard, pool, backend.service(), lane, service, self.max_num_slots)
+            for lane, service in islice(services.items(), backend.max_served_leases)
+        )
         self._largest = torch.zeros(BATCH_SIZES[-1], dtype=torch.float32, device=device)
         self._logits = torch.zeros(
             BATCH_SIZES[-1], model.shard.config.vocab_size, dtype=torch.float32, device=device
@@ -76,8 +76,8 @@ class DecodeGraph:
                 first_row = self._instance_id * size
                 step = partial(self._step, size, first_row, self._exchange)
                 self._steps[True, size] = self._backend.capture(step)
-        if self.service is not None:
-            self.service.capture()
+        for service in self.services:
+            service.capture()
 
     def begin(self, batch: LeaseBatch, pending_ids: PendingTokenIds | None) -> None:
         """Set the requests of the next steps; `pending_ids` are their tokens that are still to be sampled.

@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from loong.core.placement import InstanceId
+from loong.fabric.lanes import Lane
 from loong.kernels import Partial
 
 
@@ -48,10 +49,11 @@ class KVExchange(GroupExchange, Protocol):
     def max_kv_room(self) -> int:
         """Return the largest T of `gather_kv`."""
 
-    def service(self) -> GroupExchange | None:
-        """Return the exchange of steps of other groups that this instance serves; None if it cannot.
+    def services(self) -> Mapping[Lane, GroupExchange]:
+        """Return the exchanges of steps of other groups that this instance serves, each for one at a time.
 
-        Its `begin` names the members of that group. Queries of this instance are ignored.
+        Their `begin` names the members of that group. Queries of this instance are ignored. Groups that are
+        served at once have no common member.
         """
 
 

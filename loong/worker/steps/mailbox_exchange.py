@@ -8,7 +8,8 @@ from torch import Tensor
 
 from loong.core.cost.cuda_graph_limits import RING_ROOM
 from loong.core.placement import InstanceId
-from loong.fabric.memory.arena import Arena, Clock, Lane
+from loong.fabric.lanes import LEASE_LANES, Lane
+from loong.fabric.memory.arena import Arena
 from loong.kernels import Partial
 from loong.kernels.exchange.mailbox import Mailbox, Peers, await_members, exchange_partials, exchange_queries
 from loong.model.device import Device
@@ -25,8 +26,8 @@ class MailboxExchange:
     """Exchanges over an arena, with a mailbox in it for every size of a step. See KVExchange.
 
     An exchange's epoch is that of its step and layer; it grows by the number of layers with each step. A
-    holder is a member without tokens. It has the clock and the deadline of its service, and the same
-    mailboxes: each sender has its own space there, and is in one batch at a time.
+    holder is a member without tokens. It has a clock and a deadline for each lease that it serves, and the
+    same mailboxes: each sender has its own space there, and is in one batch at a time.
     """
 
     def __init__(self, arena: Arena, shard: Shard, device: Device) -> None:
@@ -41,21 +42,22 @@ class MailboxExchange:
         self.max_kv_room = min(MAX_KV_ROOM, largest.max_kv_rows(shard.kv_layout.row_bytes))
         self._largest = largest
         self._ranks = [arena.world.rank(i, self._tp_rank) for i in range(self.num_instances)]
-        self._set_part(Clock.DECODE, Lane.BATCH)
+        self._set_part(Lane.BATCH)
         self.begin({})  # loads its kernel before there are steps that wait for others
 
-    def service(self) -> "MailboxExchange":
+    def services(self) -> "Mapping[Lane, MailboxExchange]":
         """See KVExchange."""
-        service = copy(self)
-        service._set_part(Clock.SERVICE, Lane.SERVED_LEASE)
-        return service
+        services = {lane: copy(self) for lane in LEASE_LANES}
+        for lane, service in services.items():
+            service._set_part(lane)
+        return services
 
-    def _set_part(self, clock: Clock, lane: Lane) -> None:
+    def _set_part(self, lane: Lane) -> None:
         """Take part in steps as a member or as a holder, whose tables, clock and deadline are its own."""
-        self._is_holder, self._deadline = lane is Lane.SERVED_LEASE, self._arena.deadline(lane)
+        self._is_holder, self._deadline = lane.is_captured, self._arena.deadline(lane)
         device = self._device.torch_device
         self._tables = torch.zeros(3, self.num_instances, dtype=torch.int64, device=device)
-        ranks, epoch = torch.tensor(self._ranks, device=device), self._arena.clocks[clock : clock + 1]
+        ranks, epoch = torch.tensor(self._ranks, device=device), self._arena.clock(lane)
         addresses, num_tokens, self._member_addresses = self._tables
         self._peers = Peers(addresses, num_tokens, ranks, epoch)
 

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from loong.core.placement import InstanceId
+from loong.fabric.lanes import Lane
 from loong.model.tensor_parallel import Shard
 from loong.worker.backend import Backend
 from loong.worker.kv.pool import KVPool
@@ -19,7 +20,7 @@ from loong.worker.steps.group_exchange import GroupExchange
 
 
 class ServeGraph:
-    """Steps of one lease at a time; `exchange` is that of the service. See `DecodeGraph` for members."""
+    """Steps of one lease at a time, in a lane with its `exchange`. See `DecodeGraph` for members."""
 
     def __init__(
         self,
@@ -27,11 +28,13 @@ class ServeGraph:
         shard: Shard,
         pool: KVPool,
         backend: Backend,
+        lane: Lane,
         exchange: GroupExchange,
         max_num_slots: int,
     ) -> None:
         self._instance_id, self._shard, self._pool, self._backend = instance_id, shard, pool, backend
-        self._exchange = exchange
+        self.lane, self._exchange = lane, exchange
+        self.max_num_slots = max_num_slots
         num_queries = exchange.num_instances * GROUP_SIZES[-1]
         self._tables = LeaseTables(pool, num_queries, max_num_slots, backend.device)
         device = backend.device.torch_device

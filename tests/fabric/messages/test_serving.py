@@ -7,9 +7,10 @@ from contextlib import suppress
 import pytest
 import torch
 from processes import Exited
-from socket_worlds import run_in_world
+from socket_worlds import Carrier, run_in_world
 
 from loong.fabric.errors import AbandonedError, PeerLostError
+from loong.fabric.lanes import STEP_LANES, Lane
 from loong.fabric.messages.socket_fabric import SocketFabric
 from loong.fabric.protocol import Exchanging
 from loong.fabric.traffic import Channel
@@ -38,7 +39,7 @@ def answer_and_run_its_own(fabric: SocketFabric, instance_id: int, tp_rank: int)
     if instance_id != HOLDER:
         with fabric.batch(1 + instance_id, (instance_id,), (HOLDER,)) as batch:
             return [ask(batch, 10.0 * (1 + instance_id) + step) for step in range(3)]
-    first, second = fabric.serve(1, (0,)), fabric.serve(2, (1,))
+    first, second = (fabric.serve(1 + i, (i,))(lane) for i, lane in enumerate(STEP_LANES))
     with first as of_first:
         with fabric.batch(3, (HOLDER,)):
             answer(of_first, 0)
@@ -51,8 +52,9 @@ def answer_and_run_its_own(fabric: SocketFabric, instance_id: int, tp_rank: int)
     return []
 
 
-def test_batches_are_served_in_any_order_beside_those_that_run() -> None:
-    results = run_in_world(answer_and_run_its_own, World(3, 1))
+@pytest.mark.parametrize("carrier", [Carrier.SOCKETS, Carrier.ARENAS])
+def test_batches_are_served_in_any_order_beside_those_that_run(carrier: Carrier) -> None:
+    results = run_in_world(answer_and_run_its_own, World(3, 1), carrier=carrier)
     assert results == [[10.5, 11.5, 12.5], [20.5, 21.5, 22.5], []]
 
 
@@ -62,7 +64,7 @@ class _OwnError(Exception):
 
 def serve_and_fail(fabric: SocketFabric, instance_id: int, tp_rank: int) -> str:
     if instance_id == HOLDER:
-        with suppress(_OwnError), fabric.serve(1, (0,)):
+        with suppress(_OwnError), fabric.serve(1, (0,))(Lane.LONG_STEP):
             raise _OwnError
         return ""
     if instance_id == 0:
@@ -79,7 +81,7 @@ def test_an_error_of_a_holder_ends_the_batch_of_its_members() -> None:
 
 def fail_and_be_served(fabric: SocketFabric, instance_id: int, tp_rank: int) -> str:
     if instance_id == HOLDER:
-        with pytest.raises(AbandonedError) as caught, fabric.serve(1, (0,)) as served:
+        with pytest.raises(AbandonedError) as caught, fabric.serve(1, (0,))(Lane.LONG_STEP) as served:
             served.exchange({}, {0: torch.empty(1)}, Channel.QUERIES).wait()
         return str(caught.value)
     if instance_id == 0:
@@ -102,7 +104,7 @@ def lose_the_holder(fabric: SocketFabric, instance_id: int, tp_rank: int) -> int
     """Let the holder die after its first answers, so that all processes have met before."""
     group = (0, 1)
     if instance_id == HOLDER:
-        with fabric.serve(1, group) as members:
+        with fabric.serve(1, group)(Lane.LONG_STEP) as members:
             for member_id in group:
                 answer(members, member_id)
             os.kill(os.getpid(), signal.SIGKILL)

@@ -204,12 +204,13 @@ def test_a_prompt_in_its_first_batch_counts_where_it_is_made(has_ended: bool) ->
     assert (not plan.evictions) == has_ended  # it needs 89 of 92 free slots, unless it has ended
 
 
-def test_what_serves_a_lease_of_a_draining_instance_serves_no_other_meanwhile() -> None:
+def test_what_serves_all_its_leases_for_a_draining_instance_serves_no_other_meanwhile() -> None:
     served, resting = decoding("served", 20, (0, 1)), decoding("resting", 20, (0, 1))
     batch = replace(running(7, lease(served, (3,))), holder_ids=(0, 1))
     snapshot = draining(snapshot_of([POOL] * 4, [served, resting], [batch]), 3)
     snapshot = replace(
-        snapshot, instances=tuple(replace(i, serves=Service.ONE_LEASE) for i in snapshot.instances)
+        snapshot,
+        instances=tuple(replace(i, serves=Service.OWN_HOST, max_served_leases=1) for i in snapshot.instances),
     )
     plan = make_policy("esp", PolicyConfig(target_tpot=0.009))(snapshot, CPU)
     check_plan(snapshot, plan)

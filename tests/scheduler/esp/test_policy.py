@@ -203,7 +203,7 @@ def test_an_instance_that_is_left_alone_does_both() -> None:
 
 
 def test_where_instances_serve_one_lease_at_a_time_decodes_leave_prompts_all_the_same() -> None:
-    run = simulate("esp", FOUR, mixed(), cost_model=H200, config=TIGHT, serves=Service.ONE_LEASE)
+    run = simulate("esp", FOUR, mixed(), cost_model=H200, config=TIGHT, serves=Service.OWN_HOST)
     groups = {batch.group.instance_ids for batch in batches_of(run) if not is_decode(batch)}
     assert (0, 1, 2) in groups
     assert any(
@@ -293,7 +293,7 @@ def test_a_prompt_that_no_host_has_room_for_is_computed_by_all() -> None:
     assert hosts["r012"] == {0, 1}
 
 
-@pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
+@pytest.mark.parametrize("serves", [Service.OWN_HOST, Service.NONE])
 def test_beside_it_gpus_keep_the_kv_of_each_other_request_on_one_host(serves: Service) -> None:
     policy, requests = make_policy("esp", TIGHT), [*mixed(), timed_request(12, 250_000, 8, 0.7)]
     run = simulate(
@@ -307,7 +307,7 @@ def test_beside_it_gpus_keep_the_kv_of_each_other_request_on_one_host(serves: Se
     assert all(len(of_one) == 1 for of_one in hosts.values())
 
 
-@pytest.mark.parametrize("serves", [Service.ONE_LEASE, Service.NONE])
+@pytest.mark.parametrize("serves", [Service.OWN_HOST, Service.NONE])
 def test_beside_it_a_decode_whose_instance_is_full_goes_on_on_its_host(serves: Service) -> None:
     views = [decoding("long", 120_000, (0, 1, 2, 3), 100), decoding("near", 30_000, (0,), 100)]
     snapshot = on_two_hosts(snapshot_of((60_000, 90_000, 150_000, 150_000), views))

@@ -50,6 +50,46 @@ def test_groups_and_holders_that_change_give_the_tokens_of_transformers(folder: 
     check(script, run_by_mailboxes(folder, 3, script.commands))
 
 
+def readers_of_one(folder: Path) -> LeaseScript:
+    """Return leases of two groups that read KV of instance 0 at a time, while it runs one of its own."""
+    script = LeaseScript(folder, (0,), [NUM_TOKENS] * 3)
+    for first, second in ((1, 2), (2, 1), (1, 2)):
+        script.lease(Lease((first,), (first,), 3), places=[0])
+        script.lease(Lease((second,), (second,), 3), places=[1])
+        script.lease(Lease((0,), (0,), 2), places=[2])
+    return script
+
+
+def test_an_instance_serves_leases_of_several_groups_at_once(folder: Path) -> None:
+    script = readers_of_one(folder)
+    check(script, run_by_mailboxes(folder, 3, script.commands))
+
+
+@pytest.mark.multigpu
+def test_so_it_does_on_gpus(folder: Path) -> None:
+    script = readers_of_one(folder)
+    check(script, run_on_gpus(folder, 3, script.commands))
+
+
+def leases_of_two(folder: Path) -> LeaseScript:
+    """Return leases of two instances: one serves the other, or both are members."""
+    script = LeaseScript(folder, (0,), (NUM_TOKENS, NUM_TOKENS))
+    for lease in (Lease((1,), (1, 1), 2), Lease((1, 0), (0, 1), 2), Lease((0,), (0, 0), 2)):
+        script.lease(lease)
+    return script
+
+
+def test_each_rank_of_a_holder_serves_its_own_rank(folder: Path) -> None:
+    script = leases_of_two(folder)
+    check(script, run_by_mailboxes(folder, 2, script.commands, tp_size=2))
+
+
+@pytest.mark.multigpu
+def test_so_it_does_on_four_gpus(folder: Path) -> None:
+    script = leases_of_two(folder)
+    check(script, run_on_gpus(folder, 2, script.commands, tp_size=2))
+
+
 @pytest.mark.multigpu
 def test_so_do_those_on_gpus(folder: Path) -> None:
     script = LeaseScript(folder, (0, 1), (NUM_TOKENS, NUM_TOKENS))  # two instances: each needs a GPU

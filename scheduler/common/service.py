@@ -1,13 +1,15 @@
-"""The KV that a batch reaches where instances serve all batches, one lease and any steps, or nothing."""
+"""The KV that a batch reaches where instances serve all batches, few leases and any steps, or nothing."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from loong.core.instance import MAX_SERVED_LISTS, MAX_SERVED_TOKENS, Service
 from loong.core.placement import InstanceId
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
+
+NOTHING_PLANNED: Mapping[InstanceId, int] = {}
 
 
 def serves_all(snapshot: Snapshot) -> bool:
@@ -24,9 +26,17 @@ def serves_others(snapshot: Snapshot) -> bool:
 
 
 def can_reach(
-    snapshot: Snapshot, view: RequestView, instance_ids: Collection[InstanceId], *, in_lease: bool = False
+    snapshot: Snapshot,
+    view: RequestView,
+    instance_ids: Collection[InstanceId],
+    *,
+    in_lease: bool = False,
+    planned: Mapping[InstanceId, int] = NOTHING_PLANNED,
 ) -> bool:
-    """Return whether a step, or a lease of decodes, on these instances reaches the KV of a request."""
+    """Return whether a step, or a lease of decodes, on these instances reaches the KV of a request.
+
+    `planned` are the leases of the present plan that each instance serves.
+    """
     if serves_all(snapshot):
         return True
     holder_ids = set(view.placement.instance_ids).difference(instance_ids)
@@ -34,18 +44,21 @@ def can_reach(
         return True
     if not serves_others(snapshot):
         return False
-    return not in_lease or not any(
-        holder_ids.intersection(batch.holder_ids) for batch in snapshot.batches if batch.plan.num_steps > 1
-    )
+    return not in_lease or all(snapshot.takes_lease(i, planned.get(i, 0)) for i in holder_ids)
 
 
 def leased(
-    snapshot: Snapshot, decodes: Sequence[RequestView], instance_ids: Collection[InstanceId]
+    snapshot: Snapshot,
+    decodes: Sequence[RequestView],
+    instance_ids: Collection[InstanceId],
+    planned: Mapping[InstanceId, int] = NOTHING_PLANNED,
 ) -> Sequence[RequestView]:
-    """Return the decodes that a lease on these instances can have, in their order."""
+    """Return the decodes that a lease on these instances can have, in their order; `planned` as above."""
     if serves_all(snapshot):
         return decodes
-    found = [view for view in decodes if can_reach(snapshot, view, instance_ids, in_lease=True)]
+    found = [
+        view for view in decodes if can_reach(snapshot, view, instance_ids, in_lease=True, planned=planned)
+    ]
     is_served = any(not set(view.placement.instance_ids).issubset(instance_ids) for view in found)
     return list(islice(_listed(snapshot, found), MAX_SERVED_TOKENS)) if is_served else found
 

@@ -12,9 +12,9 @@ from loong.core.instance import MAX_SERVED_LISTS, Service
 from loong.core.placement import BorrowedKV, striped
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
+from loong.scheduler.common.service import can_reach, leased
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.policy import plan_esp
-from loong.scheduler.esp.service import can_reach, leased
 
 
 def serving(snapshot: Snapshot, serves: Service) -> Snapshot:
@@ -23,7 +23,7 @@ def serving(snapshot: Snapshot, serves: Service) -> Snapshot:
 
 @pytest.mark.parametrize(
     ("serves", "by_step", "by_lease"),
-    [(Service.ALL, True, True), (Service.ONE_LEASE, True, False), (Service.NONE, False, False)],
+    [(Service.ALL, True, True), (Service.OWN_HOST, True, False), (Service.NONE, False, False)],
 )
 def test_kv_of_others_is_reached_if_they_serve_and_by_one_lease_alone_if_they_serve_one(
     serves: Service, by_step: bool, by_lease: bool
@@ -47,7 +47,7 @@ def test_a_lease_has_as_many_choices_as_the_lists_of_those_that_serve_it_hold() 
         return replace(view, borrowed=(BorrowedKV("kv", striped("a", range(900), (1,))),))
 
     views = [choice(number) for number in range(4 * MAX_SERVED_LISTS)]
-    snapshot = serving(snapshot_of([1000] * 2, views), Service.ONE_LEASE)
+    snapshot = serving(snapshot_of([1000] * 2, views), Service.OWN_HOST)
     found = leased(snapshot, views, (0,))
     listed = sum((Counter(view.placement.tokens_by_instance()) for view in found), Counter[int]())
     assert found == views[: len(found)]
