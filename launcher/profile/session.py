@@ -1,6 +1,7 @@
 """A profile from its start to its file."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from loong.launcher.cluster_flags import ChosenCluster
 from loong.profiling.found import Instances, found
 from loong.profiling.measure import Measured, Profiler
 from loong.profiling.profiled_cluster import ProfiledCluster
+from loong.profiling.reader_runs import Readers, crowding_of, measured_readers
 from loong.profiling.scenarios import LEAST_CHUNK, LEAST_ROOM, Limits
 from loong.profiling.served_runs import measured_lane
 from loong.scheduler.cost.cost_model import ServiceLane, WorkCostModel
@@ -44,7 +46,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     if tiles is not None:
         cluster = replace(cluster, attention_tiles=msgspec.structs.astuple(tiles))
     print(_heading(chosen, duration), flush=True)
-    measured, lane = asyncio.run(_measure(replace(chosen, cluster=cluster), limits, prior, duration))
+    measured, lane, readers = asyncio.run(_measure(replace(chosen, cluster=cluster), limits, prior, duration))
     if lane is not None:
         prior = replace(prior, lane=lane)
     instances = Instances(
@@ -52,7 +54,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     )
     file = found(instances, prior, measured, tiles)
     write_cost_model(file, output)
-    _print(file, lane, output)
+    _print(file, lane, readers, output)
 
 
 def _heading(chosen: ChosenCluster, duration: float) -> str:
@@ -82,7 +84,7 @@ def _attention_tiles(chosen: ChosenCluster) -> AttentionTiles | None:
 
 async def _measure(
     chosen: ChosenCluster, limits: Limits, prior: WorkCostModel, duration: float
-) -> tuple[list[Measured], ServiceLane | None]:
+) -> tuple[list[Measured], ServiceLane | None, tuple[Readers, ...]]:
     timely = max(LEAST_CHUNK, prior.prefill_terms(1).max_tokens(limits.max_step_seconds, 0))
     async with cluster_workers(chosen.cluster, LookaheadMargin.on(prior.host)) as executor:
         cluster = ProfiledCluster(
@@ -94,10 +96,15 @@ async def _measure(
                 bar.update(min(round(elapsed), round(duration)) - bar.n)
 
             measured = await Profiler(cluster, limits, prior).measure(duration, show)
-        return measured, await measured_lane(cluster, min(limits.max_chunk_tokens, timely), prior)
+        chunk_tokens = min(limits.max_chunk_tokens, timely)
+        lane = await measured_lane(cluster, chunk_tokens, prior)
+        readers = await measured_readers(cluster, chunk_tokens, prior)
+        if lane is not None and (crowding := crowding_of(readers)) is not None:
+            lane = replace(lane, crowding=crowding)
+        return measured, lane, readers
 
 
-def _print(file: CostModelFile, lane: ServiceLane | None, output: Path) -> None:
+def _print(file: CostModelFile, lane: ServiceLane | None, readers: Sequence[Readers], output: Path) -> None:
     coefficients = [
         (name, f"{1e6 * value:.{NUM_SIGNIFICANT}g}", "roofline" if name in file.undetermined else "measured")
         for name, value in file.coefficients.items()
@@ -116,6 +123,9 @@ def _print(file: CostModelFile, lane: ServiceLane | None, output: Path) -> None:
             f"and these lose {1e3 * lane.loss:.2f} ms to it besides their reads.",
             end="\n\n",
         )
+    if readers:
+        rows = [(str(r.num_readers), f"{1e3 * r.step:.2f}", f"{r.lost:.1%}") for r in readers]
+        print(table(("readers of an instance", "step, ms", "lost of its chunks"), rows), end="\n\n")
     if file.attention_tiles is not None:
         print(f"tiles of the library: {file.attention_tiles}", end="\n\n")
     print(f"A plan takes {file.repeat_spread:.1%} longer than at its quickest (medians). Wrote {output}.")

@@ -65,6 +65,7 @@ class _Running:
     step_ends_at: float = 0.0  # if nothing delays it
     next_end: int = field(init=False)
     work: LeaseWork = field(init=False)  # from its beginning on
+    step_seconds: float = 0.0  # of the present step, from its beginning on
 
     def __post_init__(self) -> None:
         self._see_next_end()
@@ -319,11 +320,13 @@ class SimulatedExecutor:
         step = running.work.step
         if step.holders:
             idle_ids = frozenset(i for i in step.holders if i not in self._computing)
-            step = replace(step, idle_holder_ids=idle_ids)
+            shares = {i: self._read_share(i, batch_id) for i in step.holders}
+            step = replace(step, idle_holder_ids=idle_ids, read_shares=shares)
         seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
         running.step_ends_at = ends_at = self._now + seconds
         group = running.plan.group.instance_ids
         seconds += max(self._moving.lost_seconds(i, self._now, ends_at) for i in group)
+        running.step_seconds = seconds
         self._processors.start(batch_id, self._now, seconds, running.plan.group.dop)
         delays: dict[int, float] = {}  # by batch, which waits for the member that serves longest
         for instance_id, work in step.holders.items():
@@ -332,6 +335,15 @@ class SimulatedExecutor:
                 delays[delayed_id] = max(served, delays.get(delayed_id, 0.0))
         for delayed_id, delay in delays.items():
             self._processors.delay(delayed_id, delay)
+
+    def _read_share(self, holder_id: InstanceId, batch_id: int) -> float:
+        """Return the share of time in which an instance reads for steps of other groups than a batch's."""
+        others = (running for i, running in self._running.items() if i != batch_id and running.step_seconds)
+        return sum(
+            self._cost_model.served_time(running.work.step.holders[holder_id]) / running.step_seconds
+            for running in others
+            if holder_id in running.work.step.holders
+        )
 
     def _end_step(self, batch_id: int) -> TokensProduced:
         """Return the tokens of a step; begin the next at once, or finish the batch."""

@@ -150,6 +150,7 @@ def read_cost_model(path: Path) -> CostModelFile:
             rows = file.graph_limits.get("most_kv_rows", 0)
             room = {"most_kv_room": rows, "most_gathered": 10 * rows}  # of more members than were served
             file = msgspec.structs.replace(file, format=FORMAT, graph_limits={**room, **file.graph_limits})
+        file = msgspec.structs.replace(file, lane={"crowding": ServiceLane().crowding, **file.lane})
     except OSError as error:
         raise ConfigError(f"cannot read the cost model {path}: {error.strerror}") from error
     except NOT_JSON as error:

@@ -66,11 +66,13 @@ class ServiceLane:
     """The way in which an instance attends for other groups' batches while it runs a batch of its own.
 
     Each layer waits for processors that the batch uses: `delay` seconds for all layers of a step. The batch
-    loses `loss` seconds to each such step, besides those in which it reads and computes.
+    loses `loss` seconds to each such step, besides those in which it reads and computes. If the instance
+    reads for other groups for a share of the time, its answers take longer by `crowding` times that share.
     """
 
     delay: float = 0.0
     loss: float = 0.0
+    crowding: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class WorkCostModel:
     def _held_time(self, work: StepWork, instance_id: InstanceId) -> float:
         """Return the seconds in which an instance outside the group answers its members."""
         seconds = self._launched_time(work.holders[instance_id])
+        seconds *= 1 + self.lane.crowding * work.read_shares.get(instance_id, 0.0)
         return seconds if instance_id in work.idle_holder_ids else seconds + self.lane.delay
 
     def served_time(self, work: InstanceWork, /) -> float:

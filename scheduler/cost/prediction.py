@@ -20,7 +20,7 @@ from loong.scheduler.cost.least_squares import Array
 _COEFFICIENTS = np.dtype([(field.name, np.float64) for field in fields(Coefficients)])
 _PART = np.dtype(
     [(field.name, np.float64) for field in fields(InstanceWork)]
-    + [("is_captured", np.bool_), ("delay", np.float64)]
+    + [("is_captured", np.bool_), ("delay", np.float64), ("crowd", np.float64)]
 )
 _STEP = np.dtype(
     [("num_others", np.float64), ("num_requests", np.float64)]
@@ -50,10 +50,13 @@ class StepTable:
         ends = np.cumsum([len(step.holders) + len(step.instances) for step in steps]).tolist()
         rows = [_row(step, end) for step, end in zip(steps, ends, strict=True)]
         parts = [
-            (*astuple(part), has_graphs and model.has_captured(part), delay)
+            (*astuple(part), has_graphs and model.has_captured(part), delay, crowd)
             for step in steps
             for has_graphs in (model.replays(step),)
-            for part, delay in (*_held(step, model), *((part, 0.0) for part in step.instances.values()))
+            for part, delay, crowd in (
+                *_held(step, model),
+                *((part, 0.0, 1.0) for part in step.instances.values()),
+            )
         ]
         return cls(_table(rows, _STEP), _table(parts, _PART), delays, model.overlap)
 
@@ -65,10 +68,13 @@ class StepTable:
         return seconds + self.delays
 
 
-def _held(step: StepWork, model: WorkCostModel) -> Iterator[tuple[InstanceWork, float]]:
-    """Yield the work of each holder, and the seconds that it waits for its own batch."""
+def _held(step: StepWork, model: WorkCostModel) -> Iterator[tuple[InstanceWork, float, float]]:
+    """Yield the work of each holder, the seconds that it waits for its own batch, and how many times as long
+    it takes for reads of other groups.
+    """
     for instance_id, part in step.holders.items():
-        yield part, 0.0 if instance_id in step.idle_holder_ids else model.lane.delay
+        delay = 0.0 if instance_id in step.idle_holder_ids else model.lane.delay
+        yield part, delay, 1 + model.lane.crowding * step.read_shares.get(instance_id, 0.0)
 
 
 def _table(rows: Sequence[tuple[float, ...]], kind: np.dtype[np.void]) -> NDArray[np.void]:
@@ -111,7 +117,7 @@ def _predict(
             slowest = served = 0.0
             for k in range(start, steps[j].members):
                 part = _instance_seconds(sets[i], parts[k], overlap, parts[k].is_captured)
-                served = max(served, part + parts[k].delay)
+                served = max(served, part * parts[k].crowd + parts[k].delay)
             for k in range(steps[j].members, steps[j].end):
                 part = _instance_seconds(sets[i], parts[k], overlap, parts[k].is_captured)
                 part += max(0.0, served - _attention_seconds(sets[i], parts[k]))

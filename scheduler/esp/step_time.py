@@ -12,11 +12,11 @@ In any case a step does at least as much work as it costs to begin one.
 
 from math import inf
 
+from loong.scheduler.common.service import serves_all
 from loong.scheduler.common.slo_targets import default_ttft
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate
-from loong.scheduler.esp.service import serves_all
 from loong.scheduler.esp.step_builder import StepBuilder
 from loong.scheduler.tuning import (
     MAX_LONE_SECONDS,

@@ -64,7 +64,8 @@ class StepWork:
     A batch is sent to the group with its first step, before which some instances may have been idle
     (`starts_idle`). After each step of a lease its members agree on whether it continues. `holders` are the
     instances outside the group that serve it, each with its attention for members and the queries that it
-    answers. Those in `idle_holder_ids` run no batch of their own.
+    answers. Those in `idle_holder_ids` run no batch of their own. `read_shares` are the shares of time in
+    which holders read for other groups.
     """
 
     group: ESPGroup
@@ -76,6 +77,7 @@ class StepWork:
     starts_idle: bool = False
     holders: Mapping[InstanceId, InstanceWork] = field(default_factory=dict)
     idle_holder_ids: frozenset[InstanceId] = frozenset()
+    read_shares: Mapping[InstanceId, float] = field(default_factory=dict)
 
     @property
     def phase(self) -> Phase:
