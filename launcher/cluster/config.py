@@ -100,6 +100,7 @@ class ClusterConfig:
                 serves=Service.of_workers(self.device),
                 host_id=host_id,
                 max_served_leases=self.max_served_leases,
+                is_on_gpu=self.device != "cpu",
             )
             for i, host_id in enumerate(self.host_ids[:num_instances])
         ]

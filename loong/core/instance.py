@@ -53,7 +53,8 @@ class ElasticInstance:
     while it runs a batch of its own. One that `is_draining` is to leave: it takes no new batch and no new KV.
     Instances with one `host_id` are on one machine. `kv_cached` counts other tokens, which no request reads:
     they go when their room is needed. `max_served_leases` are the decode leases of others that an instance
-    with `Service.OWN_HOST` serves at a time.
+    with `Service.OWN_HOST` serves at a time. One that `is_on_gpu` keeps KV in the memory of GPUs, any other
+    in that of its host.
     """
 
     instance_id: InstanceId
@@ -67,6 +68,7 @@ class ElasticInstance:
     host_id: int = 0
     kv_cached: int = 0
     max_served_leases: int = MAX_SERVED_LEASES
+    is_on_gpu: bool = False
 
     @property
     def kv_free(self) -> int:
@@ -98,10 +100,16 @@ class ElasticInstance:
             self.host_id,
             kv_cached,
             self.max_served_leases,
+            self.is_on_gpu,
         )
 
     def can_serve(self, member: "ElasticInstance") -> bool:
-        """Return whether it serves batches of groups with `member`."""
+        """Return whether it serves batches of groups with `member`.
+
+        Processors serve no GPUs: a captured step cannot wait for them.
+        """
+        if self.is_on_gpu != member.is_on_gpu:
+            return False
         return self.serves is Service.ALL or (
             self.serves is Service.OWN_HOST and self.host_id == member.host_id
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
+from loong.core.instance import MAX_SERVED_LEASES, MAX_SERVED_LISTS
 from loong.hardware.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
 from loong.model.tensor_shapes import expected_shapes
@@ -18,6 +19,7 @@ MAX_AUTO_TOKENS = 65536  # an instance; more room than that is better asked for
 GIB = 2**30
 CHANNEL_BYTES_A_PEER = 2**28  # of a GPU, for tensors that a peer sends when the host launches a step
 MAILBOX_ROWS = 8704  # that an instance sends in captured steps, of all sizes
+LIST_BYTES_A_TOKEN = 8 * MAX_SERVED_LISTS * (1 + MAX_SERVED_LEASES)  # of its slots, in leases at a time
 GRAPH_BYTES = 4 * GIB  # for captured steps, and to draw from the logits of 512 requests
 
 
@@ -103,7 +105,8 @@ def fit_gpu_kv_capacity(
 
     def needed(tokens: int) -> int:
         copied = graph_limits.num_copied(num_instances * tokens)  # of a layer, in captured steps
-        return weights + reserved + tokens * layout.bytes_per_token + copied * layout.row_bytes
+        lists = tokens * LIST_BYTES_A_TOKEN
+        return weights + reserved + tokens * layout.bytes_per_token + copied * layout.row_bytes + lists
 
     fitting = bisect_right(range(1, room // layout.bytes_per_token), room, key=needed)
     tokens = fitting if asked is None else asked

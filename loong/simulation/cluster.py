@@ -95,7 +95,15 @@ class Hardware:
         self, num_instances: int, tp_size: int, capacity: int, serves: Service
     ) -> tuple[ElasticInstance, ...]:
         return tuple(
-            ElasticInstance(i, tp_size, InstanceKind.FULL, capacity, serves=serves, host_id=host_id)
+            ElasticInstance(
+                i,
+                tp_size,
+                InstanceKind.FULL,
+                capacity,
+                serves=serves,
+                host_id=host_id,
+                is_on_gpu=self.device != "cpu",
+            )
             for i, host_id in enumerate(spread_over_hosts(num_instances, self.num_hosts))
         )
 

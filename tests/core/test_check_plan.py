@@ -289,6 +289,16 @@ def test_gpus_serve_groups_of_their_own_host_only() -> None:
     check_plan(snapshot_with_holder(host_id=1), IterationPlan((decode_elsewhere(1),)))
 
 
+def test_processors_keep_kv_for_gpus_and_serve_each_other() -> None:
+    on_processors = snapshot_with_holder(serves=Service.ALL)
+    check_plan(on_processors, IterationPlan((decode_elsewhere(1),)))
+    member, *others = on_processors.instances[1:]
+    instances = (on_processors.instances[0], replace(member, is_on_gpu=True), *others)
+    message = r"memory of the host, and members \[1\] with KV in memory of GPUs: no step on GPUs can wait"
+    with pytest.raises(InvalidPlanError, match=message):
+        check_plan(replace(on_processors, instances=instances), IterationPlan((decode_elsewhere(1),)))
+
+
 def snapshot_with_holder(**change: Any) -> Snapshot:
     """Return the snapshot with a changed instance 0, which holds KV outside groups of instance 1."""
     return replace(SNAPSHOT, instances=(replace(SNAPSHOT.instances[0], **change), *SNAPSHOT.instances[1:]))

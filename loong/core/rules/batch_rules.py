@@ -260,10 +260,20 @@ def _check_serves(snapshot: Snapshot, batch: BatchPlan, holder_id: InstanceId) -
     where = f"the batch of group {batch.group.instance_ids} has KV on instance {holder_id}, outside it"
     if holder.kind is InstanceKind.HOST or holder.serves is Service.NONE:
         raise InvalidPlanError(f"{where}, which does not serve attention")
+    members = [snapshot.instance[i] for i in batch.group.instance_ids]
+    if other := [i.instance_id for i in members if i.is_on_gpu != holder.is_on_gpu]:
+        raise InvalidPlanError(
+            f"{where}, {_memory(holder)}, and members {other} {_memory(members[0])}: no step on GPUs can "
+            "wait for processors, so such an instance only keeps KV, which is copied back before it is read"
+        )
     if far := [i for i in batch.group.instance_ids if not holder.can_serve(snapshot.instance[i])]:
         raise InvalidPlanError(f"{where}, which serves only its own host; members {far} are on others")
     if holder.tp_size != tp_size:
         raise InvalidPlanError(f"{where}, with tp size {holder.tp_size}; those of the group have {tp_size}")
+
+
+def _memory(instance: ElasticInstance) -> str:
+    return f"with KV in memory of {'GPUs' if instance.is_on_gpu else 'the host'}"
 
 
 def _check_served_lease(batch: BatchPlan, holder: ElasticInstance, num_served: int) -> None:
