@@ -2,11 +2,11 @@
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count, filterfalse
 from math import inf
 from random import Random
-from typing import NamedTuple, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.errors import InvalidEventError
@@ -17,13 +17,12 @@ from loong.core.events import (
     Event,
     InstanceLost,
     MigrationFinished,
-    ProducedToken,
     RequestArrived,
     TokensProduced,
 )
 from loong.core.instructions import ExtendLease, Instruction, MoveKV, ReleaseKV, RunBatch, ShareKV, StopLease
-from loong.core.placement import InstanceId, Placement
-from loong.core.plan import BatchPlan, KVMigration
+from loong.core.placement import InstanceId
+from loong.core.plan import KVMigration
 from loong.core.request import FinishReason, Request, RequestId
 from loong.core.void_batches import BatchParts, is_void, void_batches
 from loong.executor.batch_queue import BatchQueue, Ready
@@ -32,68 +31,12 @@ from loong.executor.lease_work import LeaseWork
 from loong.executor.lookahead import LookaheadMargin
 from loong.executor.moving_kv import MovingKV
 from loong.executor.processors import Processors
+from loong.executor.simulated_batch import Sampled, SimulatedBatch
 from loong.scheduler.cost.idle_tracker import IdleTracker
 
 HIDDEN_SHARE = 0.5  # of the time to send a batch that is hidden if another ran for as long
 
 _Instructions: TypeAlias = tuple[Instruction, ...]
-
-
-class _Sampled(NamedTuple):
-    """A request that gets a token in each step: its tokens before, and at its end, for this reason."""
-
-    request_id: RequestId
-    had: int
-    most: int
-    reason: FinishReason
-
-
-@dataclass(slots=True)
-class _Running:
-    """A batch in flight, with the requests that get tokens.
-
-    The first of these ends in step number `next_end`. All steps take `slowness` times as long as predicted.
-    """
-
-    plan: BatchPlan
-    placements: Mapping[RequestId, Placement]
-    sampled: list[_Sampled]
-    last_step: int
-    slowness: float
-    submitted_at: float
-    num_steps_taken: int = 0
-    step_ends_at: float = 0.0  # if nothing delays it
-    next_end: int = field(init=False)
-    work: LeaseWork = field(init=False)  # from its beginning on
-    step_seconds: float = 0.0  # of the present step, from its beginning on
-
-    def __post_init__(self) -> None:
-        self._see_next_end()
-
-    def sample(self) -> tuple[ProducedToken, ...]:
-        """Return the tokens of the present step."""
-        step = self.num_steps_taken
-        if step < self.next_end:
-            return tuple([ProducedToken(request_id, had + step) for request_id, had, _, _ in self.sampled])
-        return tuple(
-            ProducedToken(request_id, had + step, reason if had + step + 1 == most else None)
-            for request_id, had, most, reason in self.sampled
-        )
-
-    def take_step(self) -> None:
-        """Go on to the next step, without the requests that ended in this one."""
-        step, self.num_steps_taken = self.num_steps_taken, self.num_steps_taken + 1
-        self.work.take_step()
-        if step < self.next_end:
-            return
-        for request_id, had, most, _ in self.sampled:
-            if had + step + 1 == most:
-                self.work.leave(request_id)
-        self.sampled = [entry for entry in self.sampled if entry.had + step + 1 < entry.most]
-        self._see_next_end()
-
-    def _see_next_end(self) -> None:
-        self.next_end = min((most - had for _, had, most, _ in self.sampled), default=0) - 1
 
 
 class SimulatedExecutor:
@@ -132,7 +75,7 @@ class SimulatedExecutor:
         self._drawn: Request | None = None
         self._processors = processors or Processors()
         self._idle_tracker = IdleTracker(cost_model.host.idle)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, SimulatedBatch] = {}
         self._computing: dict[InstanceId, int] = {}  # the batch that each instance is a member of
         self._migrations: dict[int, KVMigration] = {}
         self._moving = MovingKV(cost_model)
@@ -263,15 +206,15 @@ class SimulatedExecutor:
             for sibling in given.siblings
         ]
         slowness = self._random.lognormvariate(0.0, self._noise) if self._noise else 1.0
-        self._running[instruction.batch_id] = _Running(
+        self._running[instruction.batch_id] = SimulatedBatch(
             plan, placements, sampled, plan.num_steps, slowness, self._now
         )
 
-    def _sampled(self, request_id: RequestId, num_before: int, max_tokens: int) -> _Sampled:
+    def _sampled(self, request_id: RequestId, num_before: int, max_tokens: int) -> Sampled:
         length = self._output_lengths.get(request_id, max_tokens)
         if length < max_tokens:
-            return _Sampled(request_id, num_before, length, FinishReason.STOP)
-        return _Sampled(request_id, num_before, max_tokens, FinishReason.LENGTH)
+            return Sampled(request_id, num_before, length, FinishReason.STOP)
+        return Sampled(request_id, num_before, max_tokens, FinishReason.LENGTH)
 
     def _begin(self, batch_id: int) -> None:
         """Take the first step of a batch, now that its instances have ended all before."""
@@ -308,7 +251,7 @@ class SimulatedExecutor:
             if begun.batch_id in self._running:
                 self._begin(begun.batch_id)
 
-    def _hidden(self, running: _Running) -> float:
+    def _hidden(self, running: SimulatedBatch) -> float:
         """Return the seconds that a batch saves because it was sent while another ran."""
         waited, first = self._now - running.submitted_at, running.work.step
         if not waited:
@@ -316,11 +259,13 @@ class SimulatedExecutor:
         step_time = self._cost_model.step_time
         return min(waited, HIDDEN_SHARE * (step_time(first) - step_time(replace(first, is_first=False))))
 
-    def _start_step(self, batch_id: int, running: _Running, hidden: float = 0.0) -> None:
+    def _start_step(self, batch_id: int, running: SimulatedBatch, hidden: float = 0.0) -> None:
         step = running.work.step
         if step.holders:
             idle_ids = frozenset(i for i in step.holders if i not in self._computing)
-            shares = {i: self._read_share(i, batch_id) for i in step.holders}
+            others = [other for i, other in self._running.items() if i != batch_id]
+            served_time = self._cost_model.served_time
+            shares = {i: sum(o.read_share(i, served_time) for o in others) for i in step.holders}
             step = replace(step, idle_holder_ids=idle_ids, read_shares=shares)
         seconds = running.slowness * (self._cost_model.step_time(step) - hidden)
         running.step_ends_at = ends_at = self._now + seconds
@@ -335,15 +280,6 @@ class SimulatedExecutor:
                 delays[delayed_id] = max(served, delays.get(delayed_id, 0.0))
         for delayed_id, delay in delays.items():
             self._processors.delay(delayed_id, delay)
-
-    def _read_share(self, holder_id: InstanceId, batch_id: int) -> float:
-        """Return the share of time in which an instance reads for steps of other groups than a batch's."""
-        others = (running for i, running in self._running.items() if i != batch_id and running.step_seconds)
-        return sum(
-            self._cost_model.served_time(running.work.step.holders[holder_id]) / running.step_seconds
-            for running in others
-            if holder_id in running.work.step.holders
-        )
 
     def _end_step(self, batch_id: int) -> TokensProduced:
         """Return the tokens of a step; begin the next at once, or finish the batch."""
