@@ -16,14 +16,20 @@ from loong.fabric.memory.chunked_channel import ChunkedChannel
 from loong.fabric.memory.symmetric_fabric import SIZES
 from loong.hardware.gpus import Gpu, check_alike, check_torch, cost_device, host_gpus
 from loong.hardware.machine import machine_facts
-from loong.hardware.memory import GRAPH_BYTES, ClusterSize, arena_bytes, fit_gpu_kv_capacity
+from loong.hardware.memory import (
+    GRAPH_BYTES,
+    LIST_BYTES_A_TOKEN,
+    ClusterSize,
+    arena_bytes,
+    fit_gpu_kv_capacity,
+)
 from loong.model.shapes import SHAPES
 from loong.model.tensor_parallel import Shard
 from loong.model.tiny import CONFIG
 from loong.worker.steps.mailbox_exchange import num_mailbox_bytes
 
 WEIGHTS = 4 * (2 * 264 * 64 + 64 + 2 * (2 * 64 + (64 + 32 + 32 + 64) * 64 + 3 * 192 * 64))
-ROOM = 1000 * CONFIG.kv_layout().bytes_per_token
+ROOM = 1000 * (CONFIG.kv_layout().bytes_per_token + LIST_BYTES_A_TOKEN)
 GRAPHS = GRAPH_BYTES + H200_GRAPH_LIMITS.num_copied(2000) * CONFIG.kv_layout().row_bytes
 
 

@@ -17,8 +17,9 @@ from loong.scheduler.config import PolicyConfig
 from loong.scheduler.esp.policy import plan_esp
 
 
-def serving(snapshot: Snapshot, serves: Service) -> Snapshot:
-    return replace(snapshot, instances=tuple(replace(i, serves=serves) for i in snapshot.instances))
+def serving(snapshot: Snapshot, serves: Service, max_served_leases: int = 1) -> Snapshot:
+    changed = (replace(i, serves=serves, max_served_leases=max_served_leases) for i in snapshot.instances)
+    return replace(snapshot, instances=tuple(changed))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,13 @@ def test_kv_of_others_is_reached_if_they_serve_and_by_one_lease_alone_if_they_se
     assert [view.request_id for view in leased(snapshot, [inside, outside], (0,))] == (
         ["a", "b"] if by_lease else ["a"]
     )
+
+
+def test_leases_planned_at_once_count_as_those_that_are_served() -> None:
+    views = [decoding("a", 9, (0, 1)), decoding("b", 9, (0,))]
+    snapshot = serving(snapshot_of([99] * 2, views), Service.OWN_HOST, max_served_leases=2)
+    assert leased(snapshot, views, (0,), {1: 1}) == views
+    assert leased(snapshot, views, (0,), {1: 2}) == views[1:]
 
 
 def test_a_lease_has_as_many_choices_as_the_lists_of_those_that_serve_it_hold() -> None:
