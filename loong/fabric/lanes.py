@@ -30,7 +30,7 @@ class Lane(IntEnum):
 
     @property
     def is_captured(self) -> bool:
-        """Whether its steps are captured, so that only control messages are exchanged."""
+        """Return whether its steps are captured, so that only control messages are exchanged."""
         return self in LEASE_LANES
 
 

@@ -140,8 +140,8 @@ class Fabric(Protocol):
 
         The result is called once, with a lane of the service, for the thread that enters the context. It goes
         on during batches of this process. Ids come in any order. Where `arena` is not None, one batch may be
-        open in each lane, of groups without a common member, and only control messages are exchanged in the
-        lanes of leases. A member that is lost, or leaves by an error, ends every wait inside. An error here
+        open in each lane, of groups without a common member. In the lanes of leases only control messages are
+        exchanged. A member that is lost, or leaves by an error, ends every wait inside. An error here
         ends the waits of the members. Raises `InvalidMessageError` if the fabric has no service.
         """
 

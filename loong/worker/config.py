@@ -23,8 +23,8 @@ class WorkerConfig:
     Capacities are in tokens, deadlines and the time between heartbeats in seconds. The host tier of
     instance i is instance `num_instances + i`, kept by the same processes. `model` is a folder, or with
     `load_format` "dummy" also the name of a built-in shape; JSON schemas need `tokenizer_folder`. `device`
-    is cpu, or cuda for the host's GPUs in turn, among which `fabric` (one of FABRICS) moves tensors, and
-    which serve `max_served_leases` of others at a time. `attention_kernels` is one of AttentionKernels, and
+    is cpu, or cuda for the host's GPUs in turn, among which `fabric` (one of FABRICS) moves tensors. A GPU
+    serves `max_served_leases` of others at a time. `attention_kernels` is one of AttentionKernels, and
     `attention_tiles` are TileSizes that were measured (None: the usual ones). On a GPU, `graph_limits` say
     which steps are captured. A worker that `is_late` waits only for the ranks of its own instance, since
     other instances may be lost, or be yet to come. `num_instances` is the most that there can be, and

@@ -69,8 +69,8 @@ class StepTable:
 
 
 def _held(step: StepWork, model: WorkCostModel) -> Iterator[tuple[InstanceWork, float, float]]:
-    """Yield the work of each holder, the seconds that it waits for its own batch, and how many times as long
-    it takes for reads of other groups.
+    """Yield the work of each holder, the seconds that its own batch delays it, and the factor by which reads
+    of other groups do.
     """
     for instance_id, part in step.holders.items():
         delay = 0.0 if instance_id in step.idle_holder_ids else model.lane.delay

@@ -155,9 +155,7 @@ class SocketFabric:
         self._mailbox.watch(report)
 
     def raise_if_broken(self, plane: Plane, its_id: int) -> None:
-        """Raise the error of a wait in a batch or migration, if it is open and one that takes part in it is
-        lost or has left.
-        """
+        """Raise the error of a wait in an open batch or migration, if a peer of it is lost or has left."""
         if (open_here := self._open.get((plane, its_id))) is not None:
             open_here.raise_if_broken()
 
