@@ -17,6 +17,7 @@ _FLAGS = (
     FieldFlag("max_num_batched_tokens", positive, "N", "bound on prompt tokens of a step on each instance"),
     FieldFlag("max_step_time", seconds, "S", "target time of a step without decodes", _STEP_TIMES),
     FieldFlag("chunk_tokens", positive, "N", "token budget of a step on each instance, for chunked policies"),
+    FieldFlag("router_token_ratio", part, "X", "share of the pool up to which `lightllm` over-commits it"),
     FieldFlag("lease_steps", positive, "N", "decode steps that a group takes without a new plan"),
     FieldFlag("target_ttft", target, "S", f"TTFT target of a request without an SLO; {_NONE}"),
     FieldFlag("target_tpot", target, "S", f"TPOT target of a request without an SLO; {_NONE}"),

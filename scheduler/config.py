@@ -36,7 +36,7 @@ class PolicyConfig:
     `lease_steps` steps by itself. `deferred_share` of the time is for the oldest deferred prompt. `fairness`
     says who is served first when not all can be in time. `chunk_tokens` is the number of tokens in a step of
     the chunked baselines, decodes and prompts together. `admission` is the length of outputs that plans count
-    with.
+    with. Below `router_token_ratio` of its pool, `lightllm` expects outputs to be shorter than declared.
     """
 
     target_ttft: float = 1.0
@@ -49,6 +49,7 @@ class PolicyConfig:
     fairness: Fairness = Fairness.NONE
     chunk_tokens: int = 2048
     admission: AdmissionRule = AdmissionRule.STRICT
+    router_token_ratio: float = 0.0
 
     @property
     def step_time(self) -> float:
@@ -58,7 +59,7 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "deferred_share":
+            if field.name in ("deferred_share", "router_token_ratio"):
                 is_allowed, limits = 0 <= value <= 1, "from 0 to 1"
             elif value is None and field.default is None:
                 continue

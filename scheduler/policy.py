@@ -25,7 +25,7 @@ from loong.scheduler.baselines.esp_disaggregated import (
 )
 from loong.scheduler.baselines.esp_fixed import plan_esp_fixed
 from loong.scheduler.baselines.fixed_groups import memory_in_use, one_group, one_per_instance
-from loong.scheduler.baselines.fixed_policy import SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
+from loong.scheduler.baselines.fixed_policy import LIGHTLLM, SPLIT_FUSE, WHOLE_PROMPTS, plan_fixed_groups
 from loong.scheduler.common.borrowed_kv import borrowed_at
 from loong.scheduler.common.cluster_parts import Parts, groups_of
 from loong.scheduler.common.draining import Draining
@@ -97,6 +97,9 @@ POLICIES: dict[str, PolicyKind] = {
     "chunked": PolicyKind(partial(_chunked, partition=one_group), max_instances=1),
     "chunked-replicas": PolicyKind(
         partial(_chunked, partition=one_per_instance), _largest_pool, parts=_part_each
+    ),
+    "lightllm": PolicyKind(
+        partial(plan_fixed_groups, filling=LIGHTLLM, partition=one_group), max_instances=1
     ),
     "esp-paper": PolicyKind(plan_esp_paper, prepare=warm_up, reads_prefixes=False),
     "infinite": PolicyKind(plan_infinite, needs_service=True, reads_prefixes=False),

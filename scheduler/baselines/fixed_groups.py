@@ -30,10 +30,10 @@ class FixedGroup:
     """Instances that run as one, and the requests on them. All sizes are tokens of KV.
 
     `decodes` and `prefills` are not in flight, `joining` requests (with `num_joining_tokens` to compute)
-    start now, and `batches` are in flight. `decoding` are all that decode together, in flight or not.
-    `num_promised` is the slots of all requests at their declared ends. `num_reserved` is the part of it for
-    requests that are not in `decoding`. KV of requests that are leaving counts in both, and
-    in `num_leaving`; what several read counts once in `together`.
+    start now, and `batches` are in flight. `held` are all that have begun, and `decoding` those of them that
+    decode together, in flight or not. `num_promised` is the slots of all requests at their declared ends.
+    `num_reserved` is the part of it for requests that are not in `decoding`. KV of requests that are leaving
+    counts in both, and in `num_leaving`; what several read counts once in `together`.
     """
 
     instance_ids: tuple[InstanceId, ...]
@@ -44,6 +44,7 @@ class FixedGroup:
     prefills: list[RequestView] = field(default_factory=list)
     joining: list[RequestView] = field(default_factory=list)
     decoding: list[RequestView] = field(default_factory=list)
+    held: list[RequestView] = field(default_factory=list)
     num_joining_tokens: int = 0
     num_reserved: int = 0
     num_promised: int = 0
@@ -62,6 +63,7 @@ class FixedGroup:
 
     def hold(self, view: RequestView, is_in_step: bool) -> None:
         """Count the final KV of a request here or on its way; `is_in_step` if it decodes with others."""
+        self.held.append(view)
         self.num_promised += view.num_final_tokens
         self.together.add(view)
         if is_in_step:
@@ -99,6 +101,9 @@ class FixedGroup:
         peak = FutureKV.of(Lengths.of(self.decoding)).peak
         return self.capacity - min(self.num_promised, peak + self.num_reserved)
 
+
+HasRoom: TypeAlias = Callable[[FixedGroup, RequestView], bool]
+"""Returns whether a request may begin on a group."""
 
 Load: TypeAlias = Callable[[FixedGroup], int]
 """The measure by which a new request chooses a group: the least."""
@@ -144,7 +149,11 @@ def groups_of(found: PlanningView, parts: Iterable[tuple[InstanceId, ...]]) -> l
 
 
 def take(
-    views: Iterable[RequestView], groups: Sequence[FixedGroup], max_tokens: float, load: Load = promised
+    views: Iterable[RequestView],
+    groups: Sequence[FixedGroup],
+    max_tokens: float,
+    load: Load = promised,
+    has_room: HasRoom = FixedGroup.has_room_for,
 ) -> None:
     """Assign `views` to groups in their order: each to the group with least `load` that could ever hold it.
 
@@ -159,10 +168,10 @@ def take(
         able = [g for g in open_groups if g.capacity >= num_tokens and holders.issubset(g.instance_ids)]
         if able:
             group = min(able, key=lambda g: (load(g), g.instance_ids))
-            has_room = group.has_room_for(view)
-            if has_room:
+            joins = has_room(group, view)
+            if joins:
                 group.join(view)
-            if not has_room or group.num_joining_tokens >= max_tokens * len(group.instance_ids):
+            if not joins or group.num_joining_tokens >= max_tokens * len(group.instance_ids):
                 open_groups.remove(group)
         if not open_groups:
             return

@@ -6,7 +6,7 @@ ends the lease after its present step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.instance import ESPGroup
@@ -15,6 +15,7 @@ from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption, Pree
 from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.fixed_groups import FixedGroup, Load, Partition, groups_of, promised, take
+from loong.scheduler.baselines.lightllm import admits
 from loong.scheduler.common.cached_prefixes import reading, with_borrowings
 from loong.scheduler.common.leases import (
     latest_in_the_way,
@@ -28,12 +29,20 @@ from loong.scheduler.common.striping import RequestPart, decode_part, retained_p
 from loong.scheduler.config import PolicyConfig
 
 
+def _has_room(group: FixedGroup, view: RequestView, _config: PolicyConfig) -> bool:
+    return group.has_room_for(view)
+
+
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """The way to put prompts into steps: `max_tokens` of a step an instance, and a group's step."""
+    """The way to put prompts into steps: `max_tokens` of a step an instance, and a group's step.
+
+    A request begins if its group `admits` it.
+    """
 
     max_tokens: Callable[[PolicyConfig], int]
     step: Callable[[FixedGroup, CostModel, int], BatchPlan]
+    admits: Callable[[FixedGroup, RequestView, PolicyConfig], bool] = _has_room
 
 
 def plan_fixed_groups(
@@ -52,7 +61,7 @@ def plan_fixed_groups(
     snapshot = reading(snapshot, tuple(parts))
     found, max_tokens = make_planning_view(snapshot), filling.max_tokens(config)
     groups = groups_of(found, parts)
-    take(found.waiting, groups, max_tokens, load)
+    take(found.waiting, groups, max_tokens, load, lambda group, view: filling.admits(group, view, config))
     batches: list[BatchPlan | None] = []
     ends: list[LeaseEnd] = []
     victims: list[Preemption] = []
@@ -132,3 +141,4 @@ def _prompts_in_chunks(group: FixedGroup, cost_model: CostModel, max_tokens: int
 
 WHOLE_PROMPTS = Filling(lambda config: config.max_num_batched_tokens, _prompts_alone)
 SPLIT_FUSE = Filling(lambda config: config.chunk_tokens, _prompts_in_chunks)
+LIGHTLLM = replace(SPLIT_FUSE, admits=admits)

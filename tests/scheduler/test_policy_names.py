@@ -27,6 +27,7 @@ COMPARED = {
     "esp",
     "esp-paper",
     "infinite",
+    "lightllm",
     "replicas",
     "static-sp",
     "tp",
@@ -35,8 +36,9 @@ COMPARED = {
 }
 NUMBERS = [field for field in fields(PolicyConfig) if field.type not in (Fairness, AdmissionRule)]
 WRONG = [(field.name, value) for field in NUMBERS for value in (-1, nan)]
-WRONG += [(field.name, 0) for field in NUMBERS if field.name != "deferred_share"]
-WRONG += [(field.name, 1.5) for field in NUMBERS if field.type is int or field.name == "deferred_share"]
+SHARES = ("deferred_share", "router_token_ratio")
+WRONG += [(field.name, 0) for field in NUMBERS if field.name not in SHARES]
+WRONG += [(field.name, 1.5) for field in NUMBERS if field.type is int or field.name in SHARES]
 WRONG += [("lease_steps", MOST_LEASE_STEPS + 1)]
 
 

@@ -52,6 +52,7 @@ POLICY_STYLES = {
     "chunked": LineStyle(PINK, "-", "v"),
     "chunked-replicas": LineStyle(BROWN, "-", "<"),
     "tp": LineStyle(GRAY, "-", "P"),
+    "lightllm": LineStyle(PINK, "--", "p"),
     "infinite": LineStyle(SKY, ":", "s"),
     "vllm-m": LineStyle(GREEN, "--", "<"),
     "vllm-s": LineStyle(GRAY, "--", ">"),

@@ -12,6 +12,7 @@ POLICY_WORDS = {
     "tp": "one instance of all devices",
     "chunked": "one instance of all devices, prompts in chunks together with decodes",
     "chunked-replicas": "every instance works alone, prompts in chunks together with decodes",
+    "lightllm": "one instance of all devices, LightLLM's admission and chunks",
     "infinite": "every instance works alone, and those with room keep KV of the others",
     "vllm-m": "every instance works alone, new requests go where most memory is free",
     "vllm-s": "one instance of all devices, as vLLM on one host",

@@ -14,12 +14,13 @@ from snapshots import decoding, snapshot_of, waiting
 from loong.core.check_plan import check_plan
 from loong.core.plan import BatchPlan, IterationPlan, Preemption, PreemptionReason
 from loong.core.request import Request
+from loong.scheduler.baselines.lightllm import most_slots
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.policy import make_policy, policy_kind
 
-FIXED = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas", "vllm-m", "vllm-s")
+FIXED = ("tp", "replicas", "static-sp", "chunked", "chunked-replicas", "lightllm", "vllm-m", "vllm-s")
 WHOLE = ("tp", "replicas", "static-sp", "vllm-m", "vllm-s")
-CHUNKED = ("chunked", "chunked-replicas")
+CHUNKED = ("chunked", "chunked-replicas", "lightllm")
 
 
 def batches_of(run: Run) -> list[BatchPlan]:
@@ -158,7 +159,25 @@ def test_what_its_group_can_never_hold_is_preempted_for_that() -> None:
     assert plan.preemptions == (Preemption("long", PreemptionReason.TOO_LONG),)
 
 
-@pytest.mark.parametrize("name", [*FIXED, "disaggregated-1"])
+def test_lightllm_over_commits_the_pool_by_its_ratio_and_not_without_one() -> None:
+    requests = [timed_request(n, 20, 1500) for n in range(4)]
+    num_preemptions = {}
+    for share in (0.0, 1.0):
+        config = PolicyConfig(router_token_ratio=share, lease_steps=64)
+        run = simulate("lightllm", [3500], requests, config=config)
+        assert [len(run.token_times[r.request_id]) for r in requests] == [1500] * 4
+        num_preemptions[share] = run.stats.num_preemptions
+    assert num_preemptions[1.0] > num_preemptions[0.0] == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), max_size=6))
+def test_the_most_slots_are_those_of_a_count_step_by_step(lengths: list[tuple[int, int]]) -> None:
+    steps = range(max((num_to_come for _, num_to_come in lengths), default=1))
+    in_use = [sum(known + step for known, num_to_come in lengths if num_to_come > step) for step in steps]
+    assert most_slots(lengths) == max(in_use)
+
+
+@pytest.mark.parametrize("name", [*(name for name in FIXED if name != "lightllm"), "disaggregated-1"])
 @settings(max_examples=10)
 @given(data=st.data())
 def test_nobody_who_was_admitted_is_evicted(name: str, data: st.DataObject) -> None:
