@@ -25,6 +25,7 @@ def test_every_choice_has_a_flag(field: str) -> None:
         "fairness": ("user", Fairness.USER),
         "admission": ("expected", AdmissionRule.EXPECTED),
         "deferred_share": ("0", 0),
+        "router_token_ratio": ("0.5", 0.5),
     }
     text, value = others.get(field, ("7", 7))
     changed = parsed(flag, text)
