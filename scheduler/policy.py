@@ -126,6 +126,7 @@ def _disaggregated(num_decode: int) -> PolicyKind:
         partial(max_tokens_moved, num_decode=num_decode),
         num_decode=num_decode,
         parts=_part_each,
+        reads_prefixes=False,
     )
 
 

@@ -3,7 +3,7 @@
 The first instances compute whole prompts, first come, first served, each instance by itself; the last ones
 decode. KV of a request stays on its prefill instance until a decode instance has room for the request's final
 length. Then it moves, oldest request first, to the instance with the fewest promised slots. If only one
-instance is left, it does both. Prompts read what is cached where they are computed.
+instance is left, it does both.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,6 @@ from loong.core.request import RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.baselines.fixed_groups import FixedGroup, groups_of, one_per_instance, take
 from loong.scheduler.baselines.fixed_policy import WHOLE_PROMPTS, plan_fixed_groups
-from loong.scheduler.common.cached_prefixes import reading, with_borrowings
 from loong.scheduler.common.leases import arrival_order, latest_in_the_way, lease_ends, plan_lease
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.config import PolicyConfig
@@ -27,15 +26,14 @@ def plan_disaggregated(
     snapshot: Snapshot, cost_model: CostModel, config: PolicyConfig, num_decode: int
 ) -> IterationPlan:
     """Compute waiting prompts, move computed KV, and decode where KV has moved."""
-    prefill_ids, decode_ids = roles(tuple(sorted(snapshot.pools)), num_decode)
-    if not decode_ids:
-        return plan_fixed_groups(snapshot, cost_model, config, one_per_instance, WHOLE_PROMPTS)
-    snapshot = reading(snapshot, tuple((instance_id,) for instance_id in prefill_ids))
     found = make_planning_view(snapshot)
     groups = groups_of(found, one_per_instance(tuple(found.free)))
     _hold_moving(snapshot, groups)
+    _, decode_ids = roles(tuple(sorted(snapshot.pools)), num_decode)
     sources = [group for group in groups if group.instance_ids[0] not in decode_ids]
     destinations = [group for group in groups if group.instance_ids[0] in decode_ids]
+    if not destinations:
+        return plan_fixed_groups(snapshot, cost_model, config, one_per_instance, WHOLE_PROMPTS)
     take(found.waiting, sources, config.max_num_batched_tokens)
     take(sorted((view for group in sources for view in group.decodes), key=arrival_order), destinations, inf)
     prefills = [
@@ -54,13 +52,12 @@ def plan_disaggregated(
             victims += leaving
         elif group.decodes:
             leases.append(plan_lease(group.free, group.decodes, cost_model, config.lease_steps))
-    plan = IterationPlan(
+    return IterationPlan(
         batches=(*prefills, *(lease for lease in leases if lease is not None)),
         migrations=tuple(migrations),
         preemptions=tuple(Preemption(view.request_id) for view in victims),
         lease_ends=tuple(ends),
     )
-    return with_borrowings(plan, snapshot)
 
 
 @cache

@@ -114,7 +114,6 @@ def test_the_loss_of_a_copy_changes_no_token(plain_folder: Path) -> None:
         "chunked-replicas",
         "esp-paper",
         "esp-disaggregated-2",
-        "disaggregated-1",
     ],
 )
 def test_policies_give_them_too(keeping: Cluster, plain_folder: Path, policy: str) -> None:

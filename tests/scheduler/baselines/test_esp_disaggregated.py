@@ -55,10 +55,9 @@ def test_the_first_instances_compute_prompts_as_one_group_and_the_last_decode(
     assert run.stats.num_preemptions == 0
 
 
-@pytest.mark.parametrize("name", ["esp-disaggregated-1", "disaggregated-1"])
-def test_prompts_are_read_where_they_were_computed_though_their_kv_has_moved(name: str) -> None:
+def test_prompts_are_read_where_they_were_computed_though_their_kv_has_moved() -> None:
     requests = [timed_request(n, num_prompt, 9, 5.0 * n) for n, num_prompt in enumerate((90, 90, 120))]
-    run = simulate(name, [400, 400], requests, keeps_prefixes=True)
+    run = simulate(NAME, [400, 400], requests, keeps_prefixes=True)
     borrowed = {b.request_id: b for _, plan in run.plans for b in plan.borrowings}
     assert {r: sum(len(s.positions) for s in b.segments) for r, b in borrowed.items()} == {
         "r001": 89,
