@@ -1,7 +1,7 @@
 """Flags that name a model and the instances that hold it, for every command that starts workers."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -200,6 +200,22 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
         device=device,
         tokenizer_folder=source.tokenizer_folder,
     )
+
+
+def with_host_tier(chosen: ChosenCluster, asked: int | None) -> "ClusterConfig":
+    """Return the cluster with `asked` tokens of KV an instance in memory of the host, or (None) what fits.
+
+    Raises `ConfigError` if they do not fit.
+    """
+    from loong.hardware.memory import fit_host_kv_capacity
+
+    cluster = chosen.cluster
+    if asked == 0:
+        return cluster
+    most_of_a_host = -(-cluster.world_size // cluster.num_hosts)
+    used = cluster.kv_capacity if cluster.device == "cpu" else None
+    num_tokens = fit_host_kv_capacity(chosen.model, most_of_a_host, asked, used)
+    return replace(cluster, host_kv_capacity=num_tokens)
 
 
 def _check_hosts(args: argparse.Namespace) -> None:

@@ -114,6 +114,25 @@ def add_prefix_caching_flag(group: argparse._ActionsContainer, *, is_of_serve: b
     )
 
 
+def add_host_tier_flag(group: argparse._ActionsContainer) -> None:
+    """Add the flag for KV in memory of the host; `host_tier_words` repeats it for `loong serve`."""
+    group.add_argument(
+        "--host-kv-tokens",
+        type=or_auto(token_count),
+        default=0,
+        metavar="N",
+        help="tokens of KV that each instance also keeps in memory of its host (none; auto: what fits half "
+        "of the memory that is left)",
+    )
+
+
+def host_tier_words(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the same flag for a server that is started here, if it is given."""
+    if args.host_kv_tokens == 0:
+        return ()
+    return ("--host-kv-tokens", "auto" if args.host_kv_tokens is None else str(args.host_kv_tokens))
+
+
 def prefix_caching_words(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the same flag for a server that is started here, if it is given."""
     if args.enable_prefix_caching is None:

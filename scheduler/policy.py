@@ -31,6 +31,7 @@ from loong.scheduler.common.cluster_parts import Parts, groups_of
 from loong.scheduler.common.draining import Draining
 from loong.scheduler.common.expected_lengths import expecting, relieving
 from loong.scheduler.common.fragments import drop_fragments
+from loong.scheduler.common.host_tier import HostTier
 from loong.scheduler.common.lease_extensions import extending
 from loong.scheduler.common.leases import first_ends
 from loong.scheduler.common.suspects import guilty, isolating
@@ -193,7 +194,8 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     After a loss, it first fails requests that the remaining instances can never finish, and those at which
     too many were lost; it isolates those that may be next. KV in too many pieces is dropped. It does not
     preempt a request on instances whose batch is ending, but waits for the KV that the batch frees. It
-    empties draining instances, and plans as if these were not there.
+    empties draining instances, and plans as if these were not there, nor prompts whose KV comes from host
+    memory.
     """
     kind = policy_kind(name)
     kind.prepare()
@@ -215,6 +217,11 @@ def make_policy(name: str, config: PolicyConfig) -> Policy:
     def policy(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         if (first := fail_stranded(snapshot, kind) or drop_fragments(snapshot)) is not None:
             return first
+        if (tier := HostTier.of(snapshot, cost_model)) is None:
+            return policy_of_staying(snapshot, cost_model)
+        return tier.added_to(policy_of_staying(tier.hiding(), cost_model))
+
+    def policy_of_staying(snapshot: Snapshot, cost_model: CostModel) -> IterationPlan:
         if (draining := Draining.of(snapshot)) is None:
             return isolating(policy_of_others(snapshot, cost_model), snapshot)
         emptying = draining.plan(kind.parts(tuple(sorted(snapshot.pools))))

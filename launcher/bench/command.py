@@ -17,7 +17,7 @@ from loong.launcher.bench.flags import (
     add_server_flags,
 )
 from loong.launcher.bench.policies import servers_by_policy
-from loong.launcher.flags import prefix_caching_words
+from loong.launcher.flags import host_tier_words, prefix_caching_words
 from loong.launcher.keys import key_of_client
 from loong.launcher.other_servers import hint_of_bench, hint_of_serve
 from loong.launcher.policy_flags import compared_policies
@@ -161,7 +161,7 @@ def _external_servers(texts: list[str], backends: list[str], model: str | None) 
 def _own_arguments(args: argparse.Namespace) -> list[str]:
     given = (("--device", args.device), ("--load-format", args.load_format))
     words = [word for flag, value in given if value is not None for word in (flag, value)]
-    return [*words, *prefix_caching_words(args)]
+    return [*words, *prefix_caching_words(args), *host_tier_words(args)]
 
 
 def _targets(rule: SLORule) -> list[str]:

@@ -13,6 +13,7 @@ from loong.launcher.bench.chosen_load import DEFAULT_NUM_REQUESTS, MOST_REQUESTS
 from loong.launcher.flags import (
     add_class_flag,
     add_goal_flags,
+    add_host_tier_flag,
     add_output_flags,
     add_prefix_caching_flag,
     add_workload_flags,
@@ -70,6 +71,7 @@ def add_server_flags(group: argparse._ArgumentGroup) -> None:
         "--load-format", help="where weights of servers started here come from; dummy: random (auto)"
     )
     add_prefix_caching_flag(group, is_of_serve=True)
+    add_host_tier_flag(group)
     group.add_argument(
         "--extra-server-args",
         type=_flag(_split),

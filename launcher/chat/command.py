@@ -5,7 +5,13 @@ import sys
 
 from loong.core.errors import ConfigError
 from loong.launcher.chat.session import HELP, Session
-from loong.launcher.flags import add_prefix_caching_flag, positive, prefix_caching_words
+from loong.launcher.flags import (
+    add_host_tier_flag,
+    add_prefix_caching_flag,
+    host_tier_words,
+    positive,
+    prefix_caching_words,
+)
 from loong.launcher.keys import add_api_key_flags, key_of_client
 from loong.launcher.parser import CommandParser
 
@@ -39,6 +45,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
         help="start `loong serve MODEL` on a free port, on four CPU instances, and end it with the chat (no)",
     )
     add_prefix_caching_flag(parser, is_of_serve=True)
+    add_host_tier_flag(parser)
     parser.add_argument("--model", metavar="NAME", help="one of the server's models (the first)")
     add_api_key_flags(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message at the start of the chat")
@@ -56,20 +63,24 @@ def add_parser(subparsers: "argparse._SubParsersAction[CommandParser]") -> None:
     )
 
 
+def _own_words(args: argparse.Namespace) -> tuple[str, ...]:
+    return (*prefix_caching_words(args), *host_tier_words(args))
+
+
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends, and return 0. Raises `ChatError` if the server cannot be reached.
 
     Raises `ConfigError` if there is no such model to serve, or `ServerUnusableError` if it does not start.
     """
     if args.serve is None:
-        if words := prefix_caching_words(args):
+        if words := _own_words(args):
             raise ConfigError(f"{words[0]} is of a server that --serve starts; give that too")
         return _talk(args, args.base_url or _DEFAULT_URL)
     if args.base_url is not None:
         raise ConfigError("--serve starts a server of its own, so --base-url cannot be given as well")
     from loong.launcher.chat.own_server import own_server  # these import what a chat alone does without
 
-    with own_server(args.serve, prefix_caching_words(args)) as url:
+    with own_server(args.serve, _own_words(args)) as url:
         return _talk(args, url)
 
 

@@ -9,8 +9,8 @@ from loong.core.instance import (
     ElasticInstance,
     InstanceKind,
     Service,
-    host_tier_id,
     spread_over_hosts,
+    with_host_tiers,
 )
 from loong.messages.wire import HEARTBEAT_SECONDS
 
@@ -91,7 +91,7 @@ class ClusterConfig:
 
         GPUs serve others if their fabric allows it, which their workers report.
         """
-        full = [
+        full = tuple(
             ElasticInstance(
                 i,
                 self.tp_size,
@@ -103,15 +103,5 @@ class ClusterConfig:
                 is_on_gpu=self.device != "cpu",
             )
             for i, host_id in enumerate(self.host_ids[:num_instances])
-        ]
-        tiers = [
-            ElasticInstance(
-                host_tier_id(i, self.world_size),
-                self.tp_size,
-                InstanceKind.HOST,
-                self.host_kv_capacity,
-                host_id=host_id,
-            )
-            for i, host_id in enumerate(self.host_ids[:num_instances])
-        ]
-        return (*full, *(tiers if self.host_kv_capacity else ()))
+        )
+        return with_host_tiers(full, self.world_size, self.host_kv_capacity)

@@ -53,6 +53,10 @@ def log_banner(config: ServeConfig, limits: EngineLimits, port: int) -> None:
         f"{total // longest:,}",
         "on" if config.keeps_prefixes else "off",
     )
+    if cluster.host_kv_capacity:
+        logger.info(
+            "KV room for %s more tokens of each in memory of the host", f"{cluster.host_kv_capacity:,}"
+        )
     host = config.server.host
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     logger.info("serving %s on %s", ", ".join(config.server.served_model_names), address)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import loong
 from loong.core.errors import ConfigError
-from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster
+from loong.launcher.cluster_flags import add_instance_flags, add_model_flags, chosen_cluster, with_host_tier
 from loong.launcher.config_flags import FieldFlag, add_field_flags, field_values
 from loong.launcher.flags import (
+    add_host_tier_flag,
     add_prefix_caching_flag,
     or_auto,
     port,
@@ -206,6 +207,7 @@ def _add_scheduling_flags(group: argparse._ArgumentGroup) -> None:
     )
     add_policy_flags(group)
     add_prefix_caching_flag(group)
+    add_host_tier_flag(group)
     group.add_argument(
         "--cost-model",
         type=Path,
@@ -337,10 +339,11 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
     from loong.runs.run_logs import LogFiles
 
     chosen = chosen_cluster(args, args.start_timeout)
+    keeps_prefixes = _keeps_prefixes(args, chosen.model)
     name, *other_names = args.served_model_name or [chosen.name]
     return ServeConfig(
         model=chosen.model,
-        cluster=chosen.cluster,
+        cluster=with_host_tier(chosen, args.host_kv_tokens) if keeps_prefixes else chosen.cluster,
         device=chosen.device,
         policy_name=args.policy,
         policy=policy_config(args),
@@ -366,7 +369,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         num_api_servers=args.api_server_count,
         log_format=args.log_format,
         allows_faults=args.allow_fault_injection,
-        keeps_prefixes=_keeps_prefixes(args, chosen.model),
+        keeps_prefixes=keeps_prefixes,
         kv_events=None if args.kv_events_config is None else parsed_kv_events(args.kv_events_config),
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )

@@ -35,5 +35,6 @@ def chosen_hardware(args: argparse.Namespace) -> tuple[str, Hardware]:
         args.kv_cache_tokens,
         measured,
         args.num_hosts,
+        args.host_kv_tokens,
     )
     return model, hardware

@@ -80,6 +80,13 @@ def add_cluster_flags(group: argparse._ArgumentGroup) -> None:
         help=f"tokens of KV on each instance (auto: as many as fit, on CPUs at most {MAX_AUTO_TOKENS})",
     )
     group.add_argument(
+        "--host-kv-tokens",
+        type=token_count,
+        default=0,
+        metavar="N",
+        help="tokens of KV that each instance also has in memory of its host (none)",
+    )
+    group.add_argument(
         "--cost-model",
         type=Path,
         action="append",

@@ -55,6 +55,7 @@ class ElasticInstance:
     they go when their room is needed. `max_served_leases` are the decode leases of others that an instance
     with `Service.OWN_HOST` serves at a time. One that `is_on_gpu` keeps KV in the memory of GPUs, any other
     in that of its host.
+    A host tier is `tier_of` the instance whose processes keep it.
     """
 
     instance_id: InstanceId
@@ -69,6 +70,7 @@ class ElasticInstance:
     kv_cached: int = 0
     max_served_leases: int = MAX_SERVED_LEASES
     is_on_gpu: bool = False
+    tier_of: InstanceId | None = None
 
     @property
     def kv_free(self) -> int:
@@ -101,6 +103,7 @@ class ElasticInstance:
             kv_cached,
             self.max_served_leases,
             self.is_on_gpu,
+            self.tier_of,
         )
 
     def can_serve(self, member: "ElasticInstance") -> bool:
@@ -142,6 +145,27 @@ def host_tier_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
 def home_instance_id(instance_id: InstanceId, num_instances: int) -> InstanceId:
     """Return the instance whose processes keep the pool of `instance_id`, which may be a host tier."""
     return instance_id % num_instances
+
+
+def with_host_tiers(
+    instances: tuple[ElasticInstance, ...], num_instances: int, kv_capacity: int
+) -> tuple[ElasticInstance, ...]:
+    """Return instances, and an empty host tier of each, if these are to hold tokens.
+
+    There can be `num_instances`, without host tiers.
+    """
+    tiers = [
+        ElasticInstance(
+            host_tier_id(i.instance_id, num_instances),
+            i.tp_size,
+            InstanceKind.HOST,
+            kv_capacity,
+            host_id=i.host_id,
+            tier_of=i.instance_id,
+        )
+        for i in instances
+    ]
+    return (*instances, *(tiers if kv_capacity else ()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from loong.core.instance import ElasticInstance, InstanceKind, Service
 from loong.core.output_lengths import LengthCounts
-from loong.core.placement import InstanceId, OwnerId, OwnerView, tokens_by_instance
+from loong.core.placement import InstanceId, KVSegment, OwnerId, OwnerView, tokens_by_instance
 from loong.core.plan import (
     BatchPlan,
     Borrowing,
@@ -88,9 +88,10 @@ class ClusterStats:
     Scale-ups, scale-downs and hand-overs are batches with a `GroupChange` of one of their requests. Retained
     tokens are kept by another instance of the group than the one that computed them. Pushed ones are kept
     outside of the group, and migrated ones were moved later. Copied ones, of KV that several requests may
-    read, stay where they were, too. Switched ones are read from another copy than before, which is gone or
-    to go. Served tokens are KV outside a batch's group that its queries read; a lease counts them once.
-    Program calls are those of the batching program.
+    read, stay where they were, too. Offloaded ones were copied to a host tier, and loaded ones from there.
+    Switched ones are read from another copy than before, which is gone or to go. Served tokens are KV outside
+    a batch's group that its queries read; a lease counts them once. Program calls are those of the batching
+    program.
 
     Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and leaves are of
     instances; those at the start are no joins. Recomputed tokens, some of the computed ones, are those whose
@@ -111,6 +112,8 @@ class ClusterStats:
     num_pushed_tokens: int = 0
     num_migrated_tokens: int = 0
     num_copied_tokens: int = 0
+    num_offloaded_tokens: int = 0
+    num_loaded_tokens: int = 0
     num_switched_tokens: int = 0
     num_served_tokens: int = 0
     num_leases: int = 0
@@ -151,7 +154,8 @@ class Snapshot:
     `output_lengths` count the outputs that ended by themselves, by the class of their declared maximum.
 
     `owners` have KV of tokens that live requests have too. A plan may copy or move it, and evict what of it
-    nothing reads. `copies` are the migrations of their KV, and `migrations` those of requests.
+    nothing reads. `copies` are the migrations of their KV, and `migrations` those of requests. `unsaved` is
+    some KV of owners that nobody reads, by instance, which its host tier lacks; `owners` has its owners.
     """
 
     now: float
@@ -169,6 +173,7 @@ class Snapshot:
     output_lengths: Mapping[int, LengthCounts] = field(default_factory=dict)
     owners: Mapping[OwnerId, OwnerView] = field(default_factory=dict)
     copies: tuple[KVMigration, ...] = ()
+    unsaved: Mapping[InstanceId, tuple[KVSegment, ...]] = field(default_factory=dict)
 
     @cached_property
     def instance(self) -> dict[InstanceId, ElasticInstance]:
@@ -198,6 +203,11 @@ class Snapshot:
     def takes_lease(self, instance_id: InstanceId, num_planned: int = 0) -> bool:
         """Return whether an instance can serve one more decode lease of others, besides those planned now."""
         return self.instance[instance_id].takes_lease(self.num_served_leases[instance_id] + num_planned)
+
+    @cached_property
+    def tiers(self) -> dict[InstanceId, InstanceId]:
+        """Return the host tier of each full instance that has one."""
+        return {i.tier_of: i.instance_id for i in self.instances if i.tier_of in self.pools}
 
     @cached_property
     def num_hosts(self) -> int:

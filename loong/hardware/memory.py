@@ -46,6 +46,30 @@ def fit_kv_capacity(config: ModelConfig, num_instances: int, asked: int | None) 
     return tokens
 
 
+def fit_host_kv_capacity(
+    config: ModelConfig, num_instances: int, asked: int | None, num_tokens_here: int | None
+) -> int:
+    """Return the tokens of KV an instance in memory of the host: `asked`, or what fits half of what is left.
+
+    On CPUs instances have weights and `num_tokens_here` of KV in the same memory; None stands for GPUs.
+    Raises `ConfigError` if they do not fit.
+    """
+    available, token_bytes = _available_bytes(), config.kv_layout().bytes_per_token
+    if num_tokens_here is not None:
+        available -= num_instances * (weight_bytes(config) + num_tokens_here * token_bytes)
+    share = MEMORY_SHARE if asked is None else 1
+    fitting = int(available * share) // num_instances // token_bytes
+    tokens = fitting if asked is None else asked
+    if not 1 <= tokens <= fitting:
+        least = max(1, tokens)
+        raise ConfigError(
+            f"--host-kv-tokens needs {_gib(num_instances * least * token_bytes)} of this host's memory for "
+            f"{least:,} tokens of each of {num_instances} instances, and {_gib(max(0, available))} are left"
+            f"{f'; {fitting} would fit' if fitting >= 1 else ''}"
+        )
+    return tokens
+
+
 def _what_fits(config: ModelConfig, weights: int, room: int, num_tokens: int) -> str:
     """Return how to fit the memory: with less KV, fewer instances, or another model."""
     if num_tokens >= 1:

@@ -1,12 +1,12 @@
 """The simulated hardware: instances, their KV pools and their cost model, for each policy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from loong.core.cost.cost_model import CostModel
 from loong.core.cost.work import InstanceWork
 from loong.core.errors import ConfigError
-from loong.core.instance import ElasticInstance, InstanceKind, Service, spread_over_hosts
+from loong.core.instance import ElasticInstance, InstanceKind, Service, spread_over_hosts, with_host_tiers
 from loong.hardware.cost_model_file import CostModelFile
 from loong.hardware.devices import DEVICES
 from loong.hardware.memory import MAX_AUTO_TOKENS
@@ -32,8 +32,8 @@ class Hardware:
     """Instances of a model on one kind of device.
 
     The instances are spread over `num_hosts` hosts. `kv_cache_tokens` is an instance's pool; None is what its
-    memory holds next to the weights. Times are those of the `measured` cost model of each number of devices,
-    or of the device's roofline if there is none.
+    memory holds next to the weights. Each has `host_kv_tokens` more in memory of its host. Times are those of
+    the `measured` cost model of each number of devices, or of the device's roofline if there is none.
     """
 
     shape: ModelShape
@@ -43,6 +43,7 @@ class Hardware:
     kv_cache_tokens: int | None = None
     measured: tuple[CostModelFile, ...] = ()
     num_hosts: int = 1
+    host_kv_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -67,7 +68,11 @@ class Hardware:
             # without it the policy does not run; the report says so
             instances = self._instances(num_instances, tp_size, capacity, Service.ALL)
         max_tokens = admissible_tokens(policy, instances)
-        return SimulatedCluster(instances, self._cost_model(tp_size), max_tokens)
+        cost_model = replace(self._cost_model(tp_size), first_host_tier_id=num_instances)
+        host_tokens = self.host_kv_tokens * self.num_instances // num_instances
+        return SimulatedCluster(
+            with_host_tiers(instances, num_instances, host_tokens), cost_model, max_tokens
+        )
 
     def unloaded_prefill(self) -> PrefillTime:
         """Return the seconds of a prefill that has the cluster to itself, the same for all policies.

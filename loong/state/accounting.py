@@ -1,10 +1,15 @@
 """The accounting of `ClusterState`: instances, requests, batches, and the KV slots that they use."""
 
+from collections.abc import Mapping
+
+from loong.core.placement import InstanceId, KVSegment, OwnerId, OwnerView
+from loong.core.positions import common, subtract
 from loong.core.snapshot import Snapshot
 from loong.state.counts import Counts
 from loong.state.flights import Flights
 from loong.state.live_requests import LiveRequests
 from loong.state.observed_lengths import ObservedLengths
+from loong.state.owners import KVOwner
 from loong.state.pool_ledger import PoolLedger
 
 
@@ -20,6 +25,7 @@ class Accounting:
         """Return the accounting as values."""
         pools, views, flights = self.pools, self.requests.views, self.flights
         self.requests.refresh()
+        unsaved = self._unsaved()
         snapshot = Snapshot(
             now=now,
             instances=tuple(pools.instances.values()),
@@ -35,7 +41,8 @@ class Accounting:
             returning=pools.returning.copy(),
             following=tuple(views.following.values()),
             output_lengths=self.lengths.counts,
-            owners=self.requests.owners.views,
+            owners=self._owner_views(unsaved),
+            unsaved={i: tuple([segment for _, segment in found]) for i, found in unsaved.items()},
         )
         # The values of its cached properties, but copied whole instead of entry by entry.
         vars(snapshot).update(
@@ -46,3 +53,26 @@ class Accounting:
             most_tokens=self.requests.most_tokens,
         )
         return snapshot
+
+    def _unsaved(self) -> dict[InstanceId, list[tuple[KVOwner, KVSegment]]]:
+        """Return KV that nobody reads, of instances with host tiers that lack it."""
+        found: dict[InstanceId, list[tuple[KVOwner, KVSegment]]] = {}
+        for tier_id, new in self.requests.owners.new.items():
+            tier = self.pools.instances.get(tier_id)
+            instance_id = None if tier is None else tier.tier_of
+            if instance_id is not None and instance_id in self.pools.free:
+                segments = [
+                    (owner, KVSegment(owner.owner_id, positions, instance_id))
+                    for owner, used in new
+                    for unread in common(owner.unread.on(instance_id), used)
+                    for positions in subtract((unread,), *owner.coming_to(tier_id))
+                ]
+                found[instance_id] = segments
+        return {instance_id: segments for instance_id, segments in found.items() if segments}
+
+    def _owner_views(
+        self, unsaved: Mapping[InstanceId, list[tuple[KVOwner, KVSegment]]]
+    ) -> Mapping[OwnerId, OwnerView]:
+        views = self.requests.owners.views
+        others = {o.owner_id: o for found in unsaved.values() for o, _ in found if o.owner_id not in views}
+        return {**views, **{owner_id: o.view() for owner_id, o in others.items()}} if others else views

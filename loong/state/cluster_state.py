@@ -31,7 +31,6 @@ from loong.core.snapshot import Snapshot
 from loong.state.accounting import Accounting
 from loong.state.check_state import check_accounting
 from loong.state.in_flight_batch import InFlightBatch
-from loong.state.live_request import LiveRequest
 from loong.state.losses import lose_instance
 from loong.state.misses import Misses
 from loong.state.owners import GoneCause
@@ -84,6 +83,8 @@ class ClusterState:
         """Apply an event. Raises `InvalidEventError` if it contradicts the state."""
         self._requests.owners.now = event.time
         applied = self._take_in(event)
+        if applied.needs_plan:
+            self._requests.owners.find_new()
         self._version += 1
         if of_owners := self._requests.owners.take_instructions():
             return applied._replace(instructions=(*of_owners, *applied.instructions))
@@ -124,6 +125,7 @@ class ClusterState:
         instructions += [self._extend_lease(extension, snapshot) for extension in plan.lease_extensions]
         instructions += [flights.end_lease(end) for end in plan.lease_ends]
         requests.owners.make_room()
+        requests.owners.find_new()
         return (*requests.owners.take_instructions(), *instructions)
 
     def misses(self, plan: IterationPlan) -> tuple[Decision, ...]:
@@ -138,7 +140,7 @@ class ClusterState:
         )
 
     def observe_length(self, max_tokens: int, length: int) -> None:
-        """Count the length of a complete output of a request that declared `max_tokens`."""
+        """Count a complete output of a request that declared `max_tokens`."""
         self._lengths.add(max_tokens, length)
 
     def check(self) -> None:
@@ -199,17 +201,12 @@ class ClusterState:
             if not live.is_view_stale:  # true for most; a call would cost more
                 views.mark_stale(live)
             if live.has_ended:
-                self._observe_end(live)
+                self._lengths.see_end(live)
                 self._requests.leave_if_ending(live)
         self._counts.add(num_output_tokens=len(lives))
         if batch.has_predicted_end:
             return False
         return batch.has_come_near_its_end(event.step) or any(map(_finish_reason, event.tokens))
-
-    def _observe_end(self, live: LiveRequest) -> None:
-        """Count the length of an output that is complete."""
-        if live.is_sound:
-            self.observe_length(live.request.sampling_params.max_tokens, len(live.output_token_ids))
 
     def _see_start(self, event: BatchStarted) -> None:
         batch = self._flights.batch(event.batch_id, "started")
@@ -261,7 +258,7 @@ class ClusterState:
         if live is None or live.has_ended:  # it finished while the client was leaving
             return ()
         if event.reason is FinishReason.STOP:
-            self._observe_end(live)
+            self._lengths.see_end(live)
         released = self._requests.end(self._requests.changing(event.request_id))
         return released if live.batch_id is None else self._flights.cut_short(live.batch_id)
 

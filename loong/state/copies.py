@@ -29,6 +29,8 @@ class Copies:
         before = owner.num_unread_tokens()
         owner.pin(migration_id, migration.segment)
         owner.arriving[migration_id] = migration.arriving
+        if not self._pools.serves(migration.segment.instance_id):
+            self._owners.renew(owner)  # a request waits for it
         self._pools.reserve({migration.destination_id: len(migration.segment.positions)})
         self._owners.settle(owner, before)
         return MoveKV(migration_id, migration)
@@ -164,7 +166,11 @@ class Copies:
 
     def _count(self, migration: KVMigration) -> None:
         num_tokens = len(migration.segment.positions)
-        if migration.keeps_source:
+        if not self._pools.serves(migration.destination_id):
+            self._counts.add(num_offloaded_tokens=num_tokens)
+        elif not self._pools.serves(migration.segment.instance_id):
+            self._counts.add(num_loaded_tokens=num_tokens)
+        elif migration.keeps_source:
             self._counts.add(num_copied_tokens=num_tokens)
         else:
             self._counts.add(num_migrated_tokens=num_tokens)

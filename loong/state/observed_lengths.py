@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from loong.core.output_lengths import LengthCounts, bin_of, maximum_class
+from loong.state.live_request import LiveRequest
 
 WINDOW = 1024  # outputs of a class, after which each earlier one counts half
 
@@ -18,6 +19,11 @@ class ObservedLengths:
     def counts(self) -> Mapping[int, LengthCounts]:
         """Return the counts of each class. The mapping stays as it is when more is observed."""
         return self._known
+
+    def see_end(self, live: LiveRequest) -> None:
+        """Count the output of a request, which is complete."""
+        if live.is_sound:
+            self.add(live.request.sampling_params.max_tokens, len(live.output_token_ids))
 
     def add(self, max_tokens: int, length: int) -> None:
         """Count an output of a request that declared `max_tokens`."""

@@ -196,6 +196,11 @@ class KVOwner:
             for met in common((segment.positions,), here)
         ]
 
+    def coming_to(self, instance_id: InstanceId) -> list[range]:
+        """Return the positions that an instance has, or will have."""
+        arriving = [s.positions for s in self.arriving.values() if s.instance_id == instance_id]
+        return [*self.placement.on(instance_id), *arriving]
+
     def lose(self, instance_id: InstanceId) -> None:
         """Drop the KV on an instance, which is missing for all users then."""
         for user_id, read in tuple(self.users.items()):

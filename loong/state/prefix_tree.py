@@ -33,7 +33,8 @@ class PrefixTree:
 
     `keeps` says whether KV stays that nobody reads. It does on instances that take new KV, until its room is
     needed: then copies go first, and what was used least recently, from its end. `changed` are the owners
-    that have changed since `views` were last made, of the owners that live requests follow. `now` is the time
+    that have changed since `views` were last made, of the owners that live requests follow. `new` are owners,
+    with positions, of which a host tier may lack KV, by that tier. `now` is the time
     of what happens next. If it `remembers`, some owners stay when all their KV is gone, so that there is a
     reason why they lack.
     """
@@ -42,6 +43,7 @@ class PrefixTree:
         self.by_id: dict[OwnerId, KVOwner] = {}
         self.changed: list[KVOwner] = []
         self.views: dict[OwnerId, OwnerView] = {}
+        self.new: dict[InstanceId, list[tuple[KVOwner, range]]] = {}
         self.keeps, self.now = keeps, 0.0
         self.roots: dict[str, KVOwner] = {}  # by salt
         self.remembered = RememberedOwners(remembers=remembers)
@@ -186,6 +188,21 @@ class PrefixTree:
             if (num_missing := instance.kv_used + instance.kv_cached - instance.kv_capacity) > 0:
                 self._evict(instance.instance_id, num_missing, GoneCause.EVICTED)
 
+    def find_new(self) -> None:
+        """Find KV that host tiers lack, for the next snapshots."""
+        self.new = {
+            tier.instance_id: self._order.new(tier.tier_of, tier.instance_id)
+            for tier in self._pools.instances.values()
+            if tier.tier_of is not None and tier.tier_of in self._pools.free
+        }
+
+    def renew(self, owner: KVOwner) -> None:
+        """Note that some KV of an owner is about to be used, with what comes before it."""
+        before: KVOwner | None = owner
+        while before is not None:
+            self._order.renew(before)
+            before = before.parent
+
     def remove(self, owner: KVOwner, segment: KVSegment, cause: GoneCause = GoneCause.EVICTED) -> None:
         """Evict some KV, which nobody reads."""
         owner.record(Gone(segment.positions, segment.instance_id, cause, self.now))
@@ -230,9 +247,10 @@ class PrefixTree:
             self._drop(oldest)
 
     def _evict(self, instance_id: InstanceId, num_tokens: int, cause: GoneCause) -> None:
-        """Evict copies of what is elsewhere, too, and then the rest."""
-        for copies_only in (True, False):
-            going = self._order.first(instance_id, num_tokens, copies_only=copies_only)
+        """Evict copies of what other instances can read, too, and then the rest."""
+        serves = self._pools.serves
+        for copies_on in (serves, None) if serves(instance_id) else (None,):
+            going = self._order.first(instance_id, num_tokens, copies_on)
             for owner, segment in going:
                 num_tokens -= len(segment.positions)
                 if segment.positions:

@@ -87,5 +87,7 @@ def _pools_of(config: WorkerConfig, layout: KVLayout, device: torch.device) -> d
     """Return the pools of a process by instance: one on its device, and one in memory of the host."""
     pools = {config.instance_id: KVPool(layout, config.kv_capacity, device)}
     if config.host_kv_capacity:
-        pools[config.own_tier_id] = KVPool(layout, config.host_kv_capacity, torch.device("cpu"))
+        is_pinned = device.type == "cuda"
+        host = KVPool(layout, config.host_kv_capacity, torch.device("cpu"), is_pinned=is_pinned)
+        pools[config.own_tier_id] = host
     return pools

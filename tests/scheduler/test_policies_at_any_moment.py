@@ -55,6 +55,13 @@ def test_so_it_is_where_outputs_grow_longer_than_all_before(name: str, seed: int
     whatever_happens(machine, Random(seed))
 
 
+@pytest.mark.parametrize("name", ["esp", "replicas"])
+@settings(max_examples=1)
+@given(seed=st.integers(0, 2**32))
+def test_so_it_is_with_memory_of_the_host(name: str, seed: int) -> None:
+    whatever_happens(PolicyMachine(name, keeps_prefixes=True, host_tokens=60), Random(seed))
+
+
 def whatever_happens(machine: PolicyMachine, random: Random) -> None:
     machine.start()
     for _ in range(NUM_MOMENTS):

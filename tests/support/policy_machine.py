@@ -8,11 +8,11 @@ from policies import num_instances_of
 from simulation import instances_with
 
 from loong.core.events import BatchEndPredicted, InstanceDraining, RequestAborted
-from loong.core.instance import MAX_SERVED_LEASES, Service, spread_over_hosts
+from loong.core.instance import MAX_SERVED_LEASES, Service, spread_over_hosts, with_host_tiers
 from loong.core.plan import IterationPlan
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
-from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.cost.cost_model import Coefficients, WorkCostModel
 from loong.scheduler.policy import make_policy, policy_kind
 
 POOL = 48  # tokens: any request fits one instance, and two seldom do
@@ -34,10 +34,13 @@ class PolicyMachine(ClusterMachine):
         max_served_leases: int = MAX_SERVED_LEASES,
         keeps_prefixes: bool = False,
         config: PolicyConfig = CONFIG,
+        host_tokens: int = 0,
     ) -> None:
-        """On several hosts, some requests fit none of them."""
+        """On several hosts, some requests fit none of them. With `host_tokens`, instances have host tiers."""
         policy, cost_model = make_policy(name, config), WorkCostModel()
-        num_instances = num_instances_of(name, 4)
+        if host_tokens:  # all KV comes back: it takes no time
+            cost_model = WorkCostModel(replace(Coefficients(), message=0.0, offloaded_key=0.0))
+        num_instances = num_instances_of(name, 2 if host_tokens else 4)  # few, for KV to be short of room
         found = instances_with([POOL] * num_instances, serves)
         host_ids = spread_over_hosts(num_instances, num_hosts)
         instances = {
@@ -49,12 +52,14 @@ class PolicyMachine(ClusterMachine):
         def make_plan(_random: Random, snapshot: Snapshot) -> IterationPlan:
             return policy(snapshot, cost_model)
 
-        super().__init__(make_plan, instances, keeps_prefixes=keeps_prefixes)
+        tiers = with_host_tiers(tuple(instances.values()), num_instances, host_tokens)
+        self.tier_ids = {i.tier_of: i.instance_id for i in tiers if i.tier_of is not None}
+        super().__init__(make_plan, {i.instance_id: i for i in tiers}, keeps_prefixes=keeps_prefixes)
         kind = policy_kind(name)
         numbers = range(kind.num_decode + 1, len(instances) + 1)
         self.scales = [number for number in numbers if number % kind.group_size == 0]
         self.num_wanted = len(instances)
-        self.weights = WEIGHTS
+        self.weights = WEIGHTS if not host_tokens else {**WEIGHTS, "migrate": 4, "scale": 0}
 
     def teardown(self) -> None:
         """Once all wanted instances are there, the policy alone brings every request to its end.
@@ -65,6 +70,8 @@ class PolicyMachine(ClusterMachine):
         for instance_id in range(self.num_wanted):
             if instance_id not in self.workers.held:
                 self.join(self.instances[instance_id])
+                if instance_id in self.tier_ids:
+                    self.join(self.instances[self.tier_ids[instance_id]])
         for _ in range(MAX_ROUNDS):
             self.end_drained()
             if not self.view().request and not self.view().draining_ids:
@@ -77,6 +84,12 @@ class PolicyMachine(ClusterMachine):
         assert not self.view().request, "some requests never end"
         assert not self.view().draining_ids, "some instances never drain"
         super().teardown()
+
+    def lose_or_join(self, index: int) -> None:
+        """Lose an instance and its host tier, or let both join."""
+        super().lose_or_join(index)
+        if index in self.tier_ids:
+            super().lose_or_join(self.tier_ids[index])
 
     def scale(self, num_instances: int) -> None:
         """Let the instances of the highest ids drain, and others come."""

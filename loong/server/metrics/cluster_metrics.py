@@ -43,6 +43,8 @@ _ELASTIC_COUNTS: tuple[tuple[str, str, Callable[[ClusterStats], float]], ...] = 
     ("loong:kv_retained_tokens", "Tokens of KV kept in a ring prefill.", lambda s: s.num_retained_tokens),
     ("loong:kv_pushed_tokens", "Tokens of KV pushed out of their group.", lambda s: s.num_pushed_tokens),
     ("loong:kv_migrated_tokens", "Tokens of KV moved by migrations.", lambda s: s.num_migrated_tokens),
+    ("loong:kv_offloaded_tokens", "Tokens of KV moved to host memory.", lambda s: s.num_offloaded_tokens),
+    ("loong:kv_loaded_tokens", "Tokens of KV moved back from host memory.", lambda s: s.num_loaded_tokens),
     ("loong:kv_copied_tokens", "Tokens of shared KV that were copied.", lambda s: s.num_copied_tokens),
     (
         "loong:kv_switched_tokens",

@@ -25,12 +25,15 @@ class KVPool:
     that share a prefix map its positions to the same slots, and a slot is free when no owner maps to it. Any
     thread may take and release slots. A released slot may be handed out next, so release nothing that a
     running step may still use. Slots are int64, on the host, and in the order of the requested positions; KV
-    is on `device`.
+    is on `device`. Memory of the host that `is_pinned` is copied to and from a GPU at full rate.
     """
 
-    def __init__(self, layout: KVLayout, num_slots: int, device: torch.device) -> None:
-        shape = (layout.num_layers, num_slots, *layout.row_shape)
-        self._kv = torch.empty(shape, dtype=getattr(torch, layout.dtype), device=device)
+    def __init__(
+        self, layout: KVLayout, num_slots: int, device: torch.device, *, is_pinned: bool = False
+    ) -> None:
+        shape, self._is_pinned = (layout.num_layers, num_slots, *layout.row_shape), is_pinned
+        dtype = getattr(torch, layout.dtype)
+        self._kv = torch.empty(shape, dtype=dtype, device=device, pin_memory=is_pinned)
         self._layers = self._kv.unbind()
         self.device = device
         self._free = FreeSlots(num_slots)
@@ -152,7 +155,8 @@ class KVPool:
 
     def empty_rows(self, num_tokens: int) -> Tensor:
         """Return memory outside the pool for the KV of tokens in all layers, [num_layers, n, ...]."""
-        return self._kv.new_empty(self.num_layers, num_tokens, *self._kv.shape[2:])
+        shape = (self.num_layers, num_tokens, *self._kv.shape[2:])
+        return torch.empty(shape, dtype=self._kv.dtype, device=self.device, pin_memory=self._is_pinned)
 
     def _rows(self, slots: Tensor) -> Tensor:
         """Return the rows [num_layers * n] of all layers' slots, one layer after the other."""

@@ -152,6 +152,7 @@ SUBJECTS = {
     DecisionKind.DEFER: "its turn",
     DecisionKind.DOP: "DoP",
     DecisionKind.MIGRATE: "moving KV",
+    DecisionKind.LOAD: "KV in host memory",
     DecisionKind.COPY: "copying KV",
     DecisionKind.PREEMPT: "preemption",
     DecisionKind.EVICT: "dropping KV",
