@@ -3,6 +3,7 @@
 from loong.kernels.attention.block_attention import attend_blocks
 from loong.kernels.attention.block_pieces import PieceWorkspace
 from loong.kernels.attention.merging import merge_into
+from loong.kernels.attention.shared import attend_shared
 from loong.kernels.attention.split_kv import SplitWorkspace, attend_slots, best_num_cuts
 from loong.kernels.dense.activation import silu_and_mul
 from loong.kernels.dense.expert_sum import expert_sum
@@ -21,6 +22,7 @@ __all__ = [
     "SplitWorkspace",
     "add_rms_norm",
     "attend_blocks",
+    "attend_shared",
     "attend_slots",
     "best_num_cuts",
     "copy_rows",

@@ -10,6 +10,7 @@ from loong.kernels.attend_task import AttendTask
 from loong.kernels.contract import Dims
 from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.partial import Partial
+from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
 
 _MAX_SCORES = 1 << 19  # scores in memory at once: 2 MiB of float32 fit a CPU's cache
@@ -127,6 +128,23 @@ def attend_blocks(
         )
         before = _cleared(Partial(total.out[queries], total.lse[queries]))
         total.out[queries], total.lse[queries] = merge(before, part)
+
+
+def attend_shared(q: Tensor, kv: Tensor, table: SharedTable, *, scale: float, total: Partial) -> None:
+    """Merge attention of the queries of each group to its slots of kv [S, 2, K, D] into `total`.
+
+    `total` is float32 and has the T rows of q [T, H, D]. The keys of a group are read once for all its
+    queries.
+    """
+    for line in table.tasks.tolist():
+        task = AttendTask(*line)
+        if not task.num_queries:
+            continue
+        first = task.query_row % len(table.rows)
+        rows = table.rows[first : first + task.num_queries]
+        keys = kv[table.slots[task.key_row : task.key_row + task.num_keys]]
+        part = attend(q[rows], keys[:, 0], keys[:, 1], scale=scale)
+        merge_into(total, Partial(part.out[None], part.lse[None]), rows)
 
 
 def merge(a: Partial, b: Partial) -> Partial:

@@ -105,12 +105,18 @@ def part(text: str) -> float:
 
 
 def add_prefix_caching_flag(group: argparse._ActionsContainer, *, is_of_serve: bool = False) -> None:
-    """Add the flag that switches the prefix cache; with `is_of_serve`, None leaves it to `loong serve`."""
+    """Add the flags of the prefix cache; with `is_of_serve`, None leaves them to `loong serve`."""
     group.add_argument(
         "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
         default=None if is_of_serve else True,
         help="keep KV of ended requests while there is room, for prompts that begin like theirs (on)",
+    )
+    group.add_argument(
+        "--relay",
+        action=argparse.BooleanOptionalAction,
+        default=None if is_of_serve else True,
+        help="read KV that requests share once in a step, for all of them, where that is faster (on)",
     )
 
 
@@ -134,10 +140,9 @@ def host_tier_words(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def prefix_caching_words(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the same flag for a server that is started here, if it is given."""
-    if args.enable_prefix_caching is None:
-        return ()
-    return ("--enable-prefix-caching" if args.enable_prefix_caching else "--no-enable-prefix-caching",)
+    """Return the same flags for a server that is started here, as far as they are given."""
+    given = {"enable-prefix-caching": args.enable_prefix_caching, "relay": args.relay}
+    return tuple([f"--{'' if is_on else 'no-'}{name}" for name, is_on in given.items() if is_on is not None])
 
 
 def add_workload_flags(group: argparse._ArgumentGroup, *, is_scale_chosen: bool = False) -> None:

@@ -22,7 +22,8 @@ class ClusterConfig:
     On `device` cuda, the ranks of instances take the GPUs of the host in turn, and `fabric`, one of FABRICS,
     moves tensors among them. `attention_kernels` is one of AttentionKernels, and
     `attention_tiles` are TileSizes that were measured (None: the usual ones).
-    On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans.
+    On GPUs, `graph_limits` say which steps are captured, as in the cost model of plans. A step reads what its
+    requests share once if that saves reading the KV of `least_saved` tokens (None: never).
     Each worker sends a heartbeat every `heartbeat` seconds. The instances are spread over `num_hosts` hosts,
     neighbors on the same one. With `hosts` "ray" these are nodes of a Ray cluster, else this one. While the
     cluster serves, it may grow to `max_instances` (None: not at all).
@@ -48,6 +49,7 @@ class ClusterConfig:
     max_served_leases: int = MAX_SERVED_LEASES
     attention_tiles: tuple[int, ...] | None = None
     graph_limits: CudaGraphLimits = NO_GRAPHS
+    least_saved: int | None = 1
     tokenizer_folder: str | None = None  # None: no request can be held to a JSON schema
     log_format: str = "text"
 

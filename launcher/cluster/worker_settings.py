@@ -87,6 +87,7 @@ class WorkerSettings:
             max_served_leases=config.max_served_leases,
             attention_tiles=config.attention_tiles,
             graph_limits=config.graph_limits,
+            least_saved=config.least_saved,
             tokenizer_folder=config.tokenizer_folder,
             log_format=config.log_format,
             is_late=is_restarted or config.world_size > config.num_instances,

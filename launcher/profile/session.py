@@ -42,7 +42,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
     shape, tp_size = shape_of(chosen.model), chosen.cluster.tp_size
     prior = roofline(shape, DEVICES[chosen.device], tp_size, chosen.cluster.host_ids)
     tiles = _attention_tiles(chosen)
-    cluster = replace(chosen.cluster, graph_limits=prior.graph_limits)
+    cluster = replace(chosen.cluster, graph_limits=prior.graph_limits, least_saved=1)
     if tiles is not None:
         cluster = replace(cluster, attention_tiles=msgspec.structs.astuple(tiles))
     print(_heading(chosen, duration), flush=True)

@@ -70,7 +70,7 @@ async def build(prepared: Prepared, fork_server: ForkServer | None) -> AsyncIter
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)
         cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
         observers = request_observers(config, cost_model, recalibration, clock_start)
-        setting = _setting(config, instances, base, last_id)
+        setting = replace(_setting(config, instances, base, last_id), least_saved=cluster.least_saved)
         listeners = (observers.recent, observers.runs)
         with run_logs(config.logs, setting, clock_start, listeners, observers.target) as logs:
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
@@ -78,7 +78,12 @@ async def build(prepared: Prepared, fork_server: ForkServer | None) -> AsyncIter
             timeline = Timeline()
             alarm = CostModelAlarm(recalibration, config.cost_model)
             scheduling = Scheduling(
-                ClusterState(instances, last_id, keeps_prefixes=config.keeps_prefixes),
+                ClusterState(
+                    instances,
+                    last_id,
+                    keeps_prefixes=config.keeps_prefixes,
+                    least_saved=cluster.least_saved,
+                ),
                 observers.timed(prepared.policy),
                 cost_model,
                 executor,
@@ -100,6 +105,7 @@ def _cluster(config: ServeConfig, prior: WorkCostModel) -> ClusterConfig:
         config.cluster,
         attention_tiles=chosen_tiles(config.cost_model),
         graph_limits=prior.graph_limits,
+        least_saved=prior.least_saved if config.relays else None,
         log_format=config.log_format,
     )
 

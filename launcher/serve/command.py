@@ -371,6 +371,7 @@ def serve_config(args: argparse.Namespace) -> "ServeConfig":
         allows_faults=args.allow_fault_injection,
         keeps_prefixes=keeps_prefixes,
         kv_events=None if args.kv_events_config is None else parsed_kv_events(args.kv_events_config),
+        relays=args.relay,
         logs=LogFiles(args.decision_log, args.event_log, args.event_log_prompts),
     )
 

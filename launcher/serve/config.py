@@ -41,6 +41,7 @@ class ServeConfig:
     allows_faults: bool = False
     keeps_prefixes: bool = True
     kv_events: KVEventsConfig | None = None
+    relays: bool = True
 
     def __post_init__(self) -> None:
         if self.kv_events is not None and self.kv_events.is_on and not self.keeps_prefixes:

@@ -124,6 +124,7 @@ def _config(args: argparse.Namespace) -> SimulateConfig:
         is_json_printed=args.json or not sys.stdout.isatty(),
         logs=LogFiles(args.decision_log, args.event_log, keeps_prompts=args.enable_prefix_caching),
         keeps_prefixes=args.enable_prefix_caching,
+        relays=args.relay,
     )
     _check(config)
     return _with_chosen_rates(config) if is_chosen else config

@@ -53,6 +53,7 @@ def configuration_json(config: SimulateConfig) -> dict[str, JSON]:
         "policies": list(config.policies),
         "policy": msgspec.to_builtins(config.policy),
         "keeps_prefixes": config.keeps_prefixes,
+        "relays": config.relays,
         "num_cores": finite(config.host.num_cores),
         "plan_time": config.host.plan_time,
         "noise": config.host.noise,

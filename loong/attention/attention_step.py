@@ -42,12 +42,14 @@ class AttentionStep:
     """A step of a batch on one instance.
 
     `placements` is the KV before the step. `store` already has slots for the KV that the step writes here.
+    What requests share is read once if that saves reading `least_saved` keys; None: never.
     """
 
     instance_id: InstanceId
     batch: BatchPlan
     placements: Mapping[RequestId, Placement]
     store: KVStore
+    least_saved: int | None = 1
 
     @cached_property
     def blocks(self) -> tuple[QueryBlock, ...]:

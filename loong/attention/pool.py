@@ -9,9 +9,11 @@ from torch import Tensor
 
 from loong.attention.attention_step import AttentionStep, concatenate
 from loong.attention.local import tables_of, tasks_of
+from loong.attention.shared import readers_of, shared_table
 from loong.core.plan import QueryBlock
 from loong.core.request import RequestId
 from loong.kernels import Partial
+from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable, Device
 
@@ -75,22 +77,27 @@ class KeysCopied:
 
 @dataclass(frozen=True, slots=True)
 class PoolAttention:
-    """The attention of some queries in the pool. A query is in `singles` or in `tables`, never in both."""
+    """The attention of some queries in the pool. A query is in `singles` or in `tables`, never in both.
+
+    It may be in `shared` as well, which has KV that is in neither.
+    """
 
     singles: Singles | None
     keys: Keys  # of the tables
     tables: tuple[AttendTable, ...]
+    shared: SharedTable | None = None
 
     @property
     def is_merged(self) -> bool:
         """Return whether some query attends in several calls, or in one that only returns partials."""
-        return (
-            self.singles is not None or len(self.tables) > 1 or any(table.is_merged for table in self.tables)
-        )
+        is_in_several = len(self.tables) > 1 or any(table.is_merged for table in self.tables)
+        return self.singles is not None or self.shared is not None or is_in_several
 
     def merge_into(self, total: Partial, q: Tensor, kv: Tensor, device: Device) -> None:
         """Merge attention of q [T, H, D] over a layer of the pool, kv [S, ...], into `total`."""
         scale = q.shape[-1] ** -0.5
+        if self.shared is not None:
+            device.attend_shared(q, kv, self.shared, scale=scale, total=total)
         if self.singles is not None:
             rows = self.singles.rows
             part = Partial.empty(len(rows), q.shape[1], q.shape[2], q.device)
@@ -108,8 +115,11 @@ def pool_attention(
     """Return the attention of blocks, given with their first rows, in this instance's pool; None for no
     blocks.
 
-    Blocks of one request see the same KV, which is listed once for all of them.
+    Blocks of one request see the same KV, which is listed once for all of them. What several requests see is
+    listed once for all of these.
     """
+    blocks = tuple(blocks)
+    readers = readers_of(step, blocks)
     single_rows: list[int] = []
     single_slots: list[Tensor] = []
     slots: list[Tensor] = []
@@ -118,7 +128,8 @@ def pool_attention(
     num_queries = num_slots = 0
     for block, row in blocks:
         request_id = block.request_id
-        kv = step.keys_of(request_id)
+        if not (kv := readers.alone(request_id, step.keys_of(request_id))):
+            continue
         if len(block.positions) == 1 and all(p[-1] <= block.positions[0] for p in kv if p):
             single_rows.append(row)
             single_slots.append(step.slots(request_id, kv))
@@ -129,14 +140,15 @@ def pool_attention(
             num_slots += len(slots[-1])
         tasks.append(tasks_of(block, row, first_keys[request_id], kv))
         num_queries += len(block.positions)
-    if not single_rows and not tasks:
+    shared = shared_table(step, readers, blocks, device)
+    if not (single_rows or tasks) and shared is None:
         return None
     singles = None
     if single_rows:
         lists = SlotLists(*map(device.upload, SlotLists.of(single_slots)))
         singles = Singles(device.upload(torch.tensor(single_rows)), lists)
     keys = _keys(concatenate(slots), num_queries, device)
-    return PoolAttention(singles, keys, tables_of(tasks, device))
+    return PoolAttention(singles, keys, tables_of(tasks, device), shared)
 
 
 def _keys(slots: Tensor, num_queries: int, device: Device) -> Keys:

@@ -27,9 +27,13 @@ class Placement:
 
     They are disjoint on each instance. Those of a request are disjoint; only an owner that is no request may
     have copies of a position on several instances.
+
+    A request reads its `shared` parts in the slots of other owners, whose segments they are. Other requests
+    read them there too, and a step reads them once for all (RelayAttention).
     """
 
     segments: tuple[KVSegment, ...] = ()
+    shared: tuple[KVSegment, ...] = ()
 
     @cached_property
     def num_tokens(self) -> int:
@@ -79,8 +83,16 @@ class Placement:
         """Return whether all of `segment` is where it says."""
         return is_within(segment.positions, self.on(segment.instance_id))
 
+    def sharing(self, shared: tuple[KVSegment, ...]) -> "Placement":
+        """Return this placement with other `shared` parts."""
+        if shared == self.shared:
+            return self
+        placement = Placement(self.segments, shared)
+        vars(placement).update({name: known for name, known in vars(self).items() if name != "shared"})
+        return placement
+
     def of(self, owner_id: OwnerId) -> "Placement":
-        """Return the same segments with another owner."""
+        """Return the same segments with another owner, who shares none."""
         return Placement(tuple(KVSegment(owner_id, s.positions, s.instance_id) for s in self.segments))
 
     def adding(self, segments: Iterable[KVSegment]) -> "Placement":
@@ -95,11 +107,14 @@ class Placement:
         if not self.holds(segment):
             raise InvalidPlanError(f"{segment} is not in {self}")
         positions = coalesce(subtract(self.on(segment.instance_id), segment.positions))
-        return self._with(segment.owner_id, segment.instance_id, positions)
+        return self._with(segment.owner_id, segment.instance_id, positions).sharing(self._shared_but(segment))
 
     def without(self, instance_id: InstanceId) -> "Placement":
         """Return this placement without the segments on one instance."""
-        return Placement(tuple(s for s in self.segments if s.instance_id != instance_id))
+        return Placement(
+            tuple(s for s in self.segments if s.instance_id != instance_id),
+            tuple(s for s in self.shared if s.instance_id != instance_id),
+        )
 
     def moving(self, segment: KVSegment, destination_id: InstanceId) -> "Placement":
         """Return this placement after `segment` has gone to another instance."""
@@ -117,7 +132,7 @@ class Placement:
         run = newest.positions
         if newest.instance_id == segment.instance_id and run.stop == new.start and run.step == new.step == 1:
             grown = KVSegment(segment.owner_id, range(run.start, new.stop), segment.instance_id)
-            placement = Placement((*self.segments[:-1], grown))
+            placement = Placement((*self.segments[:-1], grown), self.shared)
             known = vars(placement)  # the known values of its cached properties
             known["num_tokens"], known["instance_ids"] = self.num_tokens + len(new), self.instance_ids
             known["stop"] = max(self.stop, new.stop)
@@ -134,7 +149,19 @@ class Placement:
 
     def _with(self, owner_id: OwnerId, instance_id: InstanceId, positions: Iterable[range]) -> "Placement":
         others = [s for s in self.segments if s.instance_id != instance_id]
-        return Placement((*others, *[KVSegment(owner_id, p, instance_id) for p in positions]))
+        return Placement((*others, *[KVSegment(owner_id, p, instance_id) for p in positions]), self.shared)
+
+    def _shared_but(self, segment: KVSegment) -> tuple[KVSegment, ...]:
+        """Return the shared parts without those of a segment of the owner."""
+        return tuple(
+            shared._replace(positions=rest)
+            for shared in self.shared
+            for rest in (
+                subtract((shared.positions,), segment.positions)
+                if shared.instance_id == segment.instance_id
+                else (shared.positions,)
+            )
+        )
 
 
 class BorrowedKV(NamedTuple):
@@ -142,6 +169,13 @@ class BorrowedKV(NamedTuple):
 
     owner_id: OwnerId
     placement: Placement
+
+
+def shared_of(borrowed: Iterable[BorrowedKV]) -> tuple[KVSegment, ...]:
+    """Return borrowed KV as segments of its owners."""
+    return tuple(
+        [segment._replace(owner_id=part.owner_id) for part in borrowed for segment in part.placement.segments]
+    )
 
 
 class CachedKV(NamedTuple):

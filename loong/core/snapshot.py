@@ -90,7 +90,8 @@ class ClusterStats:
     outside of the group, and migrated ones were moved later. Copied ones, of KV that several requests may
     read, stay where they were, too. Offloaded ones were copied to a host tier, and loaded ones from there.
     Switched ones are read from another copy than before, which is gone or to go. Served tokens are KV outside
-    a batch's group that its queries read; a lease counts them once. Program calls are those of the batching
+    a batch's group that its queries read. Relayed ones are KV that a batch reads once for several requests,
+    counted for each of these but one. A lease counts both once. Program calls are those of the batching
     program.
 
     Computed tokens are those whose KV was made, of prompts and outputs. Losses, joins and leaves are of
@@ -116,6 +117,7 @@ class ClusterStats:
     num_loaded_tokens: int = 0
     num_switched_tokens: int = 0
     num_served_tokens: int = 0
+    num_relayed_tokens: int = 0
     num_leases: int = 0
     num_multi_master_leases: int = 0
     num_served_leases: int = 0

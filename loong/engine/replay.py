@@ -49,7 +49,12 @@ async def replay(recording: Recording) -> Replay:
         cost_model = RecalibratedCostModel(recalibration)
     script = _Script(recording.recorded_steps)
     policy = make_policy(setting.policy, setting.policy_config)
-    state = ClusterState(setting.instances, setting.last_id, keeps_prefixes=setting.keeps_prefixes)
+    state = ClusterState(
+        setting.instances,
+        setting.last_id,
+        keeps_prefixes=setting.keeps_prefixes,
+        least_saved=setting.least_saved,
+    )
     scheduling = Scheduling(state, policy, cost_model, script, (recalibration, script))
     async with aclosing(scheduling.events()) as events:
         async for _ in events:

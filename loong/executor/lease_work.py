@@ -22,6 +22,8 @@ class LeaseWork:
     ) -> None:
         self._plan, self._placements = plan, placements
         self._num_steps_taken = 0
+        self._left = set[RequestId]()
+        self._is_shared = any(placements[request_id].shared for request_id in plan.request_ids)
         self.step: StepWork = replace(step_work(plan, placements), starts_idle=starts_idle)
 
     def take_step(self) -> None:
@@ -34,6 +36,10 @@ class LeaseWork:
 
     def leave(self, request_id: RequestId) -> None:
         """Go on without a request of the lease."""
+        self._left.add(request_id)
+        if self._is_shared:
+            self._count_again()
+            return
         alone = replace(self._plan, queries=self._plan.blocks_of(request_id), writes=())
         alone_work = step_work(alone, self._placements)
         parts = [(self.step.instances[i], less) for i, less in alone_work.instances.items()]
@@ -48,3 +54,15 @@ class LeaseWork:
         has_exchange = any(work.num_sent_queries for work in self.step.instances.values())
         holders = {i: work for i, work in self.step.holders.items() if work.num_attends}
         self.step = replace(self.step, has_exchange=has_exchange, holders=holders)
+
+    def _count_again(self) -> None:
+        """Count the present step of the requests that are left, as one may have read keys for others."""
+        left = tuple(block for block in self._plan.queries if block.request_id not in self._left)
+        if not left:
+            return
+        counted = step_work(
+            replace(self._plan, queries=left, writes=()), self._placements, self.step.is_first
+        )
+        self.step = replace(counted, starts_idle=self.step.starts_idle)
+        for work in self.step.instances.values():
+            work.num_decode_keys += work.num_blocks * self._num_steps_taken

@@ -11,12 +11,14 @@ from loong.core.cost.cost_model import HostTimes
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.errors import ConfigError
 from loong.foreign_json import NOT_JSON
+from loong.hardware.devices import DEVICES
 from loong.scheduler.cost.cost_model import Coefficients, ServiceLane, WorkCostModel
 from loong.scheduler.cost.network import LinkRates, Links, Network
-from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits
+from loong.scheduler.cost.roofline import ModelShape, cuda_graph_limits, roofline
 
 FORMAT = 11
 FORMER = 10  # whose graph limits have no room for more KV than rows
+_NEW = {"relay", "relayed_key"}  # coefficients that former versions do not measure
 LEAST_BANDWIDTH, MOST_BANDWIDTH = 1.0, 1e18  # bytes a second
 
 # Sizes that older files lack, because all models had these.
@@ -156,6 +158,8 @@ def read_cost_model(path: Path) -> CostModelFile:
     except NOT_JSON as error:
         raise ConfigError(f"{path} is no cost model that this version can read: {error}") from error
     _check_names(path, "shape", file.shape, ModelShape)
+    if file.device in DEVICES and not file.coefficients.keys() & _NEW:
+        file = _with_new(file)
     _check_names(path, "coefficients", file.coefficients, Coefficients)
     _check_names(path, "graph_limits", file.graph_limits, CudaGraphLimits)
     _check_names(path, "host", file.host, HostTimes)
@@ -176,6 +180,13 @@ def read_cost_model(path: Path) -> CostModelFile:
     if (tiles := file.attention_tiles) is not None and not _fit(tiles):
         raise ConfigError(f"{path}: {tiles} do not fit each other; measure again by `loong profile`")
     return file
+
+
+def _with_new(file: CostModelFile) -> CostModelFile:
+    """Return the file of a version without some coefficients with those of a roofline."""
+    prior = roofline(ModelShape(**file.shape), DEVICES[file.device], file.tp_size)
+    new = {name: value for name, value in asdict(prior.coefficients).items() if name in _NEW}
+    return msgspec.structs.replace(file, coefficients={**file.coefficients, **new})
 
 
 def _check_names(path: Path, where: str, values: Mapping[str, object], kind: type[T]) -> None:

@@ -61,6 +61,7 @@ _H200 = DeviceRates(
     ring_launch=2.8e-4,
     hop_launch=2.8e-4,
     beside_ring_launch=3.7e-3,
+    relay_delay=1.2e-5,  # five more kernels of a captured step
     lane_delay=9.7e-5,  # measured on two H100s, the same for 1k to 64k of KV and for 1 to 64 requests
 )
 # In proportion to published peaks.
@@ -113,6 +114,7 @@ _CPU = DeviceRates(
     request_delay=18e-6,
     attend_delay=95e-6,
     segment_delay=6e-6,
+    relay_delay=2e-4,
     overlap=0.0,
 )
 DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, "cpu": _CPU}

@@ -17,6 +17,7 @@ from loong.kernels.attend_task import AttendTask
 from loong.kernels.attention import lightllm_decode
 from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.launch_queue import LaunchQueue
+from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
 from loong.model.attention_kernels import tile_kernel
 from loong.model.device import AttendTable
@@ -207,6 +208,13 @@ class CudaDevice:
             return
         workspace = self._workspace(q, kv.shape[2])
         gpu.attend_slots(q, kv, lists, scale=scale, workspace=workspace, out=out)
+
+    def attend_shared(
+        self, q: Tensor, kv: Tensor, table: SharedTable, *, scale: float, total: Partial
+    ) -> None:
+        """See Device."""
+        workspace = self._piece_workspace(q.shape[2])
+        gpu.attend_shared(q, kv, table, scale=scale, total=total, workspace=workspace)
 
     def table(self, tasks: Sequence[AttendTask]) -> AttendTable:
         """See Device. On a shared device each turn is short."""

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from loong.kernels import Partial, reference
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.expert_groups import ExpertGroups
+from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
 from loong.model.tiles import Tile
 
@@ -135,6 +136,13 @@ class Device(Protocol):
         `out`.
 
         `out.out` may have q's dtype if nothing is merged with it.
+        """
+
+    def attend_shared(
+        self, q: Tensor, kv: Tensor, table: SharedTable, *, scale: float, total: Partial
+    ) -> None:
+        """Merge attention of queries q [T, H, D] over slots of kv [S, 2, K, D] that several of them read into
+        `total`, float32.
         """
 
     def plan_attention(self, q: Tensor, kv: Tensor) -> None:
@@ -264,6 +272,12 @@ class CpuDevice:
         attended = reference.attend_slots(q, kv, lists, scale=scale)
         out.out.copy_(attended.out)
         out.lse.copy_(attended.lse)
+
+    def attend_shared(
+        self, q: Tensor, kv: Tensor, table: SharedTable, *, scale: float, total: Partial
+    ) -> None:
+        """See Device."""
+        reference.attend_shared(q, kv, table, scale=scale, total=total)
 
     def plan_attention(self, q: Tensor, kv: Tensor) -> None:
         """See Device."""

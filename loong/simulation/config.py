@@ -115,6 +115,7 @@ class SimulateConfig:
     chosen: tuple[str, ...] = ()  # sentences on what was asked for as `auto`
     logs: LogFiles = field(default_factory=LogFiles)
     keeps_prefixes: bool = True
+    relays: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.goal <= 1:

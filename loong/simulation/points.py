@@ -59,6 +59,7 @@ def run_point(
         config.policy,
         cluster.cost_model,
         keeps_prefixes=keeps_prefixes,
+        least_saved=cluster.cost_model.least_saved if config.relays else None,
     )
     logs = config.logs
     if keeps_history and logs.decisions is None:
@@ -74,6 +75,7 @@ def run_point(
             misses=allowed_misses(load.measured, asked, config.load.length_scale) if cuts_off else None,
             work_of=work_of if cuts_off and asked.is_per_class else None,
             keeps_prefixes=keeps_prefixes,
+            relays=config.relays,
         )
     metrics = compute_metrics(run.records, limits_of, length_scale=config.load.length_scale)
     result = PointResult(

@@ -55,6 +55,7 @@ def simulate(
     misses: Misses | None = None,
     work_of: WorkOf | None = None,
     keeps_prefixes: bool = True,
+    relays: bool = True,
 ) -> SimulatedRun:
     """Send `load` to an empty cluster, and run until all requests end or `misses` allow no more.
 
@@ -63,7 +64,8 @@ def simulate(
     would. The requests after the measured ones are sent until each measured one has ended or missed. So the
     load stays high while a backlog is worked off.
     """
-    state = ClusterState(cluster.instances, keeps_prefixes=keeps_prefixes)
+    least_saved = cluster.cost_model.least_saved if relays else None
+    state = ClusterState(cluster.instances, keeps_prefixes=keeps_prefixes, least_saved=least_saved)
     host = host or Host()
     numbered = {request_id_of(number): sent for number, sent in enumerate(load.measured)}
     admitted = {

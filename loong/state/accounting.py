@@ -16,10 +16,12 @@ from loong.state.pool_ledger import PoolLedger
 class Accounting:
     """Instances and slots, live requests, what is in flight, and counts since the start."""
 
-    def __init__(self, *, keeps_prefixes: bool = False) -> None:
+    def __init__(self, *, keeps_prefixes: bool = False, least_saved: int | None = 1) -> None:
         self.counts, self.pools, self.lengths = Counts(), PoolLedger(), ObservedLengths()
-        self.requests = LiveRequests(self.pools, self.counts, keeps_prefixes=keeps_prefixes)
-        self.flights = Flights(self.pools, self.requests, self.counts)
+        self.requests = LiveRequests(
+            self.pools, self.counts, keeps_prefixes=keeps_prefixes, least_saved=least_saved
+        )
+        self.flights = Flights(self.pools, self.requests, self.counts, least_saved)
 
     def snapshot(self, now: float, version: int) -> Snapshot:
         """Return the accounting as values."""

@@ -51,17 +51,17 @@ class ClusterState:
         last_id: int = 0,
         *,
         keeps_prefixes: bool = False,
+        least_saved: int | None = 1,
     ) -> None:
         """Number batches and migrations from `last_id` + 1: workers take no number twice.
 
-        With `keeps_prefixes`, KV stays when its request has ended, until its room is needed.
+        With `keeps_prefixes`, KV stays when its request has ended. `least_saved` is that of `LiveRequests`.
         """
-        self._accounting = accounting = Accounting(keeps_prefixes=keeps_prefixes)
+        self._accounting = accounting = Accounting(keeps_prefixes=keeps_prefixes, least_saved=least_saved)
         self._pools, self._requests = accounting.pools, accounting.requests
         self._flights, self._counts = accounting.flights, accounting.counts
         self._lengths = accounting.lengths
-        self._version = 0
-        self.last_id = last_id
+        self._version, self.last_id = 0, last_id
         for instance in instances:
             self._pools.join(instance)
 

@@ -8,6 +8,7 @@ from loong.core.errors import InvalidEventError
 from loong.core.instructions import MoveKV, RunBatch, RunScoredBatch, StopLease
 from loong.core.placement import InstanceId, KVSegment, tokens_by_instance
 from loong.core.plan import BatchPlan, KVMigration, LeaseEnd
+from loong.core.shared_kv import num_saved_keys
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.state.counts import Counts
 from loong.state.in_flight_batch import InFlightBatch
@@ -22,12 +23,15 @@ class Flights:
     Batches that are `ending` are in flight too, but their instances and requests are as if they had ended.
     """
 
-    def __init__(self, pools: PoolLedger, requests: LiveRequests, counts: Counts) -> None:
+    def __init__(
+        self, pools: PoolLedger, requests: LiveRequests, counts: Counts, least_saved: int | None = None
+    ) -> None:
         self.batches: dict[int, InFlightBatch] = {}
         self.ending: dict[int, InFlightBatch] = {}
         self.migrations: dict[int, KVMigration] = {}
         self.copies: dict[int, KVMigration] = {}  # and moves, of owners that are no requests
         self._pools, self._requests, self._counts = pools, requests, counts
+        self._least_saved = least_saved
 
     def batch(self, batch_id: int, did: str) -> InFlightBatch:
         """Return a batch in flight that `did` something. Raises `InvalidEventError` if there is none."""
@@ -53,6 +57,8 @@ class Flights:
         used, stored = snapshot.instance, plan.num_stored_tokens
         reserved = tuple([(i, used[i].kv_used + stored.get(i, 0)) for i in plan.group.instance_ids])
         self._open(InFlightBatch(batch, running, sampled, reserved), lives)
+        num_saved = num_saved_keys([given.placement.shared for given in inputs], self._least_saved)
+        self._counts.add(num_relayed_tokens=num_saved)
         return batch
 
     def _open(self, batch: InFlightBatch, lives: Iterable[LiveRequest]) -> None:

@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 
 from loong.core.errors import InvalidEventError
 from loong.core.instructions import RequestInput, Sibling
-from loong.core.placement import BorrowedKV, CachedKV, InstanceId, KVSegment, OwnerId, Placement
+from loong.core.placement import (
+    BorrowedKV,
+    CachedKV,
+    InstanceId,
+    KVSegment,
+    OwnerId,
+    Placement,
+    shared_of,
+)
 from loong.core.plan import BatchPlan, KVMigration
 from loong.core.positions import EMPTY, intersection, subtract
 from loong.core.prompt_logprobs import ScoredChunk
@@ -35,7 +43,8 @@ class LiveRequest:
 
     The owners on its `path` have its tokens, and KV that it may borrow until it begins. It `has_unshared` KV
     of these tokens if no owner was offered all of it. One that `is_following` waits for another to compute
-    what both need next; no policy sees it meanwhile.
+    what both need next; no policy sees it meanwhile. If it `reads_once`, steps read what it shares with
+    others once for all of them.
     """
 
     request: Request
@@ -65,6 +74,7 @@ class LiveRequest:
     has_unshared: bool = False
     is_following: bool = False
     is_sound: bool = True  # its KV, as far as is known
+    reads_once: bool = True
 
     @classmethod
     def choices_of(cls, request: Request) -> "list[LiveRequest]":
@@ -216,6 +226,7 @@ class LiveRequest:
     def view(self) -> RequestView:
         """Return the request as policies see it."""
         request, predicted_token_time = self.request, self.predicted_token_time
+        borrowed = self._shared() if self.borrowed else ()
         return RequestView(  # by position, which is faster than by name
             request.request_id,
             len(request.prompt_token_ids),
@@ -223,14 +234,14 @@ class LiveRequest:
             request.sampling_params.max_tokens,
             request.arrival_time,
             request.slo,
-            self.placement,
+            self._sharing(borrowed) if borrowed else self.placement,
             self.batch_id,
             bool(self.migration_ids) or bool(self.copied),
             self.has_ended,
             request.user,
             predicted_token_time if self.first_token_time is None else self.first_token_time,
             len(self.siblings),
-            self._shared() if self.borrowed else (),
+            borrowed,
             request.priority,
             self.last_token_time if predicted_token_time is None else predicted_token_time,
             self.num_losses,
@@ -242,6 +253,10 @@ class LiveRequest:
     def _shared(self) -> tuple[BorrowedKV, ...]:
         parts = [(o.owner_id, o.shared_with(self.request.request_id)) for o in self.borrowed]
         return tuple([BorrowedKV(owner_id, shared) for owner_id, shared in parts if shared.segments])
+
+    def _sharing(self, borrowed: Iterable[BorrowedKV]) -> Placement:
+        """Return the placement with what steps read once for several requests, in the owners' names."""
+        return self.placement.sharing(shared_of(borrowed) if self.reads_once else ())
 
     def input_for(self, batch: BatchPlan) -> RequestInput:
         """Return the input of this request for the workers of a batch."""
@@ -262,7 +277,7 @@ class LiveRequest:
             token_ids,
             num_prompt,
             num_outputs,
-            self.placement,
+            self._sharing(self._shared()) if self.borrowed else self.placement,
             params,
             prompt if needs_prompt else (),
             tuple(outputs) if needs_output else (),

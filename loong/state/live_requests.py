@@ -26,16 +26,19 @@ class LiveRequests:
     """Requests from their arrival until they have ended and nothing in flight touches them.
 
     A request that is to be changed is taken from `changing`, so that its view is made anew. No live request
-    needs more than `most_tokens`.
+    needs more than `most_tokens`. Steps read what they share once, unless `least_saved` is None.
     """
 
-    def __init__(self, pools: PoolLedger, counts: Counts, *, keeps_prefixes: bool) -> None:
+    def __init__(
+        self, pools: PoolLedger, counts: Counts, *, keeps_prefixes: bool, least_saved: int | None = 1
+    ) -> None:
         self.by_id: dict[RequestId, LiveRequest] = {}
         self.views = RequestViewCache()
         self.owners = PrefixTree(pools, keeps=keeps_prefixes, remembers=keeps_prefixes)
         self.copies = Copies(pools, self.owners, counts)
         self.shared_work = SharedWork()
         self.most_tokens = 0
+        self._reads_once = least_saved is not None
         self._pools, self._counts = pools, counts
         self._num_arrived = 0
 
@@ -48,7 +51,7 @@ class LiveRequests:
         self.most_tokens = max(self.most_tokens, choices[0].view().num_final_tokens)
         for new in choices:
             self._num_arrived += 1
-            new.number = self._num_arrived
+            new.number, new.reads_once = self._num_arrived, self._reads_once
             self.by_id[new.request.request_id] = new
             self.views.mark_stale(new)
         self._enter_tree(choices[0])

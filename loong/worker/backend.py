@@ -49,6 +49,10 @@ class Backend(Protocol):
         """The limits within which single steps are captured, where `takes_leases`."""
 
     @property
+    def least_saved(self) -> int | None:
+        """The keys that a step must save to read once what its requests share. None: it never does."""
+
+    @property
     def warm_up_lengths(self) -> tuple[int, ...]:
         """Return prompt lengths whose prefill compiles everything that prefill needs."""
 
@@ -102,8 +106,8 @@ class _Copies:
 class CpuBackend:
     """The processor, with the definitions of all kernels. See Backend."""
 
-    def __init__(self) -> None:
-        self.device = CpuDevice()
+    def __init__(self, least_saved: int | None = 1) -> None:
+        self.device, self.least_saved = CpuDevice(), least_saved
         self.sampler = TorchSampler()
         self.warm_up_lengths: tuple[int, ...] = ()
         self.serves, self.max_served_leases = Service.ALL, MAX_SERVED_LEASES

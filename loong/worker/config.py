@@ -26,8 +26,9 @@ class WorkerConfig:
     is cpu, or cuda for the host's GPUs in turn, among which `fabric` (one of FABRICS) moves tensors. A GPU
     serves `max_served_leases` of others at a time. `attention_kernels` is one of AttentionKernels, and
     `attention_tiles` are TileSizes that were measured (None: the usual ones). On a GPU, `graph_limits` say
-    which steps are captured. A worker that `is_late` waits only for the ranks of its own instance, since
-    other instances may be lost, or be yet to come. `num_instances` is the most that there can be, and
+    which steps are captured. A step reads what its requests share once if that saves reading the KV of
+    `least_saved` tokens (None: never). A worker that `is_late` waits only for the ranks of its own instance,
+    since other instances may be lost, or be yet to come. `num_instances` is the most that there can be, and
     `host_ids` has the host of each (empty: all are on one). Instances of several hosts find each other in a
     `network`, by whose secret the endpoints that begin with `tcp:` are guarded.
     """
@@ -54,6 +55,7 @@ class WorkerConfig:
     max_served_leases: int = MAX_SERVED_LEASES
     attention_tiles: tuple[int, ...] | None = None
     graph_limits: CudaGraphLimits = NO_GRAPHS
+    least_saved: int | None = 1
     tokenizer_folder: str | None = None
     log_format: str = "text"
     is_late: bool = False

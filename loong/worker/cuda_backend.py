@@ -54,7 +54,9 @@ class CudaBackend:
         tiles: TileSizes | None = None,
         graph_limits: CudaGraphLimits = NO_GRAPHS,
         kernels: AttentionKernels = AttentionKernels.AUTO,
+        least_saved: int | None = 1,
     ) -> None:
+        self.least_saved = least_saved
         self._index, self._dtype, self._fabric, self.graph_limits = index, dtype, fabric, graph_limits
         self.serves, self.max_served_leases = Service.NONE, MAX_SERVED_LEASES
         self.device = CudaDevice(index, dtype, tiles, kernels)

@@ -269,14 +269,16 @@ class Worker:
 
 def _make_backend(config: WorkerConfig) -> Backend:
     if config.device == "cpu":
-        return CpuBackend()
+        return CpuBackend(config.least_saved)
     from loong.worker.cuda_backend import CudaBackend  # not at the top: its kernels need Triton
 
     dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
     index = config.world.index_on_host(config.rank) % torch.cuda.device_count()
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
     kernels = AttentionKernels(config.attention_kernels)
-    backend = CudaBackend(index, dtype, config.fabric, tiles, config.graph_limits, kernels)
+    backend = CudaBackend(
+        index, dtype, config.fabric, tiles, config.graph_limits, kernels, config.least_saved
+    )
     backend.max_served_leases = config.max_served_leases
     return backend
 

@@ -53,7 +53,7 @@ class AttentionService:
         self, instance_id: InstanceId, shard: Shard, pool: KVPool, fabric: Fabric, backend: Backend
     ) -> None:
         self._instance_id, self._pool, self._fabric = instance_id, pool, fabric
-        self._own_device = backend.device
+        self._own_device, self._least_saved = backend.device, backend.least_saved
         self._devices = {lane: backend.service().device for lane in STEP_LANES}
         self._threads: dict[OwnerId, Thread] = {}  # the last that serves each of these
         self._last: dict[tuple[str, int], Thread] = {}  # of each member, and of each lane of steps
@@ -108,7 +108,7 @@ class AttentionService:
         device: Device,
     ) -> None:
         """Store the KV that is pushed in one step of a batch, and answer its queries, layer by layer."""
-        step = AttentionStep(self._instance_id, batch, placements, self._pool)
+        step = AttentionStep(self._instance_id, batch, placements, self._pool, self._least_saved)
         layout, pushes = query_layout(step, device), IncomingPushes(step, members, device)
         if layout.routing.is_empty and pushes.is_empty:
             return
@@ -153,12 +153,13 @@ class AttentionService:
             self._free_graphs.put(graph)
 
     def _serve_lease(self, command: RunBatch, opened: OpenInLane, graph: ServeGraph) -> None:
-        live, steps = set(command.plan.request_ids), LeaseSteps.of(command, graph.max_num_slots)
+        live = set(command.plan.request_ids)
+        steps = LeaseSteps.of(command, graph.max_num_slots, self._least_saved)
         graph.use()
         with self._own_device.shared():
             try:
                 with suppress(PeerLostError, AbandonedError), opened(graph.lane) as members:
-                    graph.begin(served_batch(command, self._instance_id))
+                    graph.begin(served_batch(command, self._instance_id, self._least_saved))
                     graph.launch()
                     steps.lengthen()
                     while not steps.is_last:

@@ -55,6 +55,8 @@ class Coefficients:
     message: float = 1e-3  # each migration
     moved_key: float = 1e-6  # a key and value moved between instances
     offloaded_key: float = 1e-6  # a key and value moved to or from a host tier
+    relay: float = 0.0  # a step that reads what several queries share in one pass
+    relayed_key: float = 0.0  # a key that such a query meets without reading it
 
 
 # Round numbers to try things with, as the defaults of `Coefficients` are.
@@ -96,6 +98,15 @@ class WorkCostModel:
     lane: ServiceLane = ServiceLane()
     host: HostTimes = DEFAULT_HOST
     network: Network = ONE_HOST
+
+    @property
+    def least_saved(self) -> int:
+        """Return the keys of single queries that one pass must save to be faster than reading them again."""
+        seconds = self.coefficients
+        saved = seconds.decode_key - seconds.relayed_key
+        if saved <= 0 or seconds.relay >= MOST_COUNT * saved:
+            return int(MOST_COUNT)
+        return 1 + int(seconds.relay / saved)
 
     def check(self) -> None:
         """Raise `ConfigError`, which names it, for a number that a file must not have."""
@@ -241,11 +252,11 @@ def group_seconds(seconds: Coefficients, work: StepWork, num_others: int, is_mix
 
 def attention_seconds(seconds: Coefficients, work: InstanceWork) -> float:
     """Return the seconds of an instance's attention, by bandwidth and compute."""
-    return (
-        seconds.decode_key * work.num_decode_keys
-        + seconds.key * work.num_keys
-        + seconds.pair * work.num_pairs
-    )
+    reading = seconds.decode_key * work.num_decode_keys
+    if work.num_relayed_keys > 0:  # in one pass, unless reading them again is faster
+        once = seconds.relay + seconds.relayed_key * work.num_relayed_keys
+        reading += min(once, seconds.decode_key * work.num_relayed_keys)
+    return reading + seconds.key * work.num_keys + seconds.pair * work.num_pairs
 
 
 def instance_seconds(seconds: Coefficients, work: InstanceWork, overlap: float, is_captured: bool) -> float:
@@ -257,7 +268,11 @@ def instance_seconds(seconds: Coefficients, work: InstanceWork, overlap: float, 
         attention += seconds.key * work.num_keys
     if is_captured or is_in_group:
         attention += seconds.part_pair * work.num_part_pairs
-    computing = seconds.decode_key * work.num_decode_keys + attention
+    reading = seconds.decode_key * work.num_decode_keys
+    if work.num_relayed_keys > 0:  # in one pass, unless reading them again is faster
+        once = seconds.relay + seconds.relayed_key * work.num_relayed_keys
+        reading += min(once, seconds.decode_key * work.num_relayed_keys)
+    computing = reading + attention
     if work.num_tokens > 0 and work.num_keys == 0:
         computing += hypot(seconds.weights, seconds.token * work.num_tokens)
     elif work.num_tokens > 0:

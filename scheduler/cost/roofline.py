@@ -103,6 +103,7 @@ class DeviceRates:
     hop_launch: float = 0.0  # added for each of its hops
     beside_ring_launch: float = 0.0  # added for queries without KV that travels
     overlap: float = 1.0
+    relay_delay: float = 0.0  # a layer that reads what several queries share in one pass
     lane_delay: float = 0.0  # a layer of what an instance serves while it runs a batch of its own
 
     @property
@@ -159,6 +160,8 @@ def roofline(
             message=device.message_delay,
             moved_key=kv_bytes / device.move_bandwidth,
             offloaded_key=kv_bytes / device.host_bandwidth,
+            relay=shape.num_layers * device.relay_delay,
+            relayed_key=part_pair,
         ),
         overlap=device.overlap,
         graph_limits=cuda_graph_limits(shape, device.graph_limits),

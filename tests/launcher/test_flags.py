@@ -158,7 +158,9 @@ def test_the_prefix_cache_is_on_unless_it_is_switched_off(words: list[str], *, k
     assert serve_config(build_parser(["serve"])[0].parse_args(["serve", *words])).keeps_prefixes is keeps
 
 
-@pytest.mark.parametrize("words", [[], ["--enable-prefix-caching"], ["--no-enable-prefix-caching"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--enable-prefix-caching"], ["--no-enable-prefix-caching", "--no-relay"]]
+)
 @pytest.mark.parametrize("command", [["bench"], ["chat", "--serve", "tiny"]])
 def test_a_server_that_is_started_has_the_flag_that_was_given(command: list[str], words: list[str]) -> None:
     args = build_parser(command[:1])[0].parse_args([*command, *words])

@@ -24,6 +24,7 @@ STATS = ClusterStats(
     num_scale_downs=2,
     num_hand_overs=9,
     num_served_tokens=44,
+    num_relayed_tokens=45,
     busy_seconds=2.5,
     num_retained_tokens=500,
     num_migrated_tokens=70,
@@ -64,6 +65,7 @@ async def test_the_clusters_metrics_are_its_snapshot(serving: Serving) -> None:
     assert samples["loong:esp_scale_down_total", ""] == 2
     assert samples["loong:esp_hand_over_total", ""] == 9
     assert samples["loong:kv_served_tokens_total", ""] == 44
+    assert samples["loong:kv_relayed_tokens_total", ""] == 45
     assert samples["loong:busy_seconds_total", ""] == 2.5
     assert set(SERIES.values()) <= {name for name, _ in samples}, "what benchmarks read"
     assert samples["loong:kv_retained_tokens_total", ""] == 500

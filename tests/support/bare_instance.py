@@ -1,6 +1,6 @@
 """An instance without an engine. Imports nothing that is slow to import."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -150,12 +150,16 @@ class BareInstance:
         for owner_id, positions, _ in command.segments:
             self._pool.share(owner_id, command.user_id, positions)
 
-    def carry_out(self, command: RunBatch | ReleaseKV) -> Outcome:
+    def carry_out(self, command: RunBatch | ReleaseKV | ShareKV) -> Outcome:
         """Do this instance's part of a command, if it has one.
 
         What it serves goes on meanwhile, but for the same requests.
         """
         before, num_steps = self._fabric.traffic.snapshot(), 0
+        if isinstance(command, ShareKV):
+            own = tuple(s for s in command.segments if s.instance_id == self._instance_id)
+            self.share(replace(command, segments=own))
+            return Outcome(0, (), self._fabric.traffic.snapshot() - before, self._pool.num_used)
         produced: list[tuple[int, ProducedToken]] = []
         found: tuple[PromptLogprobs, ...] = ()
         owner_ids = (command.owner_id,) if isinstance(command, ReleaseKV) else command.plan.request_ids

@@ -13,7 +13,7 @@ from mailbox_backend import MailboxBackend
 from socket_worlds import Carrier, run_in_world
 
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
-from loong.core.instructions import ReleaseKV, RunBatch
+from loong.core.instructions import ReleaseKV, RunBatch, ShareKV
 from loong.core.placement import InstanceId
 from loong.fabric.protocol import Fabric
 from loong.fabric.world import World
@@ -23,7 +23,7 @@ from loong.worker.backend import Backend
 def run_by_mailboxes(
     folder: Path,
     num_instances: int,
-    commands: Sequence[RunBatch | ReleaseKV],
+    commands: Sequence[RunBatch | ReleaseKV | ShareKV],
     carrier: Carrier = Carrier.ARENAS,
     graph_limits: CudaGraphLimits = H200_GRAPH_LIMITS,
     tp_size: int = 1,
@@ -37,7 +37,7 @@ def run_by_mailboxes(
 def run_on_gpus(
     folder: Path,
     num_instances: int,
-    commands: Sequence[RunBatch | ReleaseKV],
+    commands: Sequence[RunBatch | ReleaseKV | ShareKV],
     num_slots: int = 256,
     tp_size: int = 1,
 ) -> list[list[Outcome]]:
@@ -69,7 +69,7 @@ def _run(
     instance_id: InstanceId,
     tp_rank: int,
     folder: Path,
-    commands: Sequence[RunBatch | ReleaseKV],
+    commands: Sequence[RunBatch | ReleaseKV | ShareKV],
     backend_of: Callable[[InstanceId], Backend],
     num_slots: int,
 ) -> list[Outcome]:

@@ -13,6 +13,7 @@ from loong.workloads.distributions.documents import LEval
 from loong.workloads.distributions.laws import Beta, Fixed, Law, LogNormal, Uniform, Zipf
 from loong.workloads.distributions.mix import Mix, Single
 from loong.workloads.distributions.shared_prefix import SharedPrefix
+from loong.workloads.distributions.system_prompts import MMLULike, SystemPrompt
 from loong.workloads.named import NAMES, Named
 from loong.workloads.spec import AnySource, Workload, parse_workload
 
@@ -79,6 +80,10 @@ def test_what_a_workload_prints_reads_back_as_itself(source: AnySource, when: Ar
         ),
         ("2*sharegpt", Workload(Named("sharegpt"))),
         ("shared-prefix", Workload(SharedPrefix())),
+        ("system-prompt(64)", Workload(SystemPrompt(64))),
+        ("system-prompt(64,128,256)", Workload(SystemPrompt(64, 128, 256))),
+        ("mmlu-like", Workload(MMLULike())),
+        ("mmlu-like(1)", Workload(MMLULike(1))),
         ("shared-prefix(2048)", Workload(SharedPrefix(2048))),
         ("leval", Workload(LEval())),
         ("leval(4)", Workload(LEval(4))),
@@ -116,6 +121,8 @@ def test_specs_mean_what_they_say(text: str, workload: Workload) -> None:
         ("lognormal(9,1,100000,100001)", "of a log-normal of MEDIAN 9 and SIGMA 1, less than 1%"),
         ("beta(1,10,10,1)", "MEAN 10 is not between LOW 1 and HIGH 10"),
         ("beta(1,10,5,9)", "SD 9 is not from 0.004472 to 4.468, which this range and mean allow"),
+        ("system-prompt(64,128)", "system-prompt has INPUT 128, and needs OUTPUT as well"),
+        ("mmlu-like(6)", "SHOTS 6 is not from 0 to 5"),
         ("shared-prefix(40000)", "PREFIX 40000 is not from 1 to 32768 tokens"),
         ("leval(0)", "QUESTIONS 0 is not from 1 to 1000 a document"),
         ("leval(1.5)", "QUESTIONS 1.5 is no whole number"),

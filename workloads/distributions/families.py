@@ -8,10 +8,12 @@ from loong.core.errors import ConfigError
 from loong.workloads.distributions.documents import LEval
 from loong.workloads.distributions.laws import LAWS, Law
 from loong.workloads.distributions.shared_prefix import SharedPrefix
+from loong.workloads.distributions.system_prompts import MMLULike, SystemPrompt
 
-Family: TypeAlias = type[Law] | type[LEval] | type[SharedPrefix]
+Drawn: TypeAlias = Law | LEval | SharedPrefix | SystemPrompt | MMLULike
+Family: TypeAlias = type[Law] | type[LEval] | type[SharedPrefix] | type[SystemPrompt] | type[MMLULike]
 
-_ALL: tuple[Family, ...] = (LEval, *LAWS, SharedPrefix)
+_ALL: tuple[Family, ...] = (LEval, *LAWS, SharedPrefix, SystemPrompt, MMLULike)
 FAMILIES = {family.name: family for family in _ALL}
 
 
@@ -24,7 +26,7 @@ def family_usage(family: Family) -> str:
     return f"{family.name}({','.join(needed)}{''.join(f'[,{word}]' for word in others)})"
 
 
-def built(family: Family, numbers: Sequence[float]) -> Law | LEval | SharedPrefix:
+def built(family: Family, numbers: Sequence[float]) -> Drawn:
     """Return the source of this family with these numbers, in the order of `family_usage`.
 
     Raises:
@@ -33,7 +35,7 @@ def built(family: Family, numbers: Sequence[float]) -> Law | LEval | SharedPrefi
     parameters = _parameters(family)
     num_needed = sum(each.is_needed for each in parameters)
     check_count(family_usage(family), len(numbers), range(num_needed, len(parameters) + 1))
-    build: Callable[..., Law | LEval | SharedPrefix] = family
+    build: Callable[..., Drawn] = family
     return build(
         **{
             each.name: whole(each.word, number) if each.is_whole else number

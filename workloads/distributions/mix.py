@@ -14,11 +14,12 @@ from loong.workloads.distributions.documents import LEval
 from loong.workloads.distributions.laws import Law
 from loong.workloads.distributions.numerals import numeral
 from loong.workloads.distributions.shared_prefix import SharedPrefix
+from loong.workloads.distributions.system_prompts import MMLULike, SystemPrompt
 from loong.workloads.named import Named
 from loong.workloads.request import RequestShape
 from loong.workloads.source import SHAPES_AT_ONCE
 
-Single: TypeAlias = Named | LEval | Law | SharedPrefix | DataFile
+Single: TypeAlias = Named | LEval | Law | SharedPrefix | SystemPrompt | MMLULike | DataFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ SERIES: Mapping[str, str] = {
     "num_copied_tokens": "loong:kv_copied_tokens_total",
     "num_switched_tokens": "loong:kv_switched_tokens_total",
     "num_served_tokens": "loong:kv_served_tokens_total",
+    "num_relayed_tokens": "loong:kv_relayed_tokens_total",
     "num_leases": "loong:leases_total",
     "num_multi_master_leases": "loong:multi_master_leases_total",
     "num_served_leases": "loong:served_leases_total",
@@ -54,6 +55,7 @@ class ServerCounters:
     num_copied_tokens: int | None = None
     num_switched_tokens: int | None = None
     num_served_tokens: int | None = None
+    num_relayed_tokens: int | None = None
     num_leases: int | None = None
     num_multi_master_leases: int | None = None
     num_served_leases: int | None = None

@@ -30,6 +30,7 @@ ELASTIC_COUNTS = {
     "num_copied_tokens": "KV tokens copied",
     "num_switched_tokens": "KV tokens read from another copy",
     "num_served_tokens": "KV tokens read elsewhere",
+    "num_relayed_tokens": "KV tokens read once for several",
     "num_leases": "Decode leases",
     "num_multi_master_leases": "Leases of several masters",
     "num_served_leases": "Leases that read KV elsewhere",

@@ -8,7 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, KVSegment, Placement
+from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import num_ordered_pairs
 from loong.core.request import RequestId
@@ -40,6 +40,7 @@ class InstanceWork:
         0  # queries that go to another instance, and come back as partials; see `StepWork`
     )
     num_kept_keys: int = 0  # keys and values kept that another instance made (retention)
+    num_relayed_keys: int = 0  # met by single queries while they are read for others, in one pass
 
     def copy(self) -> "InstanceWork":
         """Return a copy to which other work can be added."""
@@ -118,6 +119,7 @@ class WorkCount:
     has_exchange: bool = False
     instances: dict[InstanceId, InstanceWork] = field(init=False)
     holders: dict[InstanceId, InstanceWork] = field(default_factory=dict)  # no members of the group
+    read: dict[tuple[OwnerId, InstanceId], int] = field(default_factory=dict)  # shared keys, counted once
 
     def __post_init__(self, instance_ids: Iterable[InstanceId]) -> None:
         self.instances = {instance_id: InstanceWork() for instance_id in instance_ids}
@@ -170,6 +172,8 @@ class WorkCount:
         else:
             master.num_decode_keys += 1
             self.has_exchange |= _add_history(self, master_id, placement.tokens_by_instance())
+        if placement.shared:
+            self._relay(placement.shared)
         self.num_requests += 1
         self.num_segments += len(segments)
 
@@ -181,12 +185,16 @@ class WorkCount:
         work.num_blocks += num_decodes
         work.num_attends += num_decodes
         work.num_decode_keys += num_decodes + sum([placement.num_tokens for placement in placements])
+        for placement in placements:
+            if placement.shared:
+                self._relay(placement.shared)
         self.num_requests += num_decodes
         self.num_segments += sum([len(placement.segments) for placement in placements])
 
     def copy(self, instance_ids: Iterable[InstanceId] | None = None) -> "WorkCount":
         """Return one to which other requests can be added: of all its instances, or of these alone."""
         other = copy(self)
+        other.read = self.read.copy()
         other.holders = {instance_id: work.copy() for instance_id, work in self.holders.items()}
         ids = self.instances if instance_ids is None else instance_ids
         other.instances = {instance_id: self.instances[instance_id].copy() for instance_id in ids}
@@ -207,6 +215,21 @@ class WorkCount:
             self.is_lease,
             holders=self.holders,
         )
+
+    def _relay(self, shared: Iterable[KVSegment]) -> None:
+        """Count keys of a single query, which are counted, as read before if another query reads them.
+
+        Of an owner, queries read the same first keys.
+        """
+        parts: Counter[tuple[OwnerId, InstanceId]] = Counter()
+        for owner_id, positions, instance_id in shared:
+            parts[owner_id, instance_id] += len(positions)
+        for place, num_keys in parts.items():
+            known = self.read.get(place, 0)
+            work, num_relayed = self.at(place[1]), min(num_keys, known)
+            work.num_decode_keys -= num_relayed
+            work.num_relayed_keys += num_relayed
+            self.read[place] = max(num_keys, known)
 
     def at(self, instance_id: InstanceId) -> InstanceWork:
         """Return the work of a member, or of a holder outside the group."""

@@ -41,6 +41,7 @@ class Setting(_Line, frozen=True, tag="setting"):
     is_recalibrated: bool = False
     last_id: int = 0  # of batches and migrations before the first event
     keeps_prefixes: bool = False
+    least_saved: int | None = None
 
 
 class ArrivalRecord(_Line, frozen=True, tag="request_arrived"):

@@ -51,6 +51,11 @@ _ELASTIC_COUNTS: tuple[tuple[str, str, Callable[[ClusterStats], float]], ...] = 
         "Tokens of KV that requests went on to read from another copy.",
         lambda s: s.num_switched_tokens,
     ),
+    (
+        "loong:kv_relayed_tokens",
+        "Tokens of KV that batches read once for several requests, for each of these but one.",
+        lambda s: s.num_relayed_tokens,
+    ),
     ("loong:kv_served_tokens", "Tokens of KV that batches read elsewhere.", lambda s: s.num_served_tokens),
     ("loong:leases", "Batches of several decode steps.", lambda s: s.num_leases),
     ("loong:multi_master_leases", "Leases with several masters.", lambda s: s.num_multi_master_leases),

@@ -50,7 +50,7 @@ class DecodeLeases:
             and max(num_tokens.values()) <= self.graph.max_size(len(command.participant_ids))
             and all(len(b.positions) == 1 and b.transfer is Transfer.QUERY for b in blocks)
             and all(given.num_output_tokens > 0 and not given.placement.has_holes for given in command.inputs)
-            and has_room(command, self.graph.max_num_slots)
+            and has_room(command, self.graph.max_num_slots, self.graph.least_saved)
         )
 
 
@@ -117,13 +117,16 @@ class DecodeLease:
         return ()
 
     def _launch(self, command: RunBatch) -> _Launched:
-        slots = LeaseSlots(self._instance_id, self._pool, command)
+        slots = LeaseSlots(self._instance_id, self._pool, command, self._graph.least_saved)
         given = masters_inputs(command, self._instance_id)
         rows = {item.request_id: row for row, item in enumerate(given)}
         self._graph.begin(slots.batch, self._placeholders.pending_token_ids(rows))
         sampling = self._graph.sampling(given, self._constraints)
         self._graph.launch()
         return _Launched(slots, sampling, self._graph.read(sampling))
+
+    def _course(self, command: RunBatch) -> LeaseSteps:
+        return LeaseSteps.of(command, self._graph.max_num_slots, self._graph.least_saved)
 
     def _take_steps(
         self,
@@ -136,7 +139,7 @@ class DecodeLease:
         plan, holder_ids, is_alone = command.plan, command.holder_ids, self._is_alone
         slots, sampling, reading = launched
         rows = dict(enumerate(masters_inputs(command, self._instance_id)))
-        live, steps = set(plan.request_ids), LeaseSteps.of(command, self._graph.max_num_slots)
+        live, steps = set(plan.request_ids), self._course(command)
         while True:
             if is_alone:
                 steps.end = max(lease_end.step(), steps.step + 1)

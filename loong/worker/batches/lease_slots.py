@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from loong.attention.shared import SharedReaders
 from loong.core.instructions import RequestInput, RunBatch
 from loong.core.placement import InstanceId
 from loong.worker.kv.pool import KVPool
@@ -15,20 +16,24 @@ class LeaseSlots:
     `batch` has all KV that the lease attends here.
     """
 
-    def __init__(self, instance_id: InstanceId, pool: KVPool, command: RunBatch) -> None:
+    def __init__(
+        self, instance_id: InstanceId, pool: KVPool, command: RunBatch, least_saved: int | None
+    ) -> None:
         self._instance_id, self._pool = instance_id, pool
         self._own = masters_inputs(command, instance_id)
         self.num_steps = command.plan.num_steps
         pool.allocate_few_each(
             [(given.request_id, _positions(given, 0, self.num_steps)) for given in self._own]
         )
-        self._rows = [self._row(given) for given in self._own]
+        shared = shared_readers(command, instance_id, least_saved)
+        self._rows = [self._row(given, shared) for given in self._own]
         peers = (i for i in command.plan.group.instance_ids if i != instance_id)
         self.batch = LeaseBatch(
             instance_id,
             self._rows,
-            {i: held_for(command, i, instance_id) for i in peers},
+            {i: held_for(command, i, instance_id, shared) for i in peers},
             command.holder_ids,
+            shared,
         )
 
     def lengthen(self, num_steps: int, rows: Iterable[int]) -> None:
@@ -47,10 +52,10 @@ class LeaseSlots:
             [(given.request_id, _positions(given, num_steps, self.num_steps)) for given in self._own]
         )
 
-    def _row(self, given: RequestInput) -> DecodeRow:
+    def _row(self, given: RequestInput, shared: SharedReaders) -> DecodeRow:
         assert given.sampling_params is not None, "it is sampled"
         first, free = given.placement.num_tokens, _positions(given, 0, self.num_steps)
-        held = _held(given, self._instance_id)
+        held = _held(given, self._instance_id, shared)
         return DecodeRow(given.token_ids[0], first, held, free, given.sampling_params)
 
 
@@ -60,19 +65,32 @@ def masters_inputs(command: RunBatch, instance_id: InstanceId) -> list[RequestIn
     return [inputs[b.request_id] for b in command.plan.queries if b.master_id == instance_id]
 
 
-def served_batch(command: RunBatch, instance_id: InstanceId) -> LeaseBatch:
+def shared_readers(command: RunBatch, instance_id: InstanceId, least_saved: int | None) -> SharedReaders:
+    """Return what the requests of a lease read together on an instance."""
+    placements = {given.request_id: given.placement for given in command.inputs}
+    firsts = {request_id: placement.num_tokens for request_id, placement in placements.items()}
+    return SharedReaders.of(instance_id, placements, firsts, least_saved)
+
+
+def served_batch(command: RunBatch, instance_id: InstanceId, least_saved: int | None) -> LeaseBatch:
     """Return a lease that an instance serves, as it begins there."""
-    held = {i: held_for(command, i, instance_id) for i in command.plan.group.instance_ids}
-    return LeaseBatch(instance_id, (), held, command.holder_ids)
+    shared = shared_readers(command, instance_id, least_saved)
+    held = {i: held_for(command, i, instance_id, shared) for i in command.plan.group.instance_ids}
+    return LeaseBatch(instance_id, (), held, command.holder_ids, shared)
 
 
-def held_for(command: RunBatch, master_id: InstanceId, instance_id: InstanceId) -> list[Held]:
-    """Return the KV that an instance holds of the requests of a master, in the order of the plan's blocks."""
-    return [_held(given, instance_id) for given in masters_inputs(command, master_id)]
+def held_for(
+    command: RunBatch, master_id: InstanceId, instance_id: InstanceId, shared: SharedReaders
+) -> list[Held]:
+    """Return the KV that an instance holds of each request of a master, in the order of the plan's blocks.
+
+    What a request reads with others is left out.
+    """
+    return [_held(given, instance_id, shared) for given in masters_inputs(command, master_id)]
 
 
-def _held(given: RequestInput, instance_id: InstanceId) -> Held:
-    return given.request_id, given.placement.on(instance_id)
+def _held(given: RequestInput, instance_id: InstanceId, shared: SharedReaders) -> Held:
+    return given.request_id, shared.alone(given.request_id, given.placement.on(instance_id))
 
 
 def _positions(given: RequestInput, first_step: int, stop_step: int) -> range:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from loong.core.instructions import RunBatch
 from loong.core.placement import InstanceId
+from loong.core.shared_kv import num_saved_keys, on
 
 
 @dataclass(slots=True)
@@ -22,10 +23,12 @@ class LeaseSteps:
     _lengthened_at: int = -1
 
     @classmethod
-    def of(cls, command: RunBatch, max_num_slots: int) -> "LeaseSteps":
+    def of(cls, command: RunBatch, max_num_slots: int, least_saved: int | None) -> "LeaseSteps":
         """Return the course of a lease whose lists of slots have room for `max_num_slots`."""
         num_steps = command.plan.num_steps
         num_held = sum(given.placement.num_tokens for given in command.inputs)
+        if num_held + num_steps * len(command.inputs) > max_num_slots:
+            num_held = sum(_num_listed(command, least_saved).values())
         return cls(num_steps, num_steps, max(num_steps, (max_num_slots - num_held) // len(command.inputs)))
 
     @property
@@ -46,19 +49,28 @@ class LeaseSteps:
         self.end = max(step, self.step + 2)
 
 
-def has_room(command: RunBatch, max_num_slots: int) -> bool:
+def has_room(command: RunBatch, max_num_slots: int, least_saved: int | None) -> bool:
     """Return whether the lists of a lease's slots have room on all instances.
 
-    All compute the same answer.
+    Slots that requests share are in one list if that saves `least_saved`. All compute the same answer.
     """
     writes = command.plan.writes
     num_slots = sum(len(segment.positions) for segment in writes)
     num_slots += sum(given.placement.num_tokens for given in command.inputs)
     if num_slots <= max_num_slots:
         return True
-    by_instance: Counter[InstanceId] = Counter()
-    for given in command.inputs:
-        by_instance.update(given.placement.tokens_by_instance())
+    by_instance = _num_listed(command, least_saved)
     for segment in writes:
         by_instance[segment.instance_id] += len(segment.positions)
     return max(by_instance.values()) <= max_num_slots
+
+
+def _num_listed(command: RunBatch, least_saved: int | None) -> Counter[InstanceId]:
+    """Return the slots with KV from before the lease that each instance lists."""
+    by_instance: Counter[InstanceId] = Counter()
+    for given in command.inputs:
+        by_instance.update(given.placement.tokens_by_instance())
+    for instance_id in by_instance:
+        shared = [on(given.placement.shared, instance_id) for given in command.inputs]
+        by_instance[instance_id] -= num_saved_keys(shared, least_saved)
+    return by_instance

@@ -7,7 +7,7 @@ writes to the first slot of an own row that has no KV yet, and attends all befor
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 
 import torch
 
@@ -44,7 +44,7 @@ class DecodeGraph:
         self._instance_id = instance_id
         self._model, self._pool, self._backend = model, pool, backend
         self._exchange: GroupExchange = exchange or NoExchange()
-        self._has_groups = exchange is not None
+        self._has_groups, self.least_saved = exchange is not None, backend.least_saved
         device = backend.device.torch_device
         num_queries = max(BATCH_SIZES[-1], self._exchange.num_instances * GROUP_SIZES[-1])
         self.max_num_slots = MAX_SERVED_LISTS * (pool.num_free + pool.num_used)  # of a lease
@@ -58,7 +58,7 @@ class DecodeGraph:
         self._logits = torch.zeros(
             BATCH_SIZES[-1], model.shard.config.vocab_size, dtype=torch.float32, device=device
         )
-        self._steps: dict[tuple[bool, int], Callable[[], None]] = {}
+        self._steps: dict[tuple[bool, int, bool], Callable[[], None]] = {}
         self._next_step: Callable[[], None]
 
     def max_size(self, num_instances: int) -> int:
@@ -70,12 +70,14 @@ class DecodeGraph:
     def capture(self) -> None:
         """Prepare a step for every batch size, the largest first, whose memory then serves the others."""
         self._exchange.begin({})
-        for size in reversed(BATCH_SIZES):
-            self._steps[False, size] = self._backend.capture(partial(self._step, size, 0, NoExchange()))
+        kinds = (False,) if self._backend.least_saved is None else (False, True)
+        for size, is_shared in product(reversed(BATCH_SIZES), kinds):
+            step = partial(self._step, size, 0, NoExchange(), is_shared)
+            self._steps[False, size, is_shared] = self._backend.capture(step)
             if self._has_groups and size in GROUP_SIZES:
                 first_row = self._instance_id * size
-                step = partial(self._step, size, first_row, self._exchange)
-                self._steps[True, size] = self._backend.capture(step)
+                step = partial(self._step, size, first_row, self._exchange, is_shared)
+                self._steps[True, size, is_shared] = self._backend.capture(step)
         for service in self.services:
             service.capture()
 
@@ -84,10 +86,11 @@ class DecodeGraph:
 
         The caller has waited for the previous lease.
         """
-        self._tables.begin(batch, self._model.shard.config.vocab_size, pending_ids)
+        num_queries = batch.size * (self._exchange.num_instances if batch.is_exchanged else 1)
+        self._tables.begin(batch, num_queries, self._model.shard.config.vocab_size, pending_ids)
         if batch.is_exchanged:
             self._exchange.begin(batch.num_tokens, batch.holder_ids)
-        self._next_step = self._steps[batch.is_exchanged, batch.size]
+        self._next_step = self._steps[batch.is_exchanged, batch.size, batch.shared.is_reading]
 
     def lengthen(self, batch: LeaseBatch) -> None:
         """Set the slots of the next steps to those of `batch`, the same lease with more of them.
@@ -120,7 +123,7 @@ class DecodeGraph:
         self._backend.device.wait()
 
     @torch.inference_mode()
-    def _step(self, size: int, first_row: int, exchange: GroupExchange) -> None:
+    def _step(self, size: int, first_row: int, exchange: GroupExchange, is_shared: bool) -> None:
         state, slots, num_queries = self._tables.state, self._tables.slots, size * exchange.num_instances
         tokens, positions = state.tokens[:size], state.positions[:size]
         starts, num_keys = state.starts[:num_queries], state.num_keys[:num_queries]
@@ -130,7 +133,8 @@ class DecodeGraph:
         new_slots = slots[places].where(has_slot, -1)
         num_keys[own] += has_slot
         lists = self._tables.lists(num_queries)
-        attention = GroupAttention(self._pool, new_slots, lists, self._backend.device, exchange)
+        shared = self._tables.shared(num_queries) if is_shared else None
+        attention = GroupAttention(self._pool, new_slots, lists, self._backend.device, exchange, shared)
         hidden = self._model.forward(tokens, positions, positions + 1, attention)
         logits = self._model.logits(hidden, out=self._logits[:size])
         positions += has_slot

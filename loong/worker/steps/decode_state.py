@@ -9,10 +9,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from loong.attention.shared import NO_READERS, SharedReaders
 from loong.core.instance import MAX_SERVED_TOKENS
 from loong.core.placement import InstanceId
 from loong.core.request import RequestId, SamplingParams, TokenId
+from loong.core.shared_kv import MAX_GROUPS, MAX_LEVELS
+from loong.kernels.attend_task import AttendTask
 from loong.kernels.sampling.draw_params import DrawParams
+from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
 from loong.model.device import Device
 from loong.worker.kv.pool import KVPool
@@ -23,6 +27,8 @@ GROUP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, MAX_SERVED_TOKENS)  # tokens of a ma
 BATCH_SIZES = (*GROUP_SIZES[:-1], 160, 192, 256, 320, 384, 512)  # of an instance alone
 _MAX_SIZE = BATCH_SIZES[-1]
 _NUM_COLUMNS = 3 + len(DrawParams._fields)
+_TASK_SIZE = len(AttendTask._fields)
+_NUM_FIXED = _NUM_COLUMNS * _MAX_SIZE + MAX_GROUPS * _TASK_SIZE
 
 
 Held: TypeAlias = tuple[RequestId, tuple[range, ...]]  # positions whose KV an instance has
@@ -32,7 +38,8 @@ Held: TypeAlias = tuple[RequestId, tuple[range, ...]]  # positions whose KV an i
 class DecodeRow:
     """One request as a lease begins, at its master: `token_id` is at `position`, after all its KV.
 
-    `held` is its KV here, and `free` the positions that it may still compute, which have slots.
+    `held` is its KV here that it reads alone, and `free` the positions that it may still compute, which have
+    slots.
     """
 
     token_id: TokenId
@@ -48,13 +55,14 @@ class LeaseBatch:
 
     `rows` are the requests whose master it is. `peer_rows` has, for each other member, the KV of its requests
     here, in the order of its rows. `holder_ids` are the instances that serve the lease. One of these is no
-    member, so it has no rows.
+    member, so it has no rows. `shared` is what requests read together here.
     """
 
     instance_id: InstanceId
     rows: Sequence[DecodeRow]
     peer_rows: Mapping[InstanceId, Sequence[Held]]
     holder_ids: Sequence[InstanceId] = ()
+    shared: SharedReaders = NO_READERS
 
     @property
     def is_exchanged(self) -> bool:
@@ -80,14 +88,25 @@ class LeaseBatch:
 
     @property
     def listed(self) -> list[tuple[RequestId, range]]:
-        """Return owners and positions of the slots that the lease attends here, in list order."""
-        found = []
+        """Return owners and positions of the slots that the lease attends here, in list order.
+
+        Shared ones are first, so that other lists can grow.
+        """
+        found = self.shared.listed
         for row in self.rows:
             request_id, held = row.held
             found += [(request_id, positions) for positions in (*held, row.free)]
         for request_id, held in chain.from_iterable(self.peer_rows.values()):
             found += [(request_id, positions) for positions in held]
         return found
+
+    def query_of(self) -> Mapping[RequestId, int]:
+        """Return the query of each request in a step."""
+        queries = {row.held[0]: self.first_row + number for number, row in enumerate(self.rows)}
+        for instance_id, lists in self.peer_rows.items():
+            first = instance_id * self.size
+            queries.update({request_id: first + number for number, (request_id, _) in enumerate(lists)})
+        return queries
 
 
 class DecodeState:
@@ -111,19 +130,27 @@ class DecodeState:
             seed=columns[7],
             position=columns[8],
         )
-        self.starts, self.num_keys = self.memory[columns.numel() :].view(2, num_queries)
+        self.tasks = self.memory[columns.numel() : _NUM_FIXED].view(MAX_GROUPS, _TASK_SIZE)
+        self.starts, self.num_keys, self.readers = self.memory[_NUM_FIXED:].view(3, num_queries)
 
     @staticmethod
     def num_words(num_queries: int) -> int:
         """Return the size of its memory."""
-        return _NUM_COLUMNS * _MAX_SIZE + 2 * num_queries
+        return _NUM_FIXED + 3 * num_queries
 
-    def fill(self, batch: LeaseBatch, first_row: int, vocab_size: int) -> int:
-        """Write a lease, on the host, whose own queries begin at `first_row`.
+    def fill(self, batch: LeaseBatch, num_queries: int, vocab_size: int) -> int:
+        """Write a lease, on the host, whose steps have `num_queries` queries.
 
         Returns the number of listed slots.
         """
+        first_row = batch.first_row
         self.memory.zero_()
+        self.readers.fill_(-1)
+        if readers := batch.shared.ordered_ids:
+            queries = batch.query_of()
+            set_first(self.readers, [queries[request_id] for request_id in readers])
+            tasks = batch.shared.tasks([1] * len(readers), num_queries)
+            set_first(self.tasks.view(-1), list(chain.from_iterable(tasks)))
         rows = batch.rows
         positions = [row.position for row in rows]
         set_first(self.tokens, [row.token_id for row in rows])
@@ -134,13 +161,14 @@ class DecodeState:
         set_first(self.num_keys[first_row:], [_num_keys(row.held) for row in rows])
         for instance_id, lists in batch.peer_rows.items():
             set_first(self.num_keys[instance_id * batch.size :], list(map(_num_keys, lists)))
-        return self.list_slots(batch, first_row)
+        return self.list_slots(batch)
 
-    def list_slots(self, batch: LeaseBatch, first_row: int) -> int:
+    def list_slots(self, batch: LeaseBatch) -> int:
         """Write where each list of slots begins, and how long those of rows are; otherwise as `fill`."""
+        first_row, num_shared = batch.first_row, sum([len(positions) for _, positions in batch.shared.listed])
         limits = [_num_keys(row.held) + len(row.free) for row in batch.rows]
         set_first(self.limits, limits)
-        ends = list(accumulate(limits, initial=0))
+        ends = list(accumulate(limits, initial=num_shared))
         set_first(self.starts[first_row:], ends[:-1])
         for instance_id, lists in batch.peer_rows.items():
             ends = list(accumulate(map(_num_keys, lists), initial=ends[-1]))
@@ -163,9 +191,18 @@ class LeaseTables:
         self._host = DecodeState(num_queries, device.host_words(num_words))
         self._host_slots = device.host_words(num_slots)
 
-    def begin(self, batch: LeaseBatch, vocab_size: int, pending_ids: PendingTokenIds | None = None) -> None:
-        """Set the rows and queries of a lease; `pending_ids` are tokens that are still to be sampled."""
-        num_slots = self._host.fill(batch, batch.first_row, vocab_size)
+    def begin(
+        self,
+        batch: LeaseBatch,
+        num_queries: int,
+        vocab_size: int,
+        pending_ids: PendingTokenIds | None = None,
+    ) -> None:
+        """Set the rows and the `num_queries` queries of a lease.
+
+        `pending_ids` are tokens that are still to be sampled.
+        """
+        num_slots = self._host.fill(batch, num_queries, vocab_size)
         self.state.memory.copy_(self._host.memory, non_blocking=True)
         if pending_ids is not None:
             pending_ids.fill(self.state.tokens)
@@ -173,7 +210,7 @@ class LeaseTables:
 
     def lengthen(self, batch: LeaseBatch) -> None:
         """Set the lists of slots to those of `batch`, the same lease with more of them."""
-        num_slots = self._host.list_slots(batch, batch.first_row)
+        num_slots = self._host.list_slots(batch)
         self.state.limits.copy_(self._host.limits, non_blocking=True)
         self.state.starts.copy_(self._host.starts, non_blocking=True)
         self._copy_slots(batch, num_slots)
@@ -183,6 +220,10 @@ class LeaseTables:
         cu_seqlens = self._cu_seqlens[: num_queries + 1]
         cu_seqlens[1:].copy_(self.state.num_keys[:num_queries].cumsum(0))
         return SlotLists(self.slots, self.state.starts[:num_queries], cu_seqlens)
+
+    def shared(self, num_queries: int) -> SharedTable:
+        """Return what several of the first queries read together."""
+        return SharedTable(self.state.readers[:num_queries], MAX_LEVELS, self.state.tasks, self.slots)
 
     def _copy_slots(self, batch: LeaseBatch, num_slots: int) -> None:
         self._pool.list_slots(batch.listed, self._host_slots)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from loong.kernels import Partial
+from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
 from loong.model.device import Device
 from loong.worker.kv.pool import KVPool
@@ -11,12 +12,21 @@ from loong.worker.steps.group_exchange import GroupExchange
 
 
 class GroupAttention:
-    """Attention of one query a request over its slots on all that take part; see `transformer.Attention`."""
+    """Attention of one query a request over its slots on all that take part; see `transformer.Attention`.
+
+    What several requests read is in `shared`, if it is given, and in no list.
+    """
 
     def __init__(
-        self, pool: KVPool, new_slots: Tensor, lists: SlotLists, device: Device, exchange: GroupExchange
+        self,
+        pool: KVPool,
+        new_slots: Tensor,
+        lists: SlotLists,
+        device: Device,
+        exchange: GroupExchange,
+        shared: SharedTable | None = None,
     ) -> None:
-        self._pool, self._new_slots, self._lists = pool, new_slots, lists
+        self._pool, self._new_slots, self._lists, self._shared = pool, new_slots, lists, shared
         self._device, self._exchange = device, exchange
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -26,8 +36,12 @@ class GroupAttention:
     def __call__(self, layer: int, q: Tensor) -> Tensor:
         """Attend the queries of all masters at once, after one exchange."""
         queries = self._exchange.gather(layer, q)
-        lse = torch.empty(queries.shape[:2], dtype=torch.float32, device=q.device)
-        part = Partial(torch.empty_like(queries), lse)
-        pool = self._pool.layer(layer)
-        self._device.attend_slots(queries, pool, self._lists, scale=q.shape[-1] ** -0.5, out=part)
+        part = Partial.empty(len(queries), q.shape[1], q.shape[2], q.device)
+        if self._shared is None:  # nothing is merged
+            part = part._replace(out=torch.empty_like(queries))
+        pool, scale = self._pool.layer(layer), q.shape[-1] ** -0.5
+        self._device.attend_slots(queries, pool, self._lists, scale=scale, out=part)
+        if self._shared is not None:
+            self._device.attend_shared(queries, pool, self._shared, scale=scale, total=part)
+            part = part._replace(out=part.out.to(q.dtype))
         return self._exchange.merge(layer, part)

@@ -8,6 +8,7 @@ attends.
 from bisect import bisect_left
 from collections import Counter
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -62,16 +63,17 @@ class MixedGraph:
 
     def capture(self) -> None:
         """Prepare steps of every size, the largest first, whose memory then serves the others."""
+        kinds = (False,) if self._backend.least_saved is None else (False, True)
         for size in reversed(self._sizes_alone):
             ways = self._inputs.ways(size)
-            for way in ways:
-                for has_decodes in (True, False) if way is ways[0] else (True,):
-                    self._capture(_Key(size, way, has_decodes, is_alone=True), NoExchange())
+            for way, is_shared in product(ways, kinds):
+                self._capture(_Key(size, way, True, is_alone=True, is_shared=is_shared), NoExchange())
+            self._capture(_Key(size, ways[0], False, is_alone=True, is_shared=False), NoExchange())
         if self._exchange is not None:
             self._exchange.begin({})
             for size in reversed(self._sizes_in_groups):
-                for way in self._inputs.ways(size):
-                    self._capture(_Key(size, way, has_decodes=True, is_alone=False), self._exchange)
+                for way, is_shared in product(self._inputs.ways(size), kinds):
+                    self._capture(_Key(size, way, True, is_alone=False, is_shared=is_shared), self._exchange)
 
     def forward(self, step: AttentionStep, inputs: StepInputs) -> Tensor | None:
         """Return hidden states [T, E] of a step's rows, valid until the next call; None if no graph has room.
@@ -88,21 +90,25 @@ class MixedGraph:
         way = None if size is None else self._inputs.prompt_keys(step, most_rows)
         if size is None or way is None:
             return None
-        self._fill(step, size, inputs)
         is_alone, has_decodes = batch.group.dop == 1, True
+        is_shared = self._fill(step, size, inputs)
         if is_alone and way is self._inputs.ways(size)[0]:
             has_decodes = any(is_decode(batch, block) for block in batch.queries)
         if not is_alone and self._exchange is not None:
             self._exchange.begin(num_rows)
-        return self._captured.replay(_Key(size, way, has_decodes, is_alone), len(inputs.token_ids))
+        return self._captured.replay(_Key(size, way, has_decodes, is_alone, is_shared), len(inputs.token_ids))
 
-    def _fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> None:
+    def _fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> bool:
+        """Write a step to the device; return whether its decodes read KV together."""
         self._hosts.reverse()
         host = self._hosts[0]
-        num_words = host.fill(step, size, inputs)
+        exchange = NoExchange() if step.batch.group.dop == 1 else self._exchange
+        num_instances = 1 if exchange is None else exchange.num_instances
+        num_words, is_shared = host.fill(step, size, num_instances, inputs)
         self._inputs.memory[:num_words].copy_(host.memory[:num_words], non_blocking=True)
         if inputs.pending_ids is not None:
             inputs.pending_ids.fill(self._inputs.token_ids)
+        return is_shared
 
     def _size_of(self, step: AttentionStep, num_rows: int) -> int | None:
         """Return the least captured size for `num_rows` rows of each master; None if none has room."""
@@ -120,7 +126,13 @@ class MixedGraph:
         return _QueriesOfAll(
             self._pool,
             self._inputs.new_slots[:size],
-            self._inputs.attention(size, num_instances, key.prompt_keys, has_decodes=key.has_decodes),
+            self._inputs.attention(
+                size,
+                num_instances,
+                key.prompt_keys,
+                has_decodes=key.has_decodes,
+                is_shared=key.is_shared,
+            ),
             self._backend.device,
             exchange,
         )
@@ -138,6 +150,7 @@ class _Key(NamedTuple):
     prompt_keys: PromptKeys
     has_decodes: bool
     is_alone: bool
+    is_shared: bool  # decodes read KV together
 
 
 class _QueriesOfAll:

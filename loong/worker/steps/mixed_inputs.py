@@ -11,13 +11,16 @@ from torch import Tensor
 from loong.attention.attention_step import AttentionStep
 from loong.attention.local import tasks_of
 from loong.attention.pool import Keys, KeysCopied, KeysInPool, PoolAttention, Singles
+from loong.attention.shared import SharedReaders
 from loong.core.cost.cuda_graph_limits import CudaGraphLimits
 from loong.core.cost.work import WorkCount
 from loong.core.errors import ConfigError
 from loong.core.plan import BatchPlan, QueryBlock
 from loong.core.positions import coalesce
 from loong.core.request import RequestId
+from loong.core.shared_kv import MAX_GROUPS, MAX_LEVELS
 from loong.kernels.attend_task import AttendTask
+from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
 from loong.model.device import AttendTable
 from loong.worker.steps.decode_state import set_first
@@ -34,7 +37,10 @@ _MAX_ROUNDS = 2  # of tasks, where KV is spread: a block's history, and its new 
 _TASK_SIZE = len(AttendTask._fields)
 _TABLE_SIZE = MAX_PROMPT_BLOCKS * _TASK_SIZE
 # in words, even: the part after it stays aligned for kernels
-_PARTS = [4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE, 2]
+_PARTS = [
+    *(4 * MAX_ROWS, 2 * _MAX_DECODES, _MAX_DECODES + 2, _MAX_ROUNDS * _TABLE_SIZE, 2),
+    *(_MAX_DECODES, MAX_GROUPS * _TASK_SIZE),
+]
 _NUM_FIXED = sum(_PARTS)
 
 
@@ -57,12 +63,13 @@ class MixedInputs:
         """Divide `memory`. Raises `ConfigError` if it has no room for steps within the `limits`."""
         _check_room(limits)
         self.memory, self._limits = memory, limits
-        columns, decodes, ends, self._tasks, counts = torch.split(memory[:_NUM_FIXED], _PARTS)
+        columns, decodes, ends, self._tasks, counts, *shared = torch.split(memory[:_NUM_FIXED], _PARTS)
+        self._readers, self._shared_tasks = shared
         self._num_keys = counts[:1]  # of the prompts
         self.token_ids, self.positions, self.lengths, self.new_slots = columns.view(4, -1)
         self._decode_rows, self._decode_starts = decodes.view(2, -1)
         self._cu_seqlens = ends.view(torch.int32)[: _MAX_DECODES + 1]
-        self._slots = memory[_NUM_FIXED:]  # of the prompts' keys, then of the decodes'
+        self._slots = memory[_NUM_FIXED:]  # of the prompts' keys, of the decodes', of what decodes share
 
     @staticmethod
     def num_words(num_slots: int, limits: CudaGraphLimits) -> int:
@@ -102,14 +109,14 @@ class MixedInputs:
         """Return how steps of `size` rows may attend the keys of prompts, the usual way first."""
         return tuple(PromptKeys) if size >= self._limits.least_copied else (PromptKeys.IN_POOL,)
 
-    def fill(self, step: AttentionStep, size: int, inputs: StepInputs) -> int:
-        """Write a step, on the host, and return the words of memory that it takes.
+    def fill(self, step: AttentionStep, size: int, num_instances: int, inputs: StepInputs) -> "Filled":
+        """Write a step, on the host, for a graph of this size and as many instances.
 
         Rows after it belong to no prompt or decode, and store nothing.
         """
         self.memory[:_NUM_FIXED].zero_()
-        self.new_slots.fill_(-1)
-        self._decode_rows.fill_(-1)
+        for rows in (self.new_slots, self._decode_rows, self._readers):
+            rows.fill_(-1)
         num_rows = len(inputs.token_ids)
         self.token_ids[:num_rows] = inputs.token_ids
         self.positions[:num_rows] = inputs.positions
@@ -119,22 +126,30 @@ class MixedInputs:
         decodes: list[_Attended] = []
         for one in _attended(step, size):
             (decodes if is_decode(step.batch, one.block) else prompts).append(one)
-        kv = {one.block.request_id: one.kv for one in (*prompts, *decodes)}  # decodes after prompts
+        readers = _readers_of(step, decodes)
+        kv = {one.block.request_id: one.kv for one in prompts}
+        kv |= {i: readers.alone(i, one.kv) for one in decodes for i in (one.block.request_id,)}
         ends = list(accumulate([sum(map(len, pieces)) for pieces in kv.values()], initial=0))
         first_decode = len(ends) - 1 - len(decodes)
         self._num_keys.fill_(ends[first_decode])
-        step.store.list_slots(
-            [(i, positions) for i, pieces in kv.items() for positions in pieces], self._slots
-        )
+        shared = readers.listed
+        alone = [(i, positions) for i, pieces in kv.items() for positions in pieces]
+        step.store.list_slots([*alone, *shared], self._slots)
         self._list_tasks(prompts, dict(zip(kv, ends, strict=False)))
         self._list_decodes([one.query_row for one in decodes], ends[first_decode:])
-        return _NUM_FIXED + ends[-1]
+        rows = {one.block.request_id: one.query_row for one in decodes}
+        self._list_shared(readers, rows, _num_decodes(size, num_instances), ends[-1])
+        num_words = _NUM_FIXED + ends[-1] + sum([len(positions) for _, positions in shared])
+        return Filled(num_words, readers.is_reading)
 
     def attention(
-        self, size: int, num_instances: int, prompt_keys: PromptKeys, *, has_decodes: bool
+        self, size: int, num_instances: int, prompt_keys: PromptKeys, *, has_decodes: bool, is_shared: bool
     ) -> PoolAttention:
-        """Return the attention of a step's queries here; `has_decodes` if there may be decodes among them."""
-        num_decodes = min(num_instances * size, _MAX_DECODES)
+        """Return the attention of a step's queries here.
+
+        There may be decodes among them if it `has_decodes`; they read KV together if it `is_shared`.
+        """
+        num_decodes = _num_decodes(size, num_instances)
         lists = SlotLists(self._slots, self._decode_starts[:num_decodes], self._cu_seqlens[: num_decodes + 1])
         tables = self._tasks.view(_MAX_ROUNDS, MAX_PROMPT_BLOCKS, _TASK_SIZE)
         is_cut = prompt_keys is not PromptKeys.FEW
@@ -142,7 +157,12 @@ class MixedInputs:
             Singles(self._decode_rows[:num_decodes], lists) if has_decodes else None,
             self._keys(size, prompt_keys),
             tuple(AttendTable((t,), is_cut=is_cut) for t in (tables if num_instances > 1 else tables[:1])),
+            self._shared(num_decodes) if is_shared else None,
         )
+
+    def _shared(self, num_decodes: int) -> SharedTable:
+        tasks = self._shared_tasks.view(MAX_GROUPS, _TASK_SIZE)
+        return SharedTable(self._readers[:num_decodes], MAX_LEVELS, tasks, self._slots)
 
     def _keys(self, size: int, prompt_keys: PromptKeys) -> Keys:
         if prompt_keys is PromptKeys.IN_POOL:
@@ -163,6 +183,32 @@ class MixedInputs:
         set_first(self._decode_starts, starts[:-1])
         set_first(self._cu_seqlens, [start - starts[0] for start in starts])
         self._cu_seqlens[len(starts) :] = starts[-1] - starts[0]
+
+    def _list_shared(
+        self, readers: SharedReaders, rows: Mapping[RequestId, int], rows_of_level: int, first_key: int
+    ) -> None:
+        """Write the rows that read together, and their tasks."""
+        ordered = readers.ordered_ids
+        set_first(self._readers, [rows[request_id] for request_id in ordered])
+        tasks = readers.tasks([1] * len(ordered), rows_of_level, first_key)
+        set_first(self._shared_tasks, list(chain.from_iterable(tasks)))
+
+
+class Filled(NamedTuple):
+    """A step in memory: its words, and whether decodes read KV together."""
+
+    num_words: int
+    is_shared: bool
+
+
+def _num_decodes(size: int, num_instances: int) -> int:
+    """Return the most decodes that an instance attends in a step."""
+    return min(num_instances * size, _MAX_DECODES)
+
+
+def _readers_of(step: AttentionStep, decodes: "list[_Attended]") -> SharedReaders:
+    firsts = {one.block.request_id: one.block.positions.start for one in decodes}
+    return SharedReaders.of(step.instance_id, step.placements, firsts, step.least_saved)
 
 
 def _check_room(limits: CudaGraphLimits) -> None:

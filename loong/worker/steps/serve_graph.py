@@ -6,6 +6,7 @@ work of the host between layers, and no weights.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -40,14 +41,15 @@ class ServeGraph:
         device = backend.device.torch_device
         self._no_queries = shard.zero_queries(GROUP_SIZES[-1], device)
         self._no_slots = torch.full(GROUP_SIZES[-1:], -1, dtype=torch.int64, device=device)
-        self._steps: dict[int, Callable[[], None]] = {}
+        self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
         self._next_step: Callable[[], None]
 
     def capture(self) -> None:
         """Prepare a step for every size, the largest first, whose memory then serves the others."""
         self._exchange.begin({})
-        for size in reversed(GROUP_SIZES):
-            self._steps[size] = self._backend.capture(partial(self._step, size))
+        kinds = (False,) if self._backend.least_saved is None else (False, True)
+        for size, is_shared in product(reversed(GROUP_SIZES), kinds):
+            self._steps[size, is_shared] = self._backend.capture(partial(self._step, size, is_shared))
 
     def use(self) -> None:
         """Make it usable in the calling thread, which calls it first."""
@@ -55,9 +57,10 @@ class ServeGraph:
 
     def begin(self, batch: LeaseBatch) -> None:
         """Set the lease of the next steps, which this instance serves."""
-        self._tables.begin(batch, self._shard.config.vocab_size)
+        num_queries = batch.size * self._exchange.num_instances
+        self._tables.begin(batch, num_queries, self._shard.config.vocab_size)
         self._exchange.begin(batch.num_tokens, batch.holder_ids)
-        self._next_step = self._steps[batch.size]
+        self._next_step = self._steps[batch.size, batch.shared.is_reading]
 
     def launch(self) -> None:
         """Launch the next step, which waits for queries of each layer."""
@@ -68,9 +71,11 @@ class ServeGraph:
         self._backend.device.wait()
 
     @torch.inference_mode()
-    def _step(self, size: int) -> None:
-        lists = self._tables.lists(size * self._exchange.num_instances)
+    def _step(self, size: int, is_shared: bool) -> None:
+        num_queries = size * self._exchange.num_instances
+        lists = self._tables.lists(num_queries)
+        shared = self._tables.shared(num_queries) if is_shared else None
         slots, queries = self._no_slots[:size], self._no_queries[:size]
-        attention = GroupAttention(self._pool, slots, lists, self._backend.device, self._exchange)
+        attention = GroupAttention(self._pool, slots, lists, self._backend.device, self._exchange, shared)
         for layer in range(self._pool.num_layers):
             attention(layer, queries)

@@ -72,7 +72,7 @@ class StepRunner:
         """
         self._allocate(plan, requests)
         placements = {request_id: requests[request_id].placement for request_id in plan.request_ids}
-        step = AttentionStep(self.instance_id, plan, placements, self._pool)
+        step = AttentionStep(self.instance_id, plan, placements, self._pool, self._backend.least_saved)
         pending_ids = None
         if placeholders is not None:
             last_rows = {
