@@ -7,7 +7,8 @@ from loong.kernels.attention.shared import attend_shared
 from loong.kernels.attention.split_kv import SplitWorkspace, attend_slots, best_num_cuts
 from loong.kernels.dense.activation import silu_and_mul
 from loong.kernels.dense.expert_sum import expert_sum
-from loong.kernels.dense.grouped_linear import grouped_linear
+from loong.kernels.dense.fp8 import quantize_rows
+from loong.kernels.dense.grouped_linear import fp8_linear, grouped_linear
 from loong.kernels.dense.linear import LinearWorkspace, is_faster, linear
 from loong.kernels.dense.normalization import add_rms_norm
 from loong.kernels.dense.qkv import rotate_and_store
@@ -28,11 +29,13 @@ __all__ = [
     "copy_rows",
     "draw",
     "expert_sum",
+    "fp8_linear",
     "grouped_linear",
     "is_faster",
     "linear",
     "merge_into",
     "penalize",
+    "quantize_rows",
     "rotate_and_store",
     "silu_and_mul",
 ]

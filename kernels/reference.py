@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from loong.kernels.attend_task import AttendTask
 from loong.kernels.contract import Dims
 from loong.kernels.expert_groups import ExpertGroups
+from loong.kernels.fp8_rows import FP8, LARGEST, LEAST_SCALE
 from loong.kernels.partial import Partial
 from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
@@ -256,6 +257,42 @@ def grouped_linear(x: Tensor, weight: Tensor, groups: ExpertGroups, *, out: Tens
         if start < end:
             pairs = groups.pairs[start:end]
             out[pairs] = F.linear(x[pairs // pairs_a_row], weight[expert])
+
+
+def quantize_rows(x: Tensor, group_size: int, *, values: Tensor, scales: Tensor) -> None:
+    """Write x [T, K] as FP8 values [T, K] times scales [T, G], by which each group's largest is 448."""
+    for group, part in enumerate(torch.split(x.float(), group_size, dim=1)):
+        scale = (part.abs().amax(1) / LARGEST).clamp(min=LEAST_SCALE)
+        scales[:, group] = scale
+        first = group * group_size
+        values[:, first : first + part.shape[1]] = (part / scale[:, None]).to(FP8)
+
+
+def fp8_linear(
+    x: Tensor,
+    x_scales: Tensor,
+    weight: Tensor,
+    weight_scales: Tensor,
+    *,
+    group_size: int,
+    groups: ExpertGroups | None,
+    out: Tensor,
+) -> None:
+    """Write the product of x [M, K] and weight [X, N, K], each times its scales [..., G], to out [P, N]."""
+    wide_x, wide_weight = (
+        _dequantized(x, x_scales, group_size),
+        _dequantized(weight, weight_scales, group_size),
+    )
+    if groups is None:
+        out.copy_(F.linear(wide_x, wide_weight[0]))
+        return
+    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    grouped_linear(wide_x, wide_weight, groups, out=wide)
+    out.copy_(wide)
+
+
+def _dequantized(values: Tensor, scales: Tensor, group_size: int) -> Tensor:
+    return values.float() * scales.repeat_interleave(group_size, dim=-1)[..., : values.shape[-1]]
 
 
 def expert_sum(parts: Tensor, weights: Tensor, *, out: Tensor) -> None:

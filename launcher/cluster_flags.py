@@ -10,6 +10,7 @@ from loong.core.errors import ConfigError
 from loong.core.instance import MAX_SERVED_LEASES
 from loong.hardware.attention_kernels import check_attention_kernels
 from loong.launcher.flags import or_auto, positive, share, token_count
+from loong.model.quantization.config import FLAG_VALUES
 from loong.worker.config import FABRICS
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class ChosenCluster:
     name: str
     model: "ModelConfig"
     cluster: "ClusterConfig"
-    device: str  # a key of DEVICES
+    device: str  # a key of DEVICES, which has an unknown GPU once it is measured
     tokenizer_folder: Path
 
 
@@ -77,6 +78,12 @@ def add_model_flags(group: argparse._ArgumentGroup) -> None:
         choices=("auto", "float32", "float16", "bfloat16"),
         default="auto",
         help="data type of weights and KV (the model's; of a GGUF file float32, on GPUs bfloat16)",
+    )
+    group.add_argument(
+        "--quantization",
+        choices=FLAG_VALUES,
+        help="format that weights of layers get when they are loaded; fp8: a scale for each row (as they are "
+        "stored)",
     )
     group.add_argument("--seed", type=int, default=0, help="seed of random dummy weights (%(default)s)")
 
@@ -174,7 +181,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
     dtype = None if args.dtype == "auto" else args.dtype
     if dtype is None and source.is_gguf and args.device != "cpu":
         dtype = "bfloat16"
-    config = find_config(source.model, args.load_format, dtype)
+    config = find_config(source.model, args.load_format, dtype, args.quantization)
     device, kv_capacity = _device_and_kv_capacity(args, config)
     return ChosenCluster(
         name=source.name,
@@ -183,6 +190,7 @@ def chosen_cluster(args: argparse.Namespace, start_timeout: float) -> ChosenClus
             model=source.model,
             load_format=args.load_format,
             dtype=dtype,
+            quantization=args.quantization,
             seed=args.seed,
             num_instances=args.num_instances,
             max_instances=getattr(args, "max_instances", None),
@@ -231,7 +239,7 @@ def _check_hosts(args: argparse.Namespace) -> None:
 
 def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> tuple[str, int]:
     """Return the instances' device, as cost models name it, and the KV tokens each has room for."""
-    from loong.hardware.devices import DEVICES
+    from loong.hardware.devices import DEVICES, keeps_fp8
     from loong.hardware.gpus import check_torch, cost_device, host_gpus
     from loong.hardware.memory import ClusterSize, fit_gpu_kv_capacity, fit_kv_capacity
 
@@ -249,5 +257,6 @@ def _device_and_kv_capacity(args: argparse.Namespace, config: "ModelConfig") -> 
         args.kv_cache_tokens,
         args.gpu_memory_utilization,
         DEVICES[device].graph_limits,
+        keeps_fp8=keeps_fp8(device),
     )
     return device, tokens

@@ -187,6 +187,7 @@ class GpuInstance:
             model="",
             load_format="dummy",
             dtype=None,
+            quantization=None,
             seed=0,
             kv_capacity=0,
             host_kv_capacity=0,

@@ -32,6 +32,7 @@ class ClusterConfig:
     model: str
     load_format: str = "safetensors"
     dtype: str | None = None
+    quantization: str | None = None
     seed: int = 0
     num_instances: int = 4
     max_instances: int | None = None

@@ -72,6 +72,7 @@ class WorkerSettings:
             model=config.model,
             load_format=config.load_format,
             dtype=config.dtype,
+            quantization=config.quantization,
             seed=config.seed,
             kv_capacity=config.kv_capacity,
             host_kv_capacity=config.host_kv_capacity,

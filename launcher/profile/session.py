@@ -12,7 +12,7 @@ from loong.core.attention_kernels import AttentionKernels
 from loong.core.errors import ConfigError
 from loong.executor.lookahead import LookaheadMargin
 from loong.hardware.cost_model_file import AttentionTiles, CostModelFile, write_cost_model
-from loong.hardware.devices import DEVICES
+from loong.hardware.devices import DEVICES, keeps_fp8
 from loong.hardware.machine import num_processors
 from loong.hardware.model_shape import shape_of
 from loong.launcher.cluster.start import cluster_workers
@@ -39,7 +39,7 @@ def profile(chosen: ChosenCluster, limits: Limits, duration: float, output: Path
         raise ConfigError(
             f"an instance holds {chosen.cluster.kv_capacity} tokens; a profile needs {LEAST_ROOM}"
         )
-    shape, tp_size = shape_of(chosen.model), chosen.cluster.tp_size
+    shape, tp_size = shape_of(chosen.model, keeps_fp8=keeps_fp8(chosen.device)), chosen.cluster.tp_size
     prior = roofline(shape, DEVICES[chosen.device], tp_size, chosen.cluster.host_ids)
     tiles = _attention_tiles(chosen)
     cluster = replace(chosen.cluster, graph_limits=prior.graph_limits, least_saved=1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from loong.core.errors import ConfigError
 from loong.engine.client import EngineLimits
 from loong.hardware.chosen_cost_model import chosen_cost_model
+from loong.hardware.devices import keeps_fp8
 from loong.hardware.model_shape import shape_of
 from loong.launcher.cluster.config import ClusterConfig
 from loong.model.config import ModelConfig
@@ -77,7 +78,7 @@ def served_cost_model(config: ServeConfig, limits: EngineLimits) -> WorkCostMode
     cluster = config.cluster
     return chosen_cost_model(
         config.cost_model,
-        shape_of(config.model),
+        shape_of(config.model, keeps_fp8=keeps_fp8(config.device)),
         config.device,
         num_instances=cluster.world_size,
         tp_size=cluster.tp_size,

@@ -22,7 +22,7 @@ _NEW = {"relay", "relayed_key"}  # coefficients that former versions do not meas
 LEAST_BANDWIDTH, MOST_BANDWIDTH = 1.0, 1e18  # bytes a second
 
 # Sizes that older files lack, because all models had these.
-_NEW_SIZES = {"num_experts": 0, "num_chosen_experts": 0, "num_idle_parameters": 0}
+_NEW_SIZES = {"num_experts": 0, "num_chosen_experts": 0, "num_idle_parameters": 0, "has_fp8_layers": 0}
 T = TypeVar("T", ModelShape, Coefficients, CudaGraphLimits, HostTimes, ServiceLane, Links, LinkRates)
 
 

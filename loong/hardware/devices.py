@@ -91,6 +91,54 @@ _A100 = replace(
     hop_delay=15e-6,
 )
 _A800 = replace(_A100, link_bandwidth=170e9, move_bandwidth=89e9)
+
+
+def like_h200(
+    *,
+    flops: float,
+    memory_bandwidth: float,
+    memory_bytes: float,
+    link_bandwidth: float,
+    host_bandwidth: float,
+) -> DeviceRates:
+    """Return the rates of a GPU that sustains `flops` in large products of two-byte floats.
+
+    Attention, captured steps and delays are in proportion to those of the H200.
+    """
+    share = flops / _H200.linear_flops
+    return replace(
+        _H200,
+        linear_flops=flops,
+        attention_flops=share * _H200.attention_flops,
+        part_flops=share * _H200.part_flops,
+        lone_part_flops=share * _H200.lone_part_flops,
+        memory_bandwidth=memory_bandwidth,
+        memory_bytes=memory_bytes,
+        link_bandwidth=link_bandwidth,
+        move_bandwidth=link_bandwidth / _H200.link_bandwidth * _H200.move_bandwidth,
+        host_bandwidth=host_bandwidth,
+    )
+
+
+def _by_data_sheet(flops: float, memory_bandwidth: float, memory_bytes: float, link: float) -> DeviceRates:
+    """Return the rates of a GPU with these published peaks. Nothing of it was measured.
+
+    It sustains the shares of its peaks that the H200 does.
+    """
+    return like_h200(
+        flops=0.65 * flops,
+        memory_bandwidth=0.8 * memory_bandwidth,
+        memory_bytes=memory_bytes,
+        link_bandwidth=0.85 * link,
+        host_bandwidth=_A100.host_bandwidth if link < _A100.link_bandwidth else _H200.host_bandwidth,
+    )
+
+
+# Peaks of dense products of bfloat16, of memory, and one way of NVLink, or of PCIe where there is none.
+_B200 = _by_data_sheet(2250e12, 8e12, 180e9, 900e9)
+_L40S = _by_data_sheet(362e12, 0.864e12, 48e9, 32e9)
+_RTX_4090 = _by_data_sheet(165e12, 1.008e12, 24e9, 32e9)
+_A10 = _by_data_sheet(125e12, 0.6e12, 24e9, 32e9)
 # A core of a virtual AMD EPYC, by `loong profile` of the tiny built-in model.
 _CPU = DeviceRates(
     linear_flops=24e9,
@@ -117,4 +165,12 @@ _CPU = DeviceRates(
     relay_delay=2e-4,
     overlap=0.0,
 )
-DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, "cpu": _CPU}
+NOT_MEASURED = {"b200": _B200, "l40s": _L40S, "rtx-4090": _RTX_4090, "a10": _A10}
+# A GPU that is none of these is measured when a server starts, and added under its name.
+DEVICES = {"h200": _H200, "h100": _H100, "a100": _A100, "a800": _A800, **NOT_MEASURED, "cpu": _CPU}
+_WITH_FP8 = ("h200", "h100", "b200", "l40s", "rtx-4090")
+
+
+def keeps_fp8(device: str) -> bool:
+    """Return whether plans count weights in FP8 by one byte. Others are counted as dequantized at load."""
+    return device in _WITH_FP8

@@ -1,14 +1,25 @@
 """The GPUs of this host that workers use."""
 
+import logging
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+import msgspec
+
 from loong.core.errors import ClusterError, ConfigError
 from loong.hardware.devices import DEVICES
 from loong.hardware.driver import MIB, DriverGpu, driver_gpus
+from loong.hardware.measured_rates import MeasuredRates
+from loong.scheduler.cost.roofline import DeviceRates
 
+logger = logging.getLogger(__name__)
+
+_MEASURING = 120.0  # seconds at most, most of them to load CUDA
 _DIFFERENCE = 0.02  # of free memory, between hosts
 
 
@@ -65,11 +76,30 @@ def check_torch() -> None:
 
 
 def cost_device(gpu: Gpu) -> str:
-    """Return the key of DEVICES that a GPU is. Raises `ConfigError` if it is none of them."""
+    """Return the key of DEVICES that a GPU is. One that is none of them is measured, which takes about 10 s.
+
+    Raises `ConfigError` if it cannot be measured.
+    """
+    name = gpu.name.lower().replace(" ", "-")
     for key in DEVICES:
-        if key in gpu.name.lower():
+        if re.search(rf"\b{key}\b", name):
             return key
-    raise ConfigError(f"there is no roofline of {gpu.name}, only of {', '.join(DEVICES)}")
+    logger.info("there is no roofline of %s, so its rates are measured", gpu.name)
+    DEVICES[name] = measured_gpu(gpu)
+    return name
+
+
+def measured_gpu(gpu: Gpu) -> DeviceRates:
+    """Return the rates of GPU 0, measured in a process of its own. Raises `ConfigError` if that fails."""
+    known = f"there is no roofline of {gpu.name}, only of {', '.join(DEVICES)}, and measuring it"
+    command = [sys.executable, "-c", "from loong.hardware.measured_rates import main; main()"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_MEASURING, check=True)  # noqa: S603  our own code
+        rates = msgspec.json.decode(done.stdout, type=MeasuredRates)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        last = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        raise ConfigError(f"{known} failed: {''.join(last)}") from error
+    return rates.device_rates(gpu.free_bytes)
 
 
 def _is_installed(name: str) -> bool:

@@ -11,7 +11,8 @@ from loong.core.errors import ConfigError
 from loong.core.instance import MAX_SERVED_LEASES, MAX_SERVED_LISTS
 from loong.hardware.gpus import Gpu
 from loong.model.config import DTYPE_BYTES, ModelConfig
-from loong.model.tensor_shapes import expected_shapes
+from loong.model.quantization.config import Method
+from loong.model.tensor_shapes import expected_shapes, is_quantized
 
 MEMORY_SHARE = 0.5  # of available memory; the rest is for activations and other processes
 LEAST_KV_TOKENS = 1024  # of an instance, for which a smaller --num-instances is proposed
@@ -20,6 +21,7 @@ GIB = 2**30
 CHANNEL_BYTES_A_PEER = 2**28  # of a GPU, for tensors that a peer sends when the host launches a step
 MAILBOX_ROWS = 8704  # that an instance sends in captured steps, of all sizes
 LIST_BYTES_A_TOKEN = 8 * MAX_SERVED_LISTS * (1 + MAX_SERVED_LEASES)  # of its slots, in leases at a time
+_SCALE_BYTES = 4
 GRAPH_BYTES = 4 * GIB  # for captured steps, and to draw from the logits of 512 requests
 
 
@@ -109,6 +111,8 @@ def fit_gpu_kv_capacity(
     asked: int | None,
     utilization: float,
     graph_limits: CudaGraphLimits,
+    *,
+    keeps_fp8: bool = False,
 ) -> int:
     """Return the tokens of KV an instance: `asked`, or what fits `utilization` of free GPU memory.
 
@@ -122,7 +126,7 @@ def fit_gpu_kv_capacity(
             f"--num-instances is {num_instances}{on_hosts} and --tensor-parallel-size {tp_size}, "
             f"but this host has {len(gpus)} GPUs"
         )
-    weights = weight_bytes(config) // tp_size
+    weights = weight_bytes(config, keeps_fp8=keeps_fp8) // tp_size
     layout = config.kv_layout(tp_size)
     reserved = GRAPH_BYTES + arena_bytes(config, size)
     room = int(utilization * min(gpu.free_bytes for gpu in gpus[: size.most_of_a_host]))
@@ -150,9 +154,18 @@ def arena_bytes(config: ModelConfig, size: ClusterSize) -> int:
     return CHANNEL_BYTES_A_PEER * size.num_gpus + MAILBOX_ROWS * row_bytes * size.num_instances
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    """Return the bytes that all weights of a model take in its dtype."""
-    return DTYPE_BYTES[config.dtype] * sum(map(prod, expected_shapes(config).values()))
+def weight_bytes(config: ModelConfig, *, keeps_fp8: bool = False) -> int:
+    """Return the bytes that all weights of a model take in its dtype, or in FP8 where that is kept."""
+    shapes, element_bytes = expected_shapes(config), DTYPE_BYTES[config.dtype]
+    if not keeps_fp8 or config.quantization is None or config.quantization.method is not Method.FP8:
+        return element_bytes * sum(map(prod, shapes.values()))
+    width = None if config.quantization.block is None else config.quantization.block[1]
+    return sum(
+        prod(shape) + _SCALE_BYTES * shape[0] * (-(-shape[1] // width) if width else 1)
+        if is_quantized(name)
+        else element_bytes * prod(shape)
+        for name, shape in shapes.items()
+    )
 
 
 def _available_bytes() -> int:

@@ -1,11 +1,12 @@
 """The sizes of a model that decide its time, from its config."""
 
 from loong.model.config import DTYPE_BYTES, ModelConfig
+from loong.model.quantization.config import Method
 from loong.scheduler.cost.roofline import ModelShape
 
 
-def shape_of(config: ModelConfig) -> ModelShape:
-    """Return the sizes of a model.
+def shape_of(config: ModelConfig, *, keeps_fp8: bool = False) -> ModelShape:
+    """Return the sizes of a model. Its layers are in FP8 if they are quantized so and a device `keeps_fp8`.
 
     A layer's parameters are those of four attention projections and three of its MLP, or of each of its
     experts.
@@ -17,6 +18,7 @@ def shape_of(config: ModelConfig) -> ModelShape:
     in_expert = 3 * config.hidden_size * experts.intermediate_size if experts else 0
     num_chosen, num_experts = (experts.num_chosen, experts.num_experts) if experts else (0, 0)
     in_mlps = (config.num_layers - num_sparse) * in_mlp + num_sparse * num_chosen * in_expert
+    is_fp8 = config.quantization is not None and config.quantization.method is Method.FP8
     return ModelShape(
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
@@ -28,5 +30,6 @@ def shape_of(config: ModelConfig) -> ModelShape:
         element_bytes=DTYPE_BYTES[config.dtype],
         num_experts=num_experts,
         num_chosen_experts=num_chosen,
+        has_fp8_layers=int(is_fp8 and keeps_fp8),
         num_idle_parameters=num_sparse * (num_experts - num_chosen) * in_expert,
     )

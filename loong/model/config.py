@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from loong.core.errors import ConfigError
 from loong.core.kv_layout import KVLayout, row_of_heads
 from loong.model.expert_config import ExpertConfig
+from loong.model.quantization.config import Quantization
 from loong.model.rope_config import DynamicRope, LinearRope, RopeConfig, YarnRope
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class ModelConfig:
     has_qk_norm: bool = False
     scales: Scales = NO_SCALES
     experts: ExpertConfig | None = None
+    quantization: Quantization | None = None  # of the weights of layers
     sliding_window: int | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

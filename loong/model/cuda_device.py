@@ -21,6 +21,8 @@ from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
 from loong.model.attention_kernels import tile_kernel
 from loong.model.device import AttendTable
+from loong.model.quantization.fp8 import Fp8Matrix
+from loong.model.quantization.product import fp8_product
 from loong.model.short_kernels import SHORT_ROWS, keys_of_turn, short_width, turns_of
 from loong.model.tiles import Cut, Tile, TileSizes, best_num_pieces, cut_tiles
 
@@ -153,6 +155,11 @@ class CudaDevice:
         gpu.grouped_linear(x, weight, groups, out=out)
         self._launched(_GROUPING_LAUNCHES)
         return out
+
+    def fp8_linear(self, x: Tensor, weight: Fp8Matrix, groups: ExpertGroups | None = None) -> Tensor:
+        """See Device."""
+        self._launched(_GROUPING_LAUNCHES if groups else 2)
+        return fp8_product(x, weight, groups, gpu.quantize_rows, gpu.fp8_linear)
 
     def expert_sum(self, parts: Tensor, weights: Tensor, *, out: Tensor) -> None:
         """See Device."""

@@ -13,6 +13,8 @@ from loong.kernels.attend_task import AttendTask
 from loong.kernels.expert_groups import ExpertGroups
 from loong.kernels.shared_table import SharedTable
 from loong.kernels.slots import SlotLists
+from loong.model.quantization.fp8 import Fp8Matrix
+from loong.model.quantization.product import fp8_product
 from loong.model.tiles import Tile
 
 
@@ -84,6 +86,9 @@ class Device(Protocol):
 
         x may have a row for each of the P pairs as well.
         """
+
+    def fp8_linear(self, x: Tensor, weight: Fp8Matrix, groups: ExpertGroups | None = None) -> Tensor:
+        """Return x mapped by a weight in FP8, with activations in FP8: [T, out], or of `groups` [P, out]."""
 
     def expert_sum(self, parts: Tensor, weights: Tensor, *, out: Tensor) -> None:
         """Write the sum over C of weights [T, C] float32 times parts [T, C, E] to out [T, E]."""
@@ -216,6 +221,10 @@ class CpuDevice:
         out = x.new_empty(len(groups.pairs), weight.shape[1])
         reference.grouped_linear(x, weight, groups, out=out)
         return out
+
+    def fp8_linear(self, x: Tensor, weight: Fp8Matrix, groups: ExpertGroups | None = None) -> Tensor:
+        """See Device."""
+        return fp8_product(x, weight, groups, reference.quantize_rows, reference.fp8_linear)
 
     def expert_sum(self, parts: Tensor, weights: Tensor, *, out: Tensor) -> None:
         """See Device."""

@@ -12,6 +12,7 @@ from loong.model.config import ModelConfig
 from loong.model.families.config_file import ConfigFile, TokenIds, as_tuple
 from loong.model.families.family import Family
 from loong.model.families.registry import FAMILIES
+from loong.model.quantization.config import parse_quantization
 
 # Options that change the computation of other models, with the values that change nothing, besides null.
 OPTIONS_OF_OTHERS: Final[dict[str, tuple[object, ...]]] = {
@@ -56,17 +57,14 @@ def load_config(folder: Path) -> ModelConfig:
         raise ConfigError(
             f"{path}: architectures must start with one of {', '.join(FAMILIES)}, got {kind.architectures}"
         )
-    if kind.quantization_config is not None:
-        method = kind.quantization_config.get("quant_method", "unknown")
-        raise ConfigError(
-            f"{path}: quantization_config must be absent, got quant_method {method!r}: "
-            "only unquantized weights are supported"
-        )
+    given = kind.quantization_config
+    quantization = None if given is None else parse_quantization(str(path), given)
     _check_options(path, kind, family)
     file = _read(path, family.config_file)
     _check_layer_types(path, file, family)
     config = file.model_config()
-    return replace(config, eos_token_ids=_read_eos_token_ids(folder) or config.eos_token_ids)
+    eos_token_ids = _read_eos_token_ids(folder) or config.eos_token_ids
+    return replace(config, eos_token_ids=eos_token_ids, quantization=quantization)
 
 
 def _check_options(path: Path, kind: _Kind, family: Family) -> None:

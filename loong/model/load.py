@@ -18,9 +18,11 @@ def load_model(
     seed: int,
     tensor_parallel: TensorParallel,
     device: Device = _CPU,
+    quantization: str | None = None,
 ) -> Decoder:
     """Load one rank of the decoder that `find_config` finds. `seed` is for dummy weights."""
-    shard = Shard(find_config(model, load_format, dtype), tensor_parallel.rank, tensor_parallel.size)
+    config = find_config(model, load_format, dtype, quantization)
+    shard = Shard(config, tensor_parallel.rank, tensor_parallel.size)
     if load_format == "dummy":
         parameters = dummy_weights(shard, device.torch_device, seed=seed)
     elif Path(model).is_file():

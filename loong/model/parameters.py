@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,11 +9,14 @@ from torch import Tensor
 from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
 from loong.model.expert_config import ExpertConfig
-from loong.model.expert_weight import DenseExperts
+from loong.model.expert_weight import DenseExperts, ExpertWeight, Fp8Experts
 from loong.model.mlp import MLP, ExpertMLP, GatedMLP
+from loong.model.quantization.fp8 import Fp8Matrix, multiplies_fp8, stacked_fp8
+from loong.model.quantization.sources import Fp8Source
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import EMBEDDING, LM_HEAD, NORM, expected_shapes
-from loong.model.weight import Dense, Embedding, Weight, embedding_of, scaled
+from loong.model.tensor_source import TensorSource
+from loong.model.weight import Dense, Embedding, Fp8Linear, Weight, embedding_of, scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +42,20 @@ class Parameters:
     lm_head: Weight  # out: this rank's part of the vocab; tied: a view of the embedding
 
 
-class TensorSource(Protocol):
-    """Named tensors of a whole model, which are read in parts."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shapes of all tensors."""
-
-    def read(self, name: str, *index: slice) -> Tensor:
-        """Return a part of a tensor, of any dtype and on any device. Raises ConfigError on failure."""
-
-
-def assemble(shard: Shard, source: TensorSource, device: torch.device) -> Parameters:
+def assemble(
+    shard: Shard, source: TensorSource, device: torch.device, *, keeps_fp8: bool | None = None
+) -> Parameters:
     """Build one rank's parameters, tensor by tensor, in the model's dtype.
 
+    Weights that the source has in FP8 stay so if the device multiplies them (None), or as `keeps_fp8` says.
     Raises ConfigError naming the first tensor that is missing, unexpected or of the wrong shape, and both
     shapes.
     """
     _check_shapes(shard.config, source.shapes)
-    return _Assembler(shard, source, device).parameters()
+    if keeps_fp8 is None:
+        keeps_fp8 = multiplies_fp8(device)
+    fp8 = source if keeps_fp8 and isinstance(source, Fp8Source) else None
+    return _Assembler(shard, source, device, fp8).parameters()
 
 
 def _check_shapes(config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
@@ -83,6 +80,7 @@ class _Assembler:
     shard: Shard
     source: TensorSource
     device: torch.device
+    fp8: Fp8Source | None  # the same source, if its weights in FP8 stay so
 
     def parameters(self) -> Parameters:
         rows, config = self.shard.vocab_rows, self.shard.config
@@ -122,17 +120,12 @@ class _Assembler:
 
     def _expert_mlp(self, prefix: str, experts: ExpertConfig) -> ExpertMLP:
         rows, names = self.shard.expert_rows, [f"{prefix}.experts.{n}" for n in range(experts.num_experts)]
-        width, hidden = rows.stop - rows.start, self.shard.config.hidden_size
-        gate_up = self._empty(experts.num_experts, 2 * width, hidden)
-        down = self._empty(experts.num_experts, hidden, width)
-        for name, target, result in zip(names, gate_up, down, strict=True):
-            target[:width].copy_(self.source.read(f"{name}.gate_proj.weight", rows))
-            target[width:].copy_(self.source.read(f"{name}.up_proj.weight", rows))
-            result.copy_(self.source.read(f"{name}.down_proj.weight", slice(None), rows))
+        inputs = [[(f"{name}.{part}_proj.weight", rows) for part in ("gate", "up")] for name in names]
+        outputs = [(f"{name}.down_proj.weight", rows) for name in names]
         return ExpertMLP(
             router=Dense(self._whole(f"{prefix}.gate.weight"), None),
-            gate_up=DenseExperts(gate_up),
-            down=DenseExperts(down),
+            gate_up=self._experts([self._stacked(parts) for parts in inputs]),
+            down=self._experts([self._columns(name, columns) for name, columns in outputs]),
             num_chosen=experts.num_chosen,
             is_normalized=experts.is_normalized,
         )
@@ -140,20 +133,42 @@ class _Assembler:
     def _by_rows(self, parts: list[tuple[str, slice]]) -> Weight:
         """Return projections of one input joined into one, with this rank's rows of each."""
         has_bias = f"{parts[0][0]}.bias" in self.source.shapes
-        return Dense(
-            weight=self._stack([(f"{name}.weight", rows) for name, rows in parts]),
-            bias=self._stack([(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None,
-        )
+        bias = self._stack([(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None
+        return self._linear(self._stacked([(f"{name}.weight", rows) for name, rows in parts]), bias)
 
     def _by_columns(self, name: str, columns: slice) -> Weight:
         """Return a projection of this rank's columns.
 
         The results are summed over the ranks, and added to hidden states.
         """
-        matrix = self._place(self.source.read(f"{name}.weight", slice(None), columns))
         has_bias = f"{name}.bias" in self.source.shapes and self.shard.rank == 0
-        weight = Dense(matrix, self._whole(f"{name}.bias") if has_bias else None)
+        bias = self._whole(f"{name}.bias") if has_bias else None
+        weight = self._linear(self._columns(f"{name}.weight", columns), bias)
         return scaled(weight, self.shard.config.scales.residual)
+
+    def _linear(self, matrix: Tensor | Fp8Matrix, bias: Tensor | None) -> Weight:
+        if isinstance(matrix, Fp8Matrix):
+            return Fp8Linear(matrix, bias, self.shard.config.torch_dtype)
+        return Dense(matrix, bias)
+
+    def _experts(self, matrices: list[Tensor | Fp8Matrix]) -> ExpertWeight:
+        """Return a weight of all experts. All of them are in FP8, or none is."""
+        fp8 = [matrix for matrix in matrices if isinstance(matrix, Fp8Matrix)]
+        if fp8:
+            return Fp8Experts(stacked_fp8(fp8, torch.stack), self.shard.config.torch_dtype)
+        return DenseExperts(torch.stack([matrix for matrix in matrices if isinstance(matrix, Tensor)]))
+
+    def _stacked(self, parts: list[tuple[str, slice]]) -> Tensor | Fp8Matrix:
+        """Return rows of several weights as one."""
+        if self.fp8 is None or not all(self.fp8.is_fp8(name) for name, _ in parts):
+            return self._stack(parts)
+        matrices = [self.fp8.read_fp8(name, rows).to(self.device) for name, rows in parts]
+        return stacked_fp8(matrices, torch.cat)
+
+    def _columns(self, name: str, columns: slice) -> Tensor | Fp8Matrix:
+        if self.fp8 is not None and self.fp8.is_fp8(name):
+            return self.fp8.read_fp8(name, slice(None), columns).to(self.device)
+        return self._place(self.source.read(name, slice(None), columns))
 
     def _stack(self, parts: list[tuple[str, slice]]) -> Tensor:
         num_rows = sum(rows.stop - rows.start for _, rows in parts)

@@ -7,6 +7,7 @@ from loong.core.errors import ConfigError
 from loong.model.config import ModelConfig
 from loong.model.expert_config import ExpertConfig
 from loong.model.hugging_face import load_config
+from loong.model.quantization.config import AT_LOAD, FLAG_VALUES, Method
 from loong.model.rope_config import DefaultRope, Llama3Rope
 
 _LLAMA_2_7B = ModelConfig(
@@ -105,10 +106,13 @@ SHAPES["mixtral-8x7b"] = replace(
 LOAD_FORMATS = ("auto", "safetensors", "dummy")  # the first two are equal: the file or folder decides
 
 
-def find_config(model: str, load_format: str = "auto", dtype: str | None = None) -> ModelConfig:
+def find_config(
+    model: str, load_format: str = "auto", dtype: str | None = None, quantization: str | None = None
+) -> ModelConfig:
     """Return the config of a local folder or GGUF file, or of a name in SHAPES with `load_format="dummy"`.
 
-    `dtype` replaces the model's own. Raises ConfigError naming the alternatives.
+    `dtype` replaces the model's own, `quantization` is one of FLAG_VALUES. Raises ConfigError naming the
+    alternatives.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}")
@@ -132,4 +136,18 @@ def find_config(model: str, load_format: str = "auto", dtype: str | None = None)
         shapes = f"one of {', '.join(SHAPES)}"
         others = f" or {shapes}" if load_format == "dummy" else f" or, with --load-format dummy, {shapes}"
         raise ConfigError(f"model {model!r} does not exist; name a local folder, a GGUF file{others}")
-    return config if dtype is None else replace(config, dtype=dtype)
+    config = config if dtype is None else replace(config, dtype=dtype)
+    return config if quantization is None else _quantized(config, quantization)
+
+
+def _quantized(config: ModelConfig, quantization: str) -> ModelConfig:
+    """Return a config with weights of FP8, made when they are loaded if they are not stored so."""
+    if quantization not in FLAG_VALUES:
+        raise ConfigError(f"--quantization must be one of {', '.join(FLAG_VALUES)}, got {quantization!r}")
+    if config.quantization is None:
+        return replace(config, quantization=AT_LOAD)
+    if config.quantization.method is not Method.FP8:
+        raise ConfigError(
+            f"--quantization {quantization} is for other weights than those of {config.quantization}"
+        )
+    return config

@@ -60,3 +60,8 @@ def _gated_shapes(prefix: str, hidden: int, width: int, has_bias: bool) -> dict[
 def _linear_shapes(name: str, num_rows: int, num_columns: int, has_bias: bool) -> dict[str, tuple[int, ...]]:
     weight: dict[str, tuple[int, ...]] = {f"{name}.weight": (num_rows, num_columns)}
     return weight | {f"{name}.bias": (num_rows,)} if has_bias else weight
+
+
+def is_quantized(name: str) -> bool:
+    """Return whether a tensor is a weight of a layer that can be quantized, which a router cannot."""
+    return name.endswith("_proj.weight")

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from loong.model.device import Device
+from loong.model.quantization.fp8 import Fp8Matrix
 
 
 class Weight(Protocol):
@@ -33,6 +35,30 @@ class Dense:
     def load_products(self, device: Device, most_rows: int) -> None:
         """See Weight."""
         device.load_products(self.weight, self.bias, most_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Linear:
+    """A matrix in FP8, which products multiply by activations in FP8. See Weight."""
+
+    weight: Fp8Matrix
+    bias: Tensor | None  # [out]
+    dtype: torch.dtype  # of activations
+
+    def apply(self, x: Tensor, device: Device) -> Tensor:
+        """See Weight."""
+        out = device.fp8_linear(x, self.weight)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def load_products(self, device: Device, most_rows: int) -> None:
+        """See Weight."""
+        rows = torch.zeros(
+            most_rows, self.weight.values.shape[1], dtype=self.dtype, device=device.torch_device
+        )
+        num_rows = 1
+        while num_rows <= most_rows:
+            self.apply(rows[:num_rows], device)
+            num_rows *= 2
 
 
 @dataclass(frozen=True, slots=True)

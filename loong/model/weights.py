@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -16,27 +16,38 @@ from loong.core.errors import ConfigError
 from loong.foreign_json import NOT_JSON
 from loong.model.families.registry import FAMILIES
 from loong.model.parameters import Parameters, assemble
+from loong.model.quantization.config import Quantization
+from loong.model.quantization.sources import QuantizedAtLoad, dequantized
 from loong.model.tensor_parallel import Shard
 from loong.model.tensor_shapes import expected_shapes
+from loong.model.tensor_source import TensorSource
 
 _BASE, _PARTS_OF_BASE = "model.", ("embed_tokens.", "layers.", "norm.")
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_FP8 = "F8_E4M3"
+_QUANTIZED = (_FP8, "I32")  # of checkpoints that are quantized
 
 
-def load_weights(folder: Path, shard: Shard, device: torch.device) -> Parameters:
+def load_weights(
+    folder: Path, shard: Shard, device: torch.device, *, keeps_fp8: bool | None = None
+) -> Parameters:
     """Load one rank's weights from `model.safetensors`, else the files of `model.safetensors.index.json`.
 
-    It reads only this rank's parts. Raises ConfigError naming the file or the tensor at fault.
+    For `keeps_fp8` see `assemble`. It reads only this rank's parts. Raises ConfigError naming the file or the
+    tensor at fault.
     """
     with ExitStack() as open_files:
         names = FAMILIES[shard.config.architecture].tensor_names
-        return assemble(shard, _open_checkpoint(folder, open_files, names), device)
+        checkpoint = _open_checkpoint(folder, open_files, names, shard.config.quantization)
+        tensors = _model_tensors(checkpoint, shard.config.quantization)
+        return assemble(shard, tensors, device, keeps_fp8=keeps_fp8)
 
 
 def dummy_weights(shard: Shard, device: torch.device, *, seed: int = 0) -> Parameters:
     """Make one rank's weights from a seed. The whole model is the same for any number of ranks."""
     shapes = expected_shapes(shard.config)
-    return assemble(shard, RandomTensors(shapes, seed, shard.config.torch_dtype, device), device)
+    tensors = RandomTensors(shapes, seed, shard.config.torch_dtype, device)
+    return assemble(shard, tensors if shard.config.quantization is None else QuantizedAtLoad(tensors), device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,10 @@ class _Checkpoint:
     paths: dict[str, Path]
     files: dict[Path, safe_open]
     own_names: dict[str, str]  # in their files
+    fp8_names: set[str] = field(default_factory=set)
+
+    def is_fp8(self, name: str) -> bool:
+        return name in self.fp8_names
 
     def read(self, name: str, *index: slice) -> Tensor:
         path = self.paths[name]
@@ -83,8 +98,19 @@ class _Checkpoint:
         return part
 
 
-def _open_checkpoint(folder: Path, open_files: ExitStack, names: Mapping[str, str]) -> _Checkpoint:
+def _model_tensors(checkpoint: "_Checkpoint", quantization: Quantization | None) -> TensorSource:
+    """Return the tensors under the names of a model that is not quantized."""
+    if quantization is None:
+        return checkpoint
+    return dequantized(checkpoint, quantization) if quantization.is_stored else QuantizedAtLoad(checkpoint)
+
+
+def _open_checkpoint(
+    folder: Path, open_files: ExitStack, names: Mapping[str, str], quantization: Quantization | None
+) -> _Checkpoint:
     checkpoint = _Checkpoint({}, {}, {}, {})
+    is_quantized = quantization is not None and quantization.is_stored
+    dtypes = _FLOATS + _QUANTIZED if is_quantized else _FLOATS
     for path in _checkpoint_paths(folder):
         try:
             file = open_files.enter_context(safe_open(path, framework="pt"))
@@ -93,10 +119,12 @@ def _open_checkpoint(folder: Path, open_files: ExitStack, names: Mapping[str, st
         checkpoint.files[path] = file
         for own_name in file.keys():  # noqa: SIM118 - not a mapping
             part, name = file.get_slice(own_name), our_name(own_name, names)
-            if part.get_dtype() not in _FLOATS:
+            if part.get_dtype() not in dtypes:
                 raise ConfigError(
-                    f"{name} of {path} must be one of {', '.join(_FLOATS)}, got {part.get_dtype()}"
+                    f"{name} of {path} must be one of {', '.join(dtypes)}, got {part.get_dtype()}"
                 )
+            if part.get_dtype() == _FP8:
+                checkpoint.fp8_names.add(name)
             if name in checkpoint.shapes:
                 raise ConfigError(f"{path} has {own_name}, but {name} is in {checkpoint.paths[name]}, too")
             checkpoint.own_names[name] = own_name

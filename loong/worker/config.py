@@ -40,6 +40,7 @@ class WorkerConfig:
     model: str
     load_format: str
     dtype: str | None
+    quantization: str | None
     seed: int
     kv_capacity: int
     host_kv_capacity: int

@@ -47,6 +47,7 @@ from loong.messages.wire import (
     decode_command,
     encode,
 )
+from loong.model.config import ModelConfig
 from loong.model.load import load_model
 from loong.model.shapes import find_config
 from loong.model.tensor_parallel import Shard, SingleDevice, TensorParallel
@@ -105,11 +106,17 @@ class Worker:
         self._backend = _make_backend(config)
         self._device = self._backend.device
         self._device.use()
-        shape = find_config(config.model, config.load_format, config.dtype)
+        shape = _model_config(config)
         self._fabric = self._backend.connect(sockets, Shard(shape, config.tp_rank, config.tp_size))
         ranks: TensorParallel = SingleDevice() if config.tp_size == 1 else self._fabric.tensor_parallel
         self._model = load_model(
-            config.model, config.load_format, config.dtype, config.seed, ranks, self._device
+            config.model,
+            config.load_format,
+            config.dtype,
+            config.seed,
+            ranks,
+            self._device,
+            config.quantization,
         )
         shard = self._model.shard
         self._kv = KVPart(config, shard, self._fabric, self._backend)
@@ -267,12 +274,16 @@ class Worker:
         return Reports(self._context, self._config)
 
 
+def _model_config(config: WorkerConfig) -> ModelConfig:
+    return find_config(config.model, config.load_format, config.dtype, config.quantization)
+
+
 def _make_backend(config: WorkerConfig) -> Backend:
     if config.device == "cpu":
         return CpuBackend(config.least_saved)
     from loong.worker.cuda_backend import CudaBackend  # not at the top: its kernels need Triton
 
-    dtype = find_config(config.model, config.load_format, config.dtype).torch_dtype
+    dtype = _model_config(config).torch_dtype
     index = config.world.index_on_host(config.rank) % torch.cuda.device_count()
     tiles = None if config.attention_tiles is None else TileSizes(*config.attention_tiles)
     kernels = AttentionKernels(config.attention_kernels)
@@ -310,7 +321,7 @@ def start_masks(config: WorkerConfig) -> MaskProcesses | None:
     """
     if config.tokenizer_folder is None or config.tp_rank > 0:
         return None
-    vocab_size = find_config(config.model, config.load_format, config.dtype).vocab_size
+    vocab_size = _model_config(config).vocab_size
     shared = SharedMasks(vocab_size)
     return MaskProcesses(fork_mask_process(Path(config.tokenizer_folder), vocab_size, shared), shared)
 

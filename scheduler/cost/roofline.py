@@ -32,16 +32,21 @@ class ModelShape:
     num_experts: int = 0
     num_chosen_experts: int = 0  # by each token
     num_idle_parameters: int = 0
+    has_fp8_layers: int = 0  # 1 if parameters of layers take one byte
 
     @property
-    def num_read_parameters(self) -> int:
-        """Return the parameters that a step reads: those of all experts that some of its tokens choose."""
-        if not self.num_idle_parameters:
-            return self.num_layer_parameters + self.num_output_parameters
-        chosen = self.num_chosen_experts / self.num_experts
-        by_others = 1 - (1 - chosen) ** (_TYPICAL_BATCH - 1)
-        num_idle = int(by_others * self.num_idle_parameters)
-        return self.num_layer_parameters + num_idle + self.num_output_parameters
+    def layer_parameter_bytes(self) -> int:
+        """Return the bytes of a parameter of layers; scales are not counted."""
+        return 1 if self.has_fp8_layers else self.element_bytes
+
+    @property
+    def read_bytes(self) -> float:
+        """Return the bytes of parameters that a step reads: those of the experts that some token chooses."""
+        num_in_layers: float = self.num_layer_parameters
+        if self.num_idle_parameters:
+            chosen = self.num_chosen_experts / self.num_experts
+            num_in_layers += (1 - (1 - chosen) ** (_TYPICAL_BATCH - 1)) * self.num_idle_parameters
+        return self.layer_parameter_bytes * num_in_layers + self.element_bytes * self.num_output_parameters
 
     @property
     def kv_row_bytes(self) -> int:
@@ -146,7 +151,7 @@ def roofline(
             ring_launch=shape.num_layers * device.ring_launch,
             hop_launch=shape.num_layers * device.hop_launch,
             beside_ring=shape.num_layers * device.beside_ring_launch,
-            weights=shape.num_read_parameters * shape.element_bytes / tp_size / device.memory_bandwidth,
+            weights=shape.read_bytes / tp_size / device.memory_bandwidth,
             token=2 * shape.num_layer_parameters / tp_size / device.linear_flops
             + summed_bytes / device.link_bandwidth,
             attend=shape.num_layers * device.attend_delay,
@@ -192,6 +197,7 @@ def kv_capacity(
     """
     shape.check_cut(tp_size)
     num_in_layers = shape.num_layer_parameters + shape.num_idle_parameters
-    num_parameters = num_in_layers + 2 * shape.num_output_parameters
-    free = tp_size * device.memory_bytes * memory_utilization - num_parameters * shape.element_bytes
+    weights = num_in_layers * shape.layer_parameter_bytes
+    weights += 2 * shape.num_output_parameters * shape.element_bytes
+    free = tp_size * device.memory_bytes * memory_utilization - weights
     return max(0, int(free // shape.kv_bytes))

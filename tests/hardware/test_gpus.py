@@ -16,6 +16,7 @@ from loong.fabric.memory.chunked_channel import ChunkedChannel
 from loong.fabric.memory.symmetric_fabric import SIZES
 from loong.hardware.gpus import Gpu, check_alike, check_torch, cost_device, host_gpus
 from loong.hardware.machine import machine_facts
+from loong.hardware.measured_rates import measure
 from loong.hardware.memory import (
     GRAPH_BYTES,
     LIST_BYTES_A_TOKEN,
@@ -128,8 +129,25 @@ def test_a_host_without_gpus_and_a_gpu_without_a_roofline_are_named(
     with pytest.raises(ConfigError, match="`pip install nvidia-ml-py`"):
         host_gpus()
     assert "gpus" not in machine_facts()
-    with pytest.raises(ConfigError, match="no roofline of NVIDIA T4, only of h200"):
-        cost_device(Gpu("NVIDIA T4", 1))
+    with pytest.raises(
+        ConfigError, match=r"no roofline of NVIDIA T4, only of h200, .* measuring it failed: .+"
+    ):
+        cost_device(Gpu("NVIDIA T4", 1))  # a real measurement, by a torch for processors
+
+
+def test_a_gpu_is_known_by_a_whole_word_of_its_name() -> None:
+    names = {"NVIDIA A10": "a10", "NVIDIA GeForce RTX 4090": "rtx-4090", "NVIDIA L40S": "l40s"}
+    names |= {"NVIDIA B200": "b200", "NVIDIA H100 80GB HBM3": "h100"}
+    assert {name: cost_device(Gpu(name, 1)) for name in names} == names
+
+
+def test_an_unknown_gpu_gets_the_rates_that_are_measured() -> None:
+    measured = measure("cpu", num_bytes=1 << 12, size=16, seconds=0.0)
+    rates = measured.device_rates(24e9)
+    assert rates.linear_flops == measured.flops > 0
+    assert rates.memory_bandwidth == measured.memory_bandwidth > 0
+    assert rates.link_bandwidth == rates.host_bandwidth == measured.host_bandwidth > 0
+    assert rates.part_flops / rates.linear_flops == pytest.approx(540 / 645)
 
 
 def test_a_torch_for_processors_and_missing_bindings_are_named_before_a_worker_starts(

@@ -88,7 +88,7 @@ def test_the_older_and_the_newer_layout_of_rope_mean_the_same(
             r"architectures must start with one of Llama.*got \['GPT2LMHead",
         ),
         ({"architectures": None}, "architectures must start with one of .* got None"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config must be absent, .* 'awq'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported, only comp"),
         ({"hidden_act": "gelu"}, "hidden_act must be 'silu', 'swish', got 'gelu'"),
         ({"model_type": "mistral"}, "model_type of LlamaForCausalLM must be 'llama', got 'mistral'"),
         ({"model_type": "granite"}, "model_type of LlamaForCausalLM must be 'llama', got 'granite'"),

@@ -71,6 +71,7 @@ def bare_config(
         model="",
         load_format="dummy",
         dtype=None,
+        quantization=None,
         seed=0,
         kv_capacity=kv_capacity,
         host_kv_capacity=host_kv_capacity,

@@ -4,7 +4,8 @@ from kernel_cases import TOLERANCES, poisoned, random_values
 
 from loong.kernels import reference
 from loong.kernels.dense.expert_sum import expert_sum
-from loong.kernels.dense.grouped_linear import grouped_linear
+from loong.kernels.dense.fp8 import quantize_rows
+from loong.kernels.dense.grouped_linear import fp8_linear, grouped_linear
 from loong.kernels.expert_groups import ExpertGroups
 
 
@@ -46,6 +47,42 @@ def test_products_of_experts_equal_their_definition(
         grouped_linear(x, weight, groups, out=actual)
         reference.grouped_linear(x, weight, groups, out=expected)
         torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("group_size", [128, 300])  # of 300 columns
+@pytest.mark.parametrize("num_experts", [1, 3])
+def test_products_of_fp8_equal_their_definition(
+    num_experts: int, group_size: int, device: torch.device
+) -> None:
+    num_tokens, num_chosen = 20, 2 if num_experts > 1 else 1
+    groups = None
+    if num_experts > 1:
+        groups = ExpertGroups.of(chosen_experts(num_tokens, num_chosen, num_experts, device), num_experts)
+    x = random_values(1, num_tokens, 300, dtype=torch.float32, device=device)
+    weight = random_values(2, num_experts * 70, 300, dtype=torch.float32, device=device) / 300**0.5
+    quantized = []
+    for matrix in (x, weight):
+        results = []
+        for function in (quantize_rows, reference.quantize_rows):
+            values = torch.empty(matrix.shape, dtype=torch.float8_e4m3fn, device=device)
+            scales = poisoned(len(matrix), -(-300 // group_size), dtype=torch.float32, device=device)
+            function(matrix, group_size, values=values, scales=scales)
+            results.append((values, scales))
+        for values, scales in results:  # the interpreter rounds some halves of steps to the other side
+            found = values.float() * scales.repeat_interleave(group_size, dim=1)[:, :300]
+            torch.testing.assert_close(found, matrix, atol=float(scales.max()) / 256, rtol=1 / 15)
+        torch.testing.assert_close(results[0][1], results[1][1])
+        quantized.append(results[0])
+    (x_values, x_scales), (values, scales) = quantized
+    operands = x_values, x_scales, values.view(num_experts, 70, 300), scales.view(num_experts, 70, -1)
+    products = []
+    for multiply in (fp8_linear, reference.fp8_linear):
+        out = poisoned(num_tokens * num_chosen, 70, dtype=torch.float32, device=device)
+        multiply(*operands, group_size=group_size, groups=groups, out=out)
+        products.append(out)
+    torch.testing.assert_close(*products, atol=2e-3, rtol=2e-3)
+    if groups is None:
+        torch.testing.assert_close(products[0], x @ weight.T, atol=0.15, rtol=0)
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 64), (2, 8, 1500), (0, 2, 64)])

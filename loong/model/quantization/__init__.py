@@ -1,0 +1,1 @@
+"""Formats of weights with fewer bits than activations: their configs, their meaning, and their tensors."""
