@@ -85,8 +85,8 @@ def test_an_option_that_changes_nothing_is_taken(name: str, tmp_path: Path) -> N
     plain = config_of(tmp_path / "plain.gguf")
     for number, neutral in enumerate(NEUTRAL[name]):
 
-        def add(writer: gguf.GGUFWriter, neutral: bool | float | str = neutral) -> None:
-            kind = {bool: "bool", float: "float32", str: "string"}[type(neutral)]
+        def add(writer: gguf.GGUFWriter, neutral: bool | int | float | str = neutral) -> None:
+            kind = {bool: "bool", int: "uint32", float: "float32", str: "string"}[type(neutral)]
             getattr(writer, f"add_{kind}")(f"llama.{name}", neutral)
 
         assert config_of(tmp_path / f"{number}.gguf", add) == plain

@@ -116,8 +116,8 @@ def test_a_reason_names_what_was_passed_over() -> None:
 
 
 def test_every_kind_of_decision_has_words() -> None:
-    waits = {DecisionKind.WAIT}  # reported with their time instead
-    assert phrases.SUBJECTS.keys() == set(DecisionKind) - waits
+    others = {DecisionKind.WAIT, DecisionKind.MISS}  # reported with their time, and with what was not read
+    assert phrases.SUBJECTS.keys() == set(DecisionKind) - others
 
 
 def test_what_was_waited_for_is_reported_with_its_time_and_what_took_least_together() -> None:
