@@ -37,7 +37,15 @@ OTHER_POLICIES = (
     "tp",
     "chunked",
 )
-ABLATIONS = ("esp", "esp-fcfs", "esp-no-chunks", "esp-no-apart", "esp-no-lone")
+ABLATIONS = (
+    "esp",
+    "esp-fcfs",
+    "esp-no-chunks",
+    "esp-no-apart",
+    "esp-no-light-apart",
+    "esp-no-moves",
+    "esp-no-lone",
+)
 PAGE = Path(__file__).parents[2] / "docs" / "goodput.md"
 
 

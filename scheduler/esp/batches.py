@@ -13,6 +13,7 @@ from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.layout import instances_for_prompts
 from loong.scheduler.esp.lease_timing import end_for, least_lease_seconds
+from loong.scheduler.esp.placement import place
 from loong.scheduler.esp.prompt_order import PrefillCandidate
 from loong.scheduler.esp.quick import QuickPrompts
 from loong.scheduler.esp.step_time import step_seconds
@@ -22,8 +23,10 @@ def build(draft: PlanDraft) -> PlanDraft:
     """Choose the instances for prompts and those for decodes, and make their batches."""
     decodes = ServedDecodes(draft)
     draft = replace(draft, prompt_ids=instances_for_prompts(draft, decodes))
-    is_apart = draft.prompt_ids != draft.everywhere
-    return build_apart(draft, decodes) if is_apart else build_together(draft)
+    if draft.prompt_ids == draft.everywhere:
+        return build_together(draft)
+    placed = place(draft, decodes)
+    return build_apart(placed, decodes if placed is draft else ServedDecodes(placed))
 
 
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:

@@ -12,7 +12,7 @@ from math import inf
 from loong.core.cost.work import WorkCount
 from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId
+from loong.core.placement import InstanceId, Placement, striped
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
@@ -54,10 +54,15 @@ class ServedDecodes:
         views = (self.snapshot.request[r] for batch in self.leases for r in batch.plan.request_ids)
         return tuple(view for view in views if not view.has_ended)
 
+    @cached_property
+    def moving(self) -> tuple[RequestView, ...]:
+        """Those whose KV is on its way to where they decode."""
+        return tuple(view for view in self.snapshot.running if _is_moving(view))
+
     @property
     def all_views(self) -> tuple[RequestView, ...]:
         """All of them."""
-        return self.resting + self.in_flight
+        return self.resting + self.in_flight + self.moving
 
     @property
     def busy_ids(self) -> frozenset[InstanceId]:
@@ -180,7 +185,10 @@ class ServedDecodes:
             group = ESPGroup(self._last(number))
             count = WorkCount(group.instance_ids, is_lease=True)
             for place, view in enumerate(self.all_views):
-                count.add_decode(group.instance_ids[place % number], view.placement)
+                master_id = group.instance_ids[place % number]
+                count.add_decode(
+                    master_id, moved_to(master_id, view) if view.is_migrating else view.placement
+                )
             return self.draft.cost_model.step_time(count.step(group, is_first=False))
 
         return seconds
@@ -197,6 +205,16 @@ class ServedDecodes:
                 break
             views.append(view)
         return views
+
+
+def moved_to(instance_id: InstanceId, view: RequestView) -> Placement:
+    """Return the placement of all KV of a request on one instance."""
+    return striped(view.request_id, range(view.placement.num_tokens), (instance_id,))
+
+
+def _is_moving(view: RequestView) -> bool:
+    """Return whether a decode waits for its KV."""
+    return view.is_migrating and view.batch_id is None and view.num_output_tokens > 0 and not view.has_ended
 
 
 def _is_decode(batch: RunningBatch, snapshot: Snapshot) -> bool:

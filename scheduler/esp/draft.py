@@ -7,7 +7,7 @@ from functools import cached_property
 from loong.core.cost.cost_model import CostModel
 from loong.core.decision import Decision
 from loong.core.placement import InstanceId
-from loong.core.plan import BatchPlan, IterationPlan, LeaseEnd, Preemption
+from loong.core.plan import BatchPlan, IterationPlan, KVMigration, LeaseEnd, Preemption
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.common.planning_view import PlanningView
@@ -20,7 +20,8 @@ class Variant:
     """The parts that a variant of `esp` has. `esp` itself has all: variants measure the value of each.
 
     Prompts go in `order`, in chunks, and short ones on instances of their own. Decodes run apart from
-    prompts. Prefixes that others wait to read are copied. A group that `is_fixed` is always whole.
+    prompts, and KV of computed prompts moves to them where that pays. Prefixes that others wait to read are
+    copied. A group that `is_fixed` is always whole.
     """
 
     order: Order = by_deadline
@@ -28,6 +29,8 @@ class Variant:
     has_lone_instances: bool = True
     has_apart: bool = True
     has_copies: bool = True
+    has_moves: bool = True
+    has_light_apart: bool = True
     is_fixed: bool = False
 
 
@@ -52,6 +55,7 @@ class PlanDraft:
     lease_steps: int = 0
     prompt_ids: tuple[InstanceId, ...] = ()
     batches: tuple[BatchPlan, ...] = ()
+    migrations: tuple[KVMigration, ...] = ()
     lease_ends: tuple[LeaseEnd, ...] = ()
     preempted: tuple[RequestView, ...] = ()
     decisions: tuple[Decision, ...] = ()
@@ -80,6 +84,7 @@ class PlanDraft:
         """Return the plan."""
         return IterationPlan(
             batches=self.batches,
+            migrations=self.migrations,
             preemptions=tuple(Preemption(view.request_id) for view in self.preempted),
             lease_ends=self.lease_ends,
             decisions=self.decisions,

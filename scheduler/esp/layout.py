@@ -37,8 +37,30 @@ def instances_for_prompts(draft: PlanDraft, decodes: ServedDecodes) -> tuple[Ins
         return everywhere  # only all instances have room for it
     if _is_prompt_in_flight(draft, decodes):
         return prompt_ids  # idle instances would wait for the others
-    apart_speed = _speed(draft, len(prompt_ids), first, longest_step(draft))
-    return prompt_ids if apart_speed >= together_speed(draft, first, decodes.all_views) else everywhere
+    apart = _speed(draft, len(prompt_ids), first, longest_step(draft))
+    together = together_speed(draft, first, decodes.all_views)
+    is_quicker = apart >= together or _is_sooner_apart(draft, decodes, apart, together)
+    return prompt_ids if is_quicker else everywhere
+
+
+def _is_sooner_apart(draft: PlanDraft, decodes: ServedDecodes, apart: float, together: float) -> bool:
+    """Return whether tokens come sooner apart, in seconds of all requests, with all prompts in time.
+
+    Prompts are computed at these speeds, in seconds of work a second. Apart, the first tokens of prompts come
+    later, and those of decodes sooner: together each waits for a step with chunks.
+    """
+    if not draft.variant.has_light_apart or not apart:
+        return False
+    num_waited, work = 0.0, 0.0
+    for prefill in draft.prefills:
+        work += prefill.work
+        num_waited += work
+        if prefill.is_late or draft.snapshot.now + work / apart > prefill.deadline:
+            return False
+    step = PLANNED_TPOT_SHARE * tightest_tpot(decodes.all_views, draft.config)
+    num_steps = work / together / step
+    num_tokens = sum(min(num_steps, view.num_remaining_tokens) for view in decodes.all_views)
+    return num_tokens * (step - decodes.step_seconds) > num_waited * (1 / apart - 1 / together)
 
 
 def _is_prompt_in_flight(draft: PlanDraft, decodes: ServedDecodes) -> bool:

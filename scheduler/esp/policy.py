@@ -42,6 +42,8 @@ ABLATIONS = {
     "esp-fcfs": Variant(order=by_arrival),
     "esp-no-chunks": Variant(has_chunks=False),
     "esp-no-apart": Variant(has_apart=False),
+    "esp-no-light-apart": Variant(has_light_apart=False),
+    "esp-no-moves": Variant(has_moves=False),
     "esp-no-lone": Variant(has_lone_instances=False),
     "esp-no-copies": Variant(has_copies=False),
 }
@@ -60,7 +62,8 @@ def plan_esp(
         plan = plan_parts(alone, each, cost_model, config, variant)
     elif snapshot.num_hosts > 1 and len(parts := joined_hosts(snapshot)) > 1:
         plan = plan_parts(snapshot, parts, cost_model, config, variant)
-    if plan is not None and (plan.batches or snapshot.is_anything_in_flight) and not plan.preemptions:
+    is_enough = plan is not None and (plan.batches or plan.migrations or snapshot.is_anything_in_flight)
+    if plan is not None and is_enough and not plan.preemptions:
         return plan  # otherwise one part has too little room for what it has, and all together may have it
     plan = plan_part(snapshot, cost_model, config, len(snapshot.pools), variant)
     return with_borrowings(plan, snapshot)

@@ -56,7 +56,8 @@ def plan_while_busy(snapshot: Snapshot) -> IterationPlan:
 
 def relieve(draft: PlanDraft) -> PlanDraft:
     """Where nothing would run, use the room of all instances together, or preempt the last to come."""
-    if draft.batches or draft.snapshot.is_anything_in_flight or not draft.view.free:
+    is_anything_planned = bool(draft.batches or draft.migrations)
+    if is_anything_planned or draft.snapshot.is_anything_in_flight or not draft.view.free:
         return draft
     draft = replace(draft, prefills=draft.prefills + draft.paused_late)
     batch = batch_of_all(draft, BatchBuilder(draft, step_seconds(draft)), draft.everywhere)
@@ -76,6 +77,7 @@ def joined_plan(plans: Iterable[IterationPlan]) -> IterationPlan:
     each = tuple(plans)
     return IterationPlan(
         batches=tuple(batch for plan in each for batch in plan.batches),
+        migrations=tuple(migration for plan in each for migration in plan.migrations),
         preemptions=tuple(preemption for plan in each for preemption in plan.preemptions),
         lease_ends=first_ends(end for plan in each for end in plan.lease_ends),
         decisions=tuple(decision for plan in each for decision in plan.decisions),

@@ -59,6 +59,8 @@ POLICY_STYLES = {
     "esp-fcfs": LineStyle(BLUE, "--", "v"),
     "esp-no-chunks": LineStyle(VERMILION, "--", "^"),
     "esp-no-apart": LineStyle(GREEN, "--", "s"),
+    "esp-no-light-apart": LineStyle(SKY, "--", "v"),
+    "esp-no-moves": LineStyle(BROWN, "--", "D"),
     "esp-no-lone": LineStyle(ORANGE, "--", "o"),
     "esp-no-copies": LineStyle(PINK, "--", "D"),
 }

@@ -18,6 +18,8 @@ from loong.core.request import SLO, Request, RequestView
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
+from loong.scheduler.esp.draft import Variant
+from loong.scheduler.esp.policy import plan_esp
 from loong.scheduler.esp.reasons import JOINED, WaitReason
 from loong.scheduler.policy import admissible_tokens, make_policy
 
@@ -59,18 +61,18 @@ def test_with_tight_targets_decodes_run_on_the_last_instance_and_prompts_on_the_
     prompts = [batch for batch in batches_of(run) if not is_decode(batch)]
     long = {f"r{n:03}" for n in range(12) if n % 3}
     assert {b.group.instance_ids for b in prompts if long.intersection(b.request_ids)} == {(0, 1, 2)}
-    assert (run.stats.num_migrated_tokens, run.stats.num_preemptions) == (0, 0)
+    assert run.stats.num_preemptions == 0 < run.stats.num_migrated_tokens
 
 
 def test_with_loose_targets_few_instances_run_decodes_and_prompts_together() -> None:
     run = simulate("esp", FOUR[:2], mixed(), cost_model=H200)
     sizes = [{len(block.positions) > 1 for block in batch.queries} for batch in batches_of(run)]
     assert {True, False} in sizes
-    assert (run.stats.num_migrated_tokens, run.stats.num_preemptions) == (0, 0)
+    assert run.stats.num_preemptions == 0
 
 
 def test_prompts_are_computed_while_decodes_read_their_kv() -> None:
-    run = simulate("esp", FOUR, mixed(), cost_model=H200, config=TIGHT)
+    run = simulate("esp-no-moves", FOUR, mixed(), cost_model=H200, config=TIGHT)
     serving = [
         batch
         for snapshot, _ in run.plans
@@ -155,7 +157,7 @@ def test_to_go_on_together_leases_end_and_idle_instances_wait() -> None:
     old, new, late = decoding("old", 10, (1,)), decoding("new", 10, (0,)), waiting("late", 30_000)
     lease = replace(decode([old], (1,), {"old": 1}, num_steps=50), predicted_time=0.01)
     snapshot = snapshot_of([90_000] * 2, [old, new, late], [running(7, lease)], now=0.001)
-    plan = planned(snapshot, H200, PolicyConfig())
+    plan = plan_esp(snapshot, H200, PolicyConfig(), Variant(has_light_apart=False))
     assert [end.batch_id for end in plan.lease_ends] == [7]
     assert any(d.kind is DecisionKind.END_LEASE and d.chosen == JOINED for d in plan.decisions)
     assert [decision.request_ids for decision in plan.decisions if decision.chosen == WaitReason.BUSY] == [
