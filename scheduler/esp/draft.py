@@ -71,6 +71,12 @@ class PlanDraft:
         return tuple(sorted(self.view.free))
 
     @cached_property
+    def is_roomy(self) -> bool:
+        """Whether all live requests fit at their declared ends."""
+        live = (view for view in self.snapshot.request.values() if not view.has_ended)
+        return sum(view.num_final_tokens for view in live) <= self.view.capacity
+
+    @cached_property
     def idle_ids(self) -> frozenset[InstanceId]:
         """The full instances that run nothing."""
         return frozenset(i for i in self.view.free if self.snapshot.instance[i].batch_id is None)

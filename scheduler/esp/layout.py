@@ -49,7 +49,7 @@ def _is_sooner_apart(draft: PlanDraft, decodes: ServedDecodes, apart: float, tog
     Prompts are computed at these speeds, in seconds of work a second. Apart, the first tokens of prompts come
     later, and those of decodes sooner: together each waits for a step with chunks.
     """
-    if not draft.variant.has_light_apart or not apart:
+    if not (draft.variant.has_light_apart and draft.is_roomy and apart):
         return False
     num_waited, work = 0.0, 0.0
     for prefill in draft.prefills:

@@ -141,9 +141,8 @@ def place(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     """
     if not draft.variant.has_moves or len(decodes.instance_ids) > 1 or not decodes.resting:
         return draft
-    live = (view for view in draft.snapshot.request.values() if not view.has_ended)
-    if sum(view.num_final_tokens for view in live) > draft.view.capacity:
-        return draft  # where room is short, KV stays spread
+    if not draft.is_roomy:
+        return draft  # KV stays spread, so that any free slot serves any request
     (destination_id,) = decodes.instance_ids
     moved = Placements(draft, decodes, destination_id).moved
     if not moved:
