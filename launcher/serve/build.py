@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import gettempdir
 from time import perf_counter, time
 
+from msgspec import structs
+
 import loong
 from loong.core.instance import ElasticInstance
 from loong.core.placement import InstanceId
@@ -70,7 +72,7 @@ async def build(prepared: Prepared, fork_server: ForkServer | None) -> AsyncIter
         recalibration = Recalibration(base, is_applied=config.is_recalibrated)
         cost_model = RecalibratedCostModel(recalibration) if config.is_recalibrated else base
         observers = request_observers(config, cost_model, recalibration, clock_start)
-        setting = replace(_setting(config, instances, base, last_id), least_saved=cluster.least_saved)
+        setting = structs.replace(_setting(config, instances, base, last_id), least_saved=cluster.least_saved)
         listeners = (observers.recent, observers.runs)
         with run_logs(config.logs, setting, clock_start, listeners, observers.target) as logs:
             gc.freeze()  # what is there stays: a collection that walked all of it would hold up every stream
