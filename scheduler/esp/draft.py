@@ -72,7 +72,7 @@ class PlanDraft:
 
     @cached_property
     def is_roomy(self) -> bool:
-        """Whether all live requests fit at their declared ends."""
+        """True if all live requests fit at their declared ends."""
         live = (view for view in self.snapshot.request.values() if not view.has_ended)
         return sum(view.num_final_tokens for view in live) <= self.view.capacity
 
