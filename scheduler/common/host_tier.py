@@ -189,7 +189,8 @@ class HostTier:
         for instance_id, segments in self.snapshot.unsaved.items():
             tier_id = self.snapshot.tiers[instance_id]
             pace = self.snapshot.pools[instance_id] // MOVED_PART - self.on_link[instance_id, tier_id]
-            room = self.snapshot.instance[tier_id].kv_free - self.arriving[tier_id]
+            tier = self.snapshot.instance[tier_id]  # what it keeps stays: others would push each other out
+            room = tier.kv_free - tier.kv_cached - self.arriving[tier_id]
             most = min(pace, left[instance_id], room)
             for segment in segments:
                 if self._is_worth_it(segment, tier_id):

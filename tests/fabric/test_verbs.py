@@ -270,7 +270,7 @@ def test_what_is_left_of_a_failed_migration_is_not_taken_for_the_next(carrier: C
 
 def misuse(fabric: Fabric, instance_id: int, tp_rank: int) -> None:
     x = torch.zeros(2, 3)
-    with pytest.raises(InvalidMessageError, match=r"ring with \[0, 1\] in a step without peers"):
+    with pytest.raises(InvalidMessageError, match=r"ring with \[[01]\] in a step without peers"):
         ring_step(NoPeers(instance_id), (0, 1), x, x)
     with pytest.raises(InvalidMessageError, match="opened a batch of"), fabric.batch(0, (1 - instance_id,)):
         pass
