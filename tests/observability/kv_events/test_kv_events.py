@@ -1,4 +1,4 @@
-"""Events of cached blocks: whoever follows them knows what the prefix tree has."""
+"""Events of cached blocks: a subscriber that follows them knows what the prefix tree has."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -40,7 +40,7 @@ Block = tuple[str, tuple[int, ...]]
 
 
 class Router:
-    """What a subscriber knows: blocks by hash, each after the block before it."""
+    """The blocks that a subscriber knows, by hash, each after the block before it."""
 
     def __init__(self) -> None:
         self.stored: dict[int, Block] = {}

@@ -74,7 +74,7 @@ def test_sharers_that_come_and_go_read_their_prefix_once(
         num_passes.append(len(passes))
     assert_exact(script, outcomes)
     assert num_passes[-1] > num_passes[-3] > num_passes[-4] > 0  # lease, release, mixed step, lease
-    assert set(passes) == {21}  # keys, whoever reads them
+    assert set(passes) == {21}  # keys, by any reader
 
 
 def test_groups_and_their_holders_read_it_once(folder: Path) -> None:
