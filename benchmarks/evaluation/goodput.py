@@ -43,6 +43,7 @@ ABLATIONS = (
     "esp-no-chunks",
     "esp-no-apart",
     "esp-no-light-apart",
+    "esp-no-guests",
     "esp-no-moves",
     "esp-no-lone",
 )

@@ -9,6 +9,7 @@ from loong.core.errors import ClusterError, LoongError
 from loong.processes.bounded_process import NUM_LENGTH_BYTES, message
 
 _START_SECONDS = 60.0
+_END_SECONDS = 10.0
 _BUFFER_BYTES = 2**20
 _PROGRAM = """\
 from loong.processes.child import leave_signals_to_parent
@@ -107,7 +108,7 @@ class BoundedProcesses:
             why = f"a process of {self._module} was not ready within {_START_SECONDS:g} s"
             raise ClusterError(why) from error
         except EOFError as error:
-            code = await process.kill()
+            code = await process.end()
             why = f"a process of {self._module} ended with code {code} at its start"
             raise UnusableProcessError(why) from error
         except BaseException:
@@ -138,6 +139,17 @@ class _BoundedProcess:
         """Return the next answer. Raises EOFError if the process ends."""
         length = await self._stdout.readexactly(NUM_LENGTH_BYTES)
         return await self._stdout.readexactly(int.from_bytes(length))
+
+    async def end(self) -> int:
+        """Wait until a process that closed its answers ends, and return its exit code.
+
+        It is not killed before: to signal an ended process is to take its exit code from who waits for it.
+        """
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                return await self._process.wait()
+        except TimeoutError:
+            return await self.kill()
 
     async def kill(self) -> int:
         """End it at once, and return its exit code."""

@@ -32,10 +32,10 @@ def build(draft: PlanDraft) -> PlanDraft:
 def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     """Make a lease of the decodes or a step of quick prompts, and a step of the others where it can begin."""
     quick = QuickPrompts(draft, decodes)
-    quick_step = quick.step(BatchBuilder(draft, quick.seconds)) if quick.prefills else None
+    quick_step = quick.step(BatchBuilder(draft, quick.seconds))
     lease = decodes.lease() if quick_step is None else None
     ends = first_ends((*quick.lease_ends(), *decodes.lease_ends()))
-    others = [prefill for prefill in draft.prefills if prefill not in quick.prefills]
+    others = [prefill for prefill in draft.prefills if prefill not in quick.all_prefills]
     step = _prompt_step(draft, others)
     return replace(
         draft,

@@ -78,9 +78,11 @@ def together_speed(draft: PlanDraft, first: PrefillCandidate, decodes: Sequence[
     count = WorkCount(everywhere)
     for place, view in enumerate(decodes):
         count.add_decode(everywhere[place % len(everywhere)], view.placement)
-    lone = draft.cost_model.step_time(count.step(ESPGroup(everywhere)))
+    held = first.view.placement.tokens_by_instance()
+    count.add_chunk(dict.fromkeys(everywhere, 1), held, is_ringed=False)
+    begun = draft.cost_model.step_time(count.step(ESPGroup(everywhere)))
     least = draft.cost_model.prefill_terms(len(everywhere)).least
-    return _speed(draft, len(everywhere), first, seconds, max(0.0, lone - least))
+    return _speed(draft, len(everywhere), first, seconds, max(0.0, begun - least))
 
 
 def _speed(draft: PlanDraft, dop: int, first: PrefillCandidate, seconds: float, taken: float = 0.0) -> float:

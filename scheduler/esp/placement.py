@@ -16,23 +16,12 @@ from loong.core.placement import InstanceId, tokens_by_instance
 from loong.core.plan import KVMigration
 from loong.core.request import RequestView
 from loong.scheduler.common.planning_view import make_planning_view
-from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.esp.decodes import ServedDecodes, moved_to
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 MOVED = "its prompt is computed, and reading its KV where it decodes costs less than serving it"
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """The seconds that a way costs: of the request's own tokens, and of chunks that it slows.
-
-    `tpot` is the time of each token to come, with waits.
-    """
-
-    seconds: float
-    tpot: float
 
 
 @dataclass(frozen=True)
@@ -50,16 +39,17 @@ class Placements:
         if not candidates:
             return []
         moved, num_spare = [], self._num_spare
-        count = self._count_of(view for view in self.decodes.all_views if view not in candidates)
-        for place, view in enumerate(candidates):
-            later = self._added(count, candidates[place + 1 :])
+        served = self._count_of(self.decodes.all_views)
+        for view in candidates:
             num_tokens = self._num_elsewhere(view)
-            is_moved = num_tokens <= num_spare and self._is_cheaper_moved(view, later)
-            if is_moved:
+            if num_tokens > num_spare:
+                continue
+            without = served.copy()
+            without.move_decode(self.destination_id, view.placement)
+            if self._is_cheaper_moved(view, self._step_seconds(served), self._step_seconds(without)):
                 moved.append(view)
                 num_spare -= num_tokens
-            placement = moved_to(self.destination_id, view) if is_moved else view.placement
-            count.add_decode(self.destination_id, placement)
+                served = without
         return moved
 
     @property
@@ -78,36 +68,38 @@ class Placements:
         held = view.placement.tokens_by_instance()
         return view.placement.num_tokens - held.get(self.destination_id, 0)
 
-    def _is_cheaper_moved(self, view: RequestView, others: WorkCount) -> bool:
-        """Return whether KV that moves costs less than KV that is served, and all decodes stay in time."""
-        served, moved = self._price(view, others, moves=False), self._price(view, others, moves=True)
-        config = self.draft.config
-        others_tpot = min(target_tpot(v, config) for v in self.decodes.all_views)
-        step_tpot = moved.tpot - self._move_seconds(view) / view.num_remaining_tokens
-        is_in_time = (
-            moved.tpot <= PLANNED_TPOT_SHARE * target_tpot(view, config)
-            and step_tpot <= PLANNED_TPOT_SHARE * others_tpot
-        )
-        return moved.seconds < served.seconds and (is_in_time or moved.tpot <= served.tpot)
+    def _is_cheaper_moved(self, view: RequestView, served_step: float, moved_step: float) -> bool:
+        """Return whether KV that moves costs less than KV that is served, and all decodes stay in time.
 
-    def _price(self, view: RequestView, others: WorkCount, *, moves: bool) -> Price:
-        """Return what a request costs among these other decodes until its declared end."""
-        cost_model, num_steps = self.draft.cost_model, view.num_remaining_tokens
-        count = others.copy()
-        count.add_decode(
-            self.destination_id, moved_to(self.destination_id, view) if moves else view.placement
+        Given are the seconds of a step of all decodes, with the request's KV served and moved.
+        """
+        num_steps, moving = view.num_remaining_tokens, self._move_seconds(view)
+        moved_tpot = moved_step + moving / num_steps
+        is_in_time = (
+            moved_tpot <= PLANNED_TPOT_SHARE * target_tpot(view, self.draft.config)
+            and moved_step <= PLANNED_TPOT_SHARE * self._tightest_tpot
         )
+        if not (is_in_time or moved_tpot <= served_step):
+            return False
+        moved, served = num_steps * moved_step + moving, num_steps * served_step
+        if self._num_slowed:
+            cost_model = self.draft.cost_model
+            alone = self._count_of((view,)).holders.values()
+            moved += self._num_slowed * cost_model.copying_time(self._num_elsewhere(view))
+            served += self._num_slowed * num_steps * max(map(cost_model.served_time, alone))
+        return moved < served
+
+    @cached_property
+    def _tightest_tpot(self) -> float:
+        """The least TPOT target of all decodes."""
+        return tightest_tpot(self.decodes.all_views, self.draft.config)
+
+    def _step_seconds(self, count: WorkCount) -> float:
+        """Return the seconds of a step of decodes."""
         work = count.step(ESPGroup((self.destination_id,)), is_first=False)
         if not self._num_slowed:
             work = replace(work, idle_holder_ids=frozenset(work.holders))
-        seconds = num_steps * cost_model.step_time(work)
-        if moves:
-            seconds += self._move_seconds(view)
-            lost = cost_model.copying_time(self._num_elsewhere(view))
-        else:
-            alone = self._count_of((view,)).holders.values()
-            lost = num_steps * max(map(cost_model.served_time, alone))
-        return Price(seconds + lost * self._num_slowed, seconds / num_steps)
+        return self.draft.cost_model.step_time(work)
 
     def _move_seconds(self, view: RequestView) -> float:
         source_id = next(i for i in view.placement.instance_ids if i != self.destination_id)
@@ -125,13 +117,6 @@ class Placements:
             placement = moved_to(self.destination_id, view) if view.is_migrating else view.placement
             count.add_decode(self.destination_id, placement)
         return count
-
-    def _added(self, count: WorkCount, views: list[RequestView]) -> WorkCount:
-        """Return the work with more decodes, whose KV stays where it is."""
-        more = count.copy()
-        for view in views:
-            more.add_decode(self.destination_id, view.placement)
-        return more
 
 
 def place(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:

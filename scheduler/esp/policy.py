@@ -11,8 +11,6 @@ The instances of a batch, its group, are chosen anew at every chunk boundary, an
 Several hosts are planned one by one. Those that a request needs together are planned together while it runs.
 While hosts are joined, on GPUs every other request keeps its KV on one host, so that the hosts can be
 planned apart again.
-
-A plan is made in stages. Each takes a draft, and returns one that says more.
 """
 
 from collections.abc import Iterable
@@ -43,6 +41,7 @@ ABLATIONS = {
     "esp-no-chunks": Variant(has_chunks=False),
     "esp-no-apart": Variant(has_apart=False),
     "esp-no-light-apart": Variant(has_light_apart=False),
+    "esp-no-guests": Variant(has_guests=False),
     "esp-no-moves": Variant(has_moves=False),
     "esp-no-lone": Variant(has_lone_instances=False),
     "esp-no-copies": Variant(has_copies=False),
@@ -120,8 +119,7 @@ def _num_to_compute(view: RequestView) -> int:
 
 def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:
     """Return the seconds of a decode step on instance 0 with a token of KV on this idle instance."""
-    group = ESPGroup((0,))
-    count = WorkCount(group.instance_ids, is_lease=True)
+    count = WorkCount((0,), is_lease=True)
     count.add_decode(0, striped("", range(1), (holder_id,)))
-    work = count.step(group, is_first=False)
+    work = count.step(ESPGroup((0,)), is_first=False)
     return cost_model.step_time(replace(work, idle_holder_ids=frozenset(work.holders)))

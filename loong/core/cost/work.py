@@ -8,7 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 
 from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement
+from loong.core.placement import InstanceId, KVSegment, OwnerId, Placement, tokens_by_instance
 from loong.core.plan import BatchPlan, QueryBlock, Transfer
 from loong.core.positions import num_ordered_pairs
 from loong.core.request import RequestId
@@ -176,6 +176,26 @@ class WorkCount:
             self._relay(placement.shared)
         self.num_requests += 1
         self.num_segments += len(segments)
+
+    def move_decode(self, master_id: InstanceId, placement: Placement) -> None:
+        """Count a token that is counted, with this history, as if its master had all of that.
+
+        Keys that other queries read too are still read where they are.
+        """
+        master = self.instances[master_id]
+        shared = tokens_by_instance(placement.shared)
+        for instance_id, num_keys in placement.tokens_by_instance().items():
+            if instance_id != master_id:
+                work = self.at(instance_id)
+                work.num_attends -= 1
+                work.num_decode_keys -= num_keys - shared[instance_id]
+                self.answer(instance_id, -1)
+                if instance_id in self.holders and not work.num_attends:
+                    del self.holders[instance_id]
+                master.num_decode_keys += num_keys
+                master.num_sent_queries -= 1
+        self.num_segments -= len(placement.segments) - 1
+        self.has_exchange = any(work.num_sent_queries for work in self.instances.values())
 
     def add_lone_decodes(self, placements: Sequence[Placement]) -> None:
         """Count one token of each request, with its whole history, on the only instance."""

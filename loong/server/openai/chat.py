@@ -42,6 +42,7 @@ class ChatShape(AnswerShape):
     def __init__(self, asked: ResponseContext, tokenizer: Tokenizer) -> None:
         super().__init__(asked, tokenizer)
         self._reported = [ChoiceDeltas() for _ in asked.choices]  # of streams with tool calls
+        self._is_open = False
 
     def whole(self, deltas: Sequence[Delta]) -> ChatCompletion:
         """Return the answer, with the prompt's ids and log probabilities if the request wants them."""
@@ -70,15 +71,17 @@ class ChatShape(AnswerShape):
         )
 
     def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[ChatCompletionChunk]:
-        """Yield one event for each token. The role comes just before the first token."""
+        """Yield one event for each token, after the roles of all choices in the order that clients expect."""
+        if not self._is_open:
+            self._is_open, content = True, "" if delta.parts is None else None
+            for number in range(len(self.asked.choices)):
+                opening = ChatChunkChoice(number, MessageDelta(role="assistant", content=content))
+                yield self._chunk([opening], self.chunk_usage(num_output_tokens - 1), is_first=True)
         if delta.parts is not None:
             yield from self._tool_chunks(delta, delta.parts, num_output_tokens)
-            return
-        if delta.index == 0:
-            opening = ChatChunkChoice(delta.choice, MessageDelta(role="assistant", content=""))
-            yield self._chunk([opening], self.chunk_usage(num_output_tokens - 1), is_first=True)
-        choice = self._piece(delta, MessageDelta(content=delta.text))
-        yield self._chunk([choice], self.chunk_usage(num_output_tokens))
+        else:
+            choice = self._piece(delta, MessageDelta(content=delta.text))
+            yield self._chunk([choice], self.chunk_usage(num_output_tokens))
 
     def closing(self, num_output_tokens: int) -> bytes:
         """Return the event with the token counts, if the request wants it."""
@@ -98,8 +101,7 @@ class ChatShape(AnswerShape):
             choice = ChatChunkChoice(delta.choice, piece)
             if number == len(pieces):
                 choice = self._piece(delta, piece, has_calls=reported.has_calls)
-            is_first = piece.role is not UNSET
-            yield self._chunk([choice], self.chunk_usage(num_output_tokens), is_first=is_first)
+            yield self._chunk([choice], self.chunk_usage(num_output_tokens))
 
     def _chunk(
         self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None, *, is_first: bool = False

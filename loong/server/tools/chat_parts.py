@@ -42,19 +42,14 @@ class ChoiceDeltas:
     """The deltas of one choice of a stream, in order."""
 
     def __init__(self) -> None:
-        self._has_begun = False
         self._has_content = False
         self.has_calls = False
 
     def of(self, parts: Iterable[Part], *, is_needed: bool, is_last: bool) -> Iterator[MessageDelta]:
-        """Yield the deltas of some parts, the role before the first, and at least one if `is_needed`."""
+        """Yield the deltas of some parts, and at least one if `is_needed`."""
         parts = list(parts)
         if is_last and not (parts or self._has_content or self.has_calls):
             parts = [""]
-        if not self._has_begun and (parts or is_needed):
-            self._has_begun = True
-            content = "" if parts and isinstance(parts[0], str) else None
-            yield MessageDelta(role="assistant", content=content)
         for part in parts:
             match part:
                 case str():

@@ -151,6 +151,33 @@ def test_what_is_added_to_a_copy_serves_nobody_in_what_it_is_of() -> None:
     assert (count.holders[1].num_decode_keys, other.holders[1].num_decode_keys) == (9, 18)
 
 
+@pytest.mark.parametrize("held_on", [(1,), (2, 3), (0, 1, 2), (0,)])
+@pytest.mark.parametrize("others_on", [(), (0,), (2,), (1, 2, 3)])
+def test_a_decode_whose_history_moves_counts_like_one_whose_history_was_there(
+    held_on: tuple[int, ...], others_on: tuple[int, ...]
+) -> None:
+    moved, there = WorkCount((0,), is_lease=True), WorkCount((0,), is_lease=True)
+    for number, instance_id in enumerate(others_on):
+        for count in (moved, there):
+            count.add_decode(0, striped(f"other {number}", range(50), (instance_id,)))
+    moved.add_decode(0, striped("r", range(90), held_on))
+    moved.move_decode(0, striped("r", range(90), held_on))
+    there.add_decode(0, striped("r", range(90), (0,)))
+    assert moved == there
+
+
+def test_keys_of_a_moved_history_that_others_read_too_are_still_read_where_they_are() -> None:
+    node = KVSegment("node", range(64), 1)
+    own = KVSegment("r", range(64, 70), 1)
+    placement = Placement((node, own), (node,))
+    count = WorkCount((0,), is_lease=True)
+    for _ in range(2):
+        count.add_decode(0, placement)
+    count.move_decode(0, placement)
+    assert count.holders[1].num_decode_keys == 64 + 6
+    assert count.instances[0].num_decode_keys == 2 + 70
+
+
 def test_only_the_first_step_reports_the_group_and_only_leases_settle() -> None:
     for batch, placements in chaotic_batches(SEEDS):
         first, later = step_work(batch, placements), step_work(batch, placements, is_first=False)

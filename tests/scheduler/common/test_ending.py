@@ -11,7 +11,7 @@ from loong.core.plan import IterationPlan, Preemption
 from loong.core.snapshot import Snapshot
 from loong.scheduler.config import PolicyConfig
 from loong.scheduler.cost.cost_model import WorkCostModel
-from loong.scheduler.esp.policy import plan_esp
+from loong.scheduler.esp.policy import ABLATIONS, plan_esp
 from loong.scheduler.policy import make_policy
 
 GONE = decoding("gone", 10, (0,))
@@ -51,6 +51,6 @@ def test_all_wait_for_a_lease_whose_instance_a_long_prompt_needs_and_the_lease_e
     lease = replace(decode([there], (1,), {"there": 1}, num_steps=16), predicted_time=0.02)
     views = [here, there, waiting("long", 100_000)]
     snapshot = snapshot_of([H200_CAPACITY] * 2, views, [running(7, lease)], now=0.001)
-    plan = plan_esp(snapshot, H200, PolicyConfig())
+    plan = plan_esp(snapshot, H200, PolicyConfig(), ABLATIONS["esp-no-light-apart"])
     assert not plan.batches
     assert [end.batch_id for end in plan.lease_ends] == [7]

@@ -56,7 +56,7 @@ def group_of_decodes(*views: RequestView, capacities: tuple[int, ...] = (90_000,
 
 
 def test_with_tight_targets_decodes_run_on_the_last_instance_and_prompts_on_the_others() -> None:
-    run = simulate("esp", FOUR, mixed(), cost_model=H200, config=TIGHT)
+    run = simulate("esp-no-guests", FOUR, mixed(), cost_model=H200, config=TIGHT)
     assert {batch.group.instance_ids for batch in batches_of(run) if is_decode(batch)} == {(3,)}
     prompts = [batch for batch in batches_of(run) if not is_decode(batch)]
     long = {f"r{n:03}" for n in range(12) if n % 3}

@@ -10,8 +10,9 @@ from openai import APIError, AsyncOpenAI
 from raw_http import request_head, until
 from scripted_engine import ScriptedEngine, Serving
 
+from loong.core.events import ProducedToken
 from loong.core.request import FinishReason, NewRequest, TokenId
-from loong.engine.client import EngineLimits
+from loong.engine.client import Answered, EngineLimits, PutToken
 
 PATH = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -122,6 +123,49 @@ async def test_a_choice_that_fails_ends_the_others_as_failed_too(serving: Servin
         first, _ = engine.requests[0].choice_ids
         await until(lambda: bool(engine.aborted))
     assert engine.abort_reasons == {first: FinishReason.ERROR}
+
+
+class LastFirst(ScriptedEngine):
+    """Produces all tokens of the first choice after all of the others."""
+
+    def submit(self, request: NewRequest, put: PutToken) -> None:
+        first, *others = request.choice_ids
+        held, running = list[ProducedToken](), set(others)
+
+        def put_later(event: Answered) -> None:
+            assert isinstance(event, ProducedToken)
+            if event.request_id == first and running:
+                held.append(event)
+                return
+            put(event)
+            if event.finish_reason is not None:
+                running.discard(event.request_id)
+                if not running:
+                    for token in held:
+                        put(token)
+                    held.clear()
+
+        super().submit(request, put_later)
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "rate"}}]])
+async def test_the_official_client_reads_choices_of_which_a_later_one_is_first(
+    serving: Serving, tools: list[dict[str, object]]
+) -> None:
+    body: dict[str, object] = {"model": "tiny", "messages": MESSAGES, "n": 3, "seed": 1}
+    if tools:
+        body["tools"] = tools
+    async with (
+        serving(LastFirst()) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        async with client.chat.completions.stream(**body) as stream:  # type: ignore[arg-type]
+            streamed = await stream.get_final_completion()
+        whole = await client.chat.completions.create(**body)  # type: ignore[call-overload]
+    assert [choice.message.content for choice in streamed.choices] == [
+        choice.message.content for choice in whole.choices
+    ]
+    assert all(choice.message.content for choice in whole.choices)
 
 
 async def test_the_official_client_stops_half_way(serving: Serving) -> None:
