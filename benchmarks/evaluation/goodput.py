@@ -44,6 +44,7 @@ ABLATIONS = (
     "esp-no-apart",
     "esp-no-light-apart",
     "esp-no-guests",
+    "esp-no-spread",
     "esp-no-moves",
     "esp-no-lone",
 )

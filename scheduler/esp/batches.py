@@ -33,15 +33,15 @@ def build_apart(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
     """Make a lease of the decodes or a step of quick prompts, and a step of the others where it can begin."""
     quick = QuickPrompts(draft, decodes)
     quick_step = quick.step(BatchBuilder(draft, quick.seconds))
-    lease = decodes.lease() if quick_step is None else None
+    leases = tuple(decodes.new_leases(None if quick_step is None else quick.instance_id))
     ends = first_ends((*quick.lease_ends(), *decodes.lease_ends()))
     others = [prefill for prefill in draft.prefills if prefill not in quick.all_prefills]
     step = _prompt_step(draft, others)
     return replace(
         draft,
-        batches=tuple(batch for batch in (lease, quick_step, step) if batch is not None),
+        batches=tuple(batch for batch in (*leases, quick_step, step) if batch is not None),
         lease_ends=ends,
-        decisions=(*draft.decisions, *(decodes.decisions(lease) if lease else ())),
+        decisions=(*draft.decisions, *decodes.decisions(leases)),
     )
 
 

@@ -1,9 +1,11 @@
-"""Decodes on as few instances as meet their TPOT target, which read KV where it was computed.
+"""Decodes on as few instances as meet their TPOT target, each with leases of its own.
 
-The other instances serve that KV while they compute prompts, so nothing moves.
+A request decodes at home: where most of its KV is of these instances, or where fewest tokens are read. KV
+that is elsewhere is read where it was computed, so nothing needs to move.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice, zip_longest
@@ -14,12 +16,11 @@ from loong.core.decision import Alternative, Decision, DecisionKind
 from loong.core.instance import ESPGroup
 from loong.core.placement import InstanceId, Placement, striped
 from loong.core.plan import BatchPlan, LeaseEnd
-from loong.core.request import RequestView
+from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
 from loong.scheduler.common.leases import arrival_order, plan_lease
-from loong.scheduler.common.masters import on_hosts_of_kv
 from loong.scheduler.common.service import leased
-from loong.scheduler.common.slo_targets import target_tpot
+from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.lease_timing import end_for
 from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
@@ -78,7 +79,8 @@ class ServedDecodes:
         """
         most = len(self.snapshot.pools) - 1
         roomy = next((k for k in range(1, most) if self.num_spare(self._last(k), self.all_views) >= 0), most)
-        able = [number for number in self._numbers if number >= roomy and self._is_clear(number)] or [roomy]
+        numbers = self._numbers if self.draft.variant.has_spread else ()
+        able = [number for number in numbers if number >= roomy] or [roomy]
         targets = [target_tpot(view, self.draft.config) for view in self.all_views]
         number = self._fewest(able, min(targets, default=inf))
         if number is None:
@@ -89,56 +91,73 @@ class ServedDecodes:
 
     @property
     def have_room(self) -> bool:
-        """Return whether the chosen instances have slots for all tokens to come."""
-        return self.num_spare(self.instance_ids, self.all_views) >= 0
+        """Return whether each home has slots for all tokens to come."""
+        home = self._homes(self.instance_ids)
+        num_to_come = Counter[InstanceId]()
+        for view in self.all_views:
+            num_to_come[home[view.request_id]] += view.num_remaining_tokens
+        return all(self.num_spare((i,), ()) >= num_to_come[i] for i in self.instance_ids)
 
-    def lease(self) -> BatchPlan | None:
-        """Return a lease of those that have room, on instances that are idle; None if there is none."""
-        free = {i: self.snapshot.free[i] for i in self.instance_ids if self.snapshot.instance[i].is_idle}
-        if not free or self.leases:
-            return None
-        views = leased(self.snapshot, self._with_room(sum(free.values())), free)
-        if not views:
-            return None
-        preferred_ids = on_hosts_of_kv(self.snapshot)
-        return plan_lease(free, views, self.draft.cost_model, self.draft.lease_steps, preferred_ids)
+    def new_leases(self, busy_id: InstanceId | None = None) -> Iterator[BatchPlan]:
+        """Yield leases of those that have room, on instances that are idle, but for one that is busy now."""
+        snapshot, planned = self.snapshot, Counter[InstanceId]()
+        for instance_id in self.instance_ids:
+            if instance_id == busy_id or not snapshot.instance[instance_id].is_idle:
+                continue
+            free = {instance_id: snapshot.free[instance_id]}
+            if views := leased(snapshot, self._with_room(instance_id), free, planned):
+                lease = plan_lease(free, views, self.draft.cost_model, self.draft.lease_steps)
+                if lease is not None:
+                    planned.update(lease.holder_ids(view.placement for view in views))
+                    yield lease
 
     def lease_ends(self) -> tuple[LeaseEnd, ...]:
-        """Return ends of leases that others are to join, or that are to have other instances.
+        """Return ends of leases that others are to join, or that are to have another instance.
 
         A lease lasts for some time, so that decodes that come one by one do not each cost all a new one.
         """
         wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
-        if not wanted or (wanted == self.busy_ids and not self._can_any_join()):
-            return ()
-        return tuple(end for batch in self.leases for end in end_for(self.draft, (), batch))
-
-    def decisions(self, lease: BatchPlan) -> Iterator[Decision]:
-        """Yield the reasons of a lease, and of waits for slots."""
-        dop, num_instances, most = lease.group.dop, len(self.snapshot.pools), len(self.instance_ids)
-        chosen = f"decodes on {dop} of {num_instances} instances, which read KV where it is"
-        alternatives = (
-            Alternative(chosen if k == dop else f"decodes on {k}", self._step_seconds(k))
-            for k in self._numbers
-            if k == dop or abs(k - most) <= 1
+        return tuple(
+            end
+            for batch in self.leases
+            if wanted and (batch.plan.group.instance_ids[0] not in wanted or self._can_any_join(batch))
+            for end in end_for(self.draft, (), batch)
         )
-        yield Decision(DecisionKind.DOP, lease.request_ids, chosen, tuple(alternatives))
-        joined = frozenset(lease.request_ids)
-        left_out = (v.request_id for v in self.resting if v.request_id not in joined)
-        yield from reason_to_wait(left_out, WaitReason.NO_SLOTS)
 
-    def _is_clear(self, number: int) -> bool:
-        """Return whether these instances hold no KV of unfinished prompts, or are one, which may serve them.
-
-        Attention for chunks of those would slow decodes.
-        """
-        return number == 1 or self._prompt_ids.isdisjoint(self._last(number))
+    def decisions(self, leases: Sequence[BatchPlan]) -> Iterator[Decision]:
+        """Yield the reasons of leases, and of waits for slots."""
+        number, num_instances = len(self.instance_ids), len(self.snapshot.pools)
+        chosen = f"decodes on {number} of {num_instances} instances, which read KV where it is"
+        alternatives = tuple(
+            Alternative(chosen if k == number else f"decodes on {k}", self._step_seconds(k))
+            for k in self._numbers
+            if abs(k - number) <= 1
+        )
+        for lease in leases:
+            yield Decision(DecisionKind.DOP, lease.request_ids, chosen, alternatives)
+        begun = {self.home[r] for lease in leases for r in lease.request_ids}
+        joined = {r for lease in leases for r in lease.request_ids}
+        left_out = (v.request_id for v in self.resting if self.home[v.request_id] in begun)
+        yield from reason_to_wait((r for r in left_out if r not in joined), WaitReason.NO_SLOTS)
 
     @cached_property
-    def _prompt_ids(self) -> frozenset[InstanceId]:
-        """The instances with KV of prompts that are being computed."""
-        prompts = (v for v in self.snapshot.running if not (v.num_output_tokens or v.has_ended))
-        return frozenset(i for view in prompts for i in view.placement.instance_ids)
+    def home(self) -> Mapping[RequestId, InstanceId]:
+        """The instance on which each decodes: one that computes no prompts now, if those meet all targets."""
+        is_idle = {i: self.snapshot.instance[i].is_idle for i in self.instance_ids}
+        ready = tuple(i for i in self.instance_ids if is_idle[i] or i in self.busy_ids)
+        if ready and ready != self.instance_ids:
+            home = self._homes(ready)
+            if self._seconds(home) <= tightest_tpot(self.all_views, self.draft.config):
+                return home
+        return self._homes(self.instance_ids)
+
+    @cached_property
+    def views_at(self) -> Mapping[InstanceId, Sequence[RequestView]]:
+        """The decodes of each instance."""
+        views: dict[InstanceId, list[RequestView]] = {i: [] for i in self.instance_ids}
+        for view in self.all_views:
+            views[self.home[view.request_id]].append(view)
+        return views
 
     @cached_property
     def _numbers(self) -> range:
@@ -157,15 +176,22 @@ class ServedDecodes:
         in_turn = (i for taken in zip_longest(*hosts.values()) for i in taken if i is not None)
         return tuple(sorted(islice(in_turn, number)))
 
-    def _can_any_join(self) -> bool:
-        """Return whether a waiting decode has room for all its tokens, and those in flight for theirs."""
-        num_spare = self.num_spare(self.instance_ids, self.in_flight)
-        return any(view.num_remaining_tokens <= num_spare for view in self.resting)
+    def _can_any_join(self, batch: RunningBatch) -> bool:
+        """Return whether a waiting decode has room for all its tokens, and those of a lease for theirs."""
+        (instance_id, *_), request_ids = batch.plan.group.instance_ids, frozenset(batch.plan.request_ids)
+        there = [view for view in self.in_flight if view.request_id in request_ids]
+        num_spare = self.num_spare((instance_id,), there)
+        waiting = (view for view in self.resting if self.home[view.request_id] == instance_id)
+        return any(view.num_remaining_tokens <= num_spare for view in waiting)
 
     @property
     def step_seconds(self) -> float:
-        """Return the seconds of a step of all of them; 0 if there are none."""
-        return self._step_seconds(len(self.instance_ids)) if self.all_views else 0.0
+        """Return the seconds of a step of the slowest; 0 if there are none."""
+        return self._step_seconds(len(self.instance_ids))
+
+    def step_seconds_at(self, instance_id: InstanceId) -> float:
+        """Return the seconds of a step there; 0 if there are none."""
+        return self._seconds(dict.fromkeys((v.request_id for v in self.views_at[instance_id]), instance_id))
 
     def num_spare(self, instance_ids: Sequence[InstanceId], views: Iterable[RequestView]) -> int:
         """Return the slots there, free or in leases for steps to come, that these do not need to end."""
@@ -176,30 +202,70 @@ class ServedDecodes:
             num_free -= batch.num_steps_taken * sum(map(masters.count, instance_ids))
         return num_free - sum(view.num_remaining_tokens for view in views)
 
+    def _homes(self, instance_ids: tuple[InstanceId, ...]) -> Mapping[RequestId, InstanceId]:
+        """Return the home of each decode, of these instances.
+
+        Those with KV on none of them go where fewest tokens are read, of the instances with room if any has.
+        """
+        home, spare = dict[RequestId, InstanceId](), {i: self.num_spare((i,), ()) for i in instance_ids}
+        num_read, later = dict.fromkeys(instance_ids, 0), list[RequestView]()
+
+        def settle(view: RequestView, instance_id: InstanceId) -> None:
+            home[view.request_id] = instance_id
+            num_read[instance_id] += view.placement.num_tokens
+            spare[instance_id] -= view.num_remaining_tokens
+
+        for view in self.all_views:
+            held = {i: n for i, n in view.placement.tokens_by_instance().items() if i in num_read}
+            instance_id = self._fixed.get(view.request_id)
+            if instance_id in num_read or held:
+                settle(view, instance_id if instance_id in num_read else max(held, key=held.__getitem__))
+            else:
+                later.append(view)
+        for view in later:
+            hosts = {self._host[i] for i in view.placement.instance_ids}
+            near = [i for i in instance_ids if self._host[i] in hosts] or instance_ids
+            able = [i for i in near if spare[i] >= view.num_remaining_tokens] or near
+            settle(view, min(able, key=num_read.__getitem__))
+        return home
+
+    @cached_property
+    def _fixed(self) -> Mapping[RequestId, InstanceId]:
+        """The homes of those in leases, and of those whose KV is on its way."""
+        leased = {b.request_id: b.master_id for batch in self.leases for b in batch.plan.queries}
+        moves = (*self.snapshot.migrations, *self.draft.migrations)
+        return leased | {move.segment.owner_id: move.destination_id for move in moves}
+
+    @cached_property
+    def _host(self) -> Mapping[InstanceId, int]:
+        return {instance.instance_id: instance.host_id for instance in self.snapshot.instances}
+
     @cached_property
     def _step_seconds(self) -> Callable[[int], float]:
-        """Return the seconds of a step of all decodes, by the number of masters."""
+        """Return the seconds of a step of the slowest home, by the number of homes."""
+        return cache(lambda number: self._seconds(self._homes(self._last(number))))
 
-        @cache
-        def seconds(number: int) -> float:
-            group = ESPGroup(self._last(number))
-            count = WorkCount(group.instance_ids, is_lease=True)
-            for place, view in enumerate(self.all_views):
-                master_id = group.instance_ids[place % number]
-                count.add_decode(
-                    master_id, moved_to(master_id, view) if view.is_migrating else view.placement
-                )
-            return self.draft.cost_model.step_time(count.step(group, is_first=False))
+    def _seconds(self, home: Mapping[RequestId, InstanceId]) -> float:
+        """Return the seconds of a step of the slowest home of these; 0 if there are none."""
+        counts = dict[InstanceId, WorkCount]()
+        for view in self.all_views:
+            if (instance_id := home.get(view.request_id)) is not None:
+                if instance_id not in counts:
+                    counts[instance_id] = WorkCount((instance_id,), is_lease=True)
+                placement = moved_to(instance_id, view) if view.is_migrating else view.placement
+                counts[instance_id].add_decode(instance_id, placement)
+        works = (count.step(ESPGroup((i,)), is_first=False) for i, count in counts.items())
+        return max(map(self.draft.cost_model.step_time, works), default=0.0)
 
-        return seconds
-
-    def _with_room(self, num_free: int) -> list[RequestView]:
-        """Return those that can all end in this number of slots, and at least one.
+    def _with_room(self, instance_id: InstanceId) -> list[RequestView]:
+        """Return those at home there that can all end in its free slots, and at least one.
 
         Those that have slots there come first, then the oldest. So what holds slots there can end.
         """
-        views, there = list[RequestView](), frozenset(self.instance_ids)
-        for view in sorted(self.resting, key=lambda v: there.isdisjoint(v.placement.instance_ids)):
+        num_free = self.snapshot.free[instance_id]
+        views = list[RequestView]()
+        own = [view for view in self.resting if self.home[view.request_id] == instance_id]
+        for view in sorted(own, key=lambda v: instance_id not in v.placement.instance_ids):
             num_free -= view.num_remaining_tokens
             if views and num_free < 0:
                 break

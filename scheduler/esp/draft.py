@@ -19,9 +19,9 @@ from loong.scheduler.esp.prompt_order import Order, Ordering, PrefillCandidate, 
 class Variant:
     """The parts that a variant of `esp` has. `esp` itself has all: variants measure the value of each.
 
-    Prompts go in `order`, in chunks, and short ones on instances of their own. A late one takes
-    pauses of decodes. Decodes run apart from
-    prompts, and KV of computed prompts moves to them where that pays. Prefixes that others wait to read are
+    Prompts go in `order`, in chunks, and short ones on instances of their own. Decodes run apart from
+    prompts, spread over as many instances as meet their targets. A late prompt, the guest, takes pauses of
+    theirs. KV of computed prompts moves to them where that pays. Prefixes that others wait to read are
     copied. A group that `is_fixed` is always whole.
     """
 
@@ -33,6 +33,7 @@ class Variant:
     has_moves: bool = True
     has_light_apart: bool = True
     has_guests: bool = True
+    has_spread: bool = True
     is_fixed: bool = False
 
 

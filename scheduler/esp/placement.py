@@ -5,9 +5,11 @@ delays the step and the chunks that they compute. KV that *moves* to the instanc
 the request waits for the move once, and the instance reads more in every step.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from loong.core.cost.work import WorkCount
 from loong.core.decision import Decision, DecisionKind
@@ -38,18 +40,19 @@ class Placements:
         candidates = [view for view in self.decodes.resting if self._may_move(view)]
         if not candidates:
             return []
-        moved, num_spare = [], self._num_spare
-        served = self._count_of(self.decodes.all_views)
+        moved, num_spare, served = list[RequestView](), self._num_spare, self._count_of(self._views)
+        seconds = self._step_seconds(served)
         for view in candidates:
             num_tokens = self._num_elsewhere(view)
             if num_tokens > num_spare:
                 continue
             without = served.copy()
             without.move_decode(self.destination_id, view.placement)
-            if self._is_cheaper_moved(view, self._step_seconds(served), self._step_seconds(without)):
+            moved_seconds = self._step_seconds(without)
+            if self._is_cheaper_moved(view, seconds, moved_seconds):
                 moved.append(view)
                 num_spare -= num_tokens
-                served = without
+                served, seconds = without, moved_seconds
         return moved
 
     @property
@@ -58,11 +61,17 @@ class Placements:
         live = (v for v in self.draft.snapshot.running if not (v.num_output_tokens or v.has_ended))
         admitted = (p.view for p in self.draft.prefills if not p.is_begun)
         num_to_come = sum(view.num_remaining_tokens for view in (*live, *admitted))
-        return self.decodes.num_spare((self.destination_id,), self.decodes.all_views) - num_to_come
+        num_spare = self.decodes.num_spare((self.destination_id,), self._views)
+        return num_spare - num_to_come // len(self.decodes.instance_ids)
 
     def _may_move(self, view: RequestView) -> bool:
-        """Return whether a request has KV elsewhere, all of its prompt's, which no sibling waits for."""
-        return self._num_elsewhere(view) > 0 and not (view.num_siblings or view.has_holes)
+        """Return whether a request of this home has KV elsewhere, of all tokens, and no siblings."""
+        is_home = self.decodes.home[view.request_id] == self.destination_id
+        return is_home and self._num_elsewhere(view) > 0 and not (view.num_siblings or view.has_holes)
+
+    @property
+    def _views(self) -> Sequence[RequestView]:
+        return self.decodes.views_at[self.destination_id]
 
     def _num_elsewhere(self, view: RequestView) -> int:
         held = view.placement.tokens_by_instance()
@@ -71,7 +80,8 @@ class Placements:
     def _is_cheaper_moved(self, view: RequestView, served_step: float, moved_step: float) -> bool:
         """Return whether KV that moves costs less than KV that is served, and all decodes stay in time.
 
-        Given are the seconds of a step of all decodes, with the request's KV served and moved.
+        Given are the seconds of a step of all decodes, with the request's KV served and moved. Every decode
+        takes the steps that the request has to come.
         """
         num_steps, moving = view.num_remaining_tokens, self._move_seconds(view)
         moved_tpot = moved_step + moving / num_steps
@@ -81,18 +91,42 @@ class Placements:
         )
         if not (is_in_time or moved_tpot <= served_step):
             return False
-        moved, served = num_steps * moved_step + moving, num_steps * served_step
-        if self._num_slowed:
-            cost_model = self.draft.cost_model
-            alone = self._count_of((view,)).holders.values()
-            moved += self._num_slowed * cost_model.copying_time(self._num_elsewhere(view))
-            served += self._num_slowed * num_steps * max(map(cost_model.served_time, alone))
-        return moved < served
+        num_tokens = self._num_tokens_within(num_steps)
+        return num_tokens * (moved_step - served_step) < self._serving_cost(view) - self._moving_cost(view)
+
+    def _moving_cost(self, view: RequestView) -> float:
+        """Return the seconds that a request waits for a move, and chunks for the copying."""
+        slowed = self._num_slowed * self.draft.cost_model.copying_time(self._num_elsewhere(view))
+        return self._move_seconds(view) + slowed
+
+    def _serving_cost(self, view: RequestView) -> float:
+        """Return the seconds that chunks wait for the reads of all steps to come."""
+        if not self._num_slowed:
+            return 0.0
+        alone = self._count_of((view,)).holders.values()
+        return (
+            self._num_slowed * view.num_remaining_tokens * max(map(self.draft.cost_model.served_time, alone))
+        )
+
+    def _num_tokens_within(self, num_steps: int) -> int:
+        """Return the tokens of all decodes in this number of steps."""
+        place = bisect_left(self._remaining, num_steps)
+        return self._num_first[place] + num_steps * (len(self._remaining) - place)
+
+    @cached_property
+    def _remaining(self) -> list[int]:
+        """The tokens to come of each decode, ascending."""
+        return sorted(view.num_remaining_tokens for view in self._views)
+
+    @cached_property
+    def _num_first(self) -> list[int]:
+        """The sums of the first of these, from none to all."""
+        return list(accumulate(self._remaining, initial=0))
 
     @cached_property
     def _tightest_tpot(self) -> float:
         """The least TPOT target of all decodes."""
-        return tightest_tpot(self.decodes.all_views, self.draft.config)
+        return tightest_tpot(self._views, self.draft.config)
 
     def _step_seconds(self, count: WorkCount) -> float:
         """Return the seconds of a step of decodes."""
@@ -120,24 +154,20 @@ class Placements:
 
 
 def place(draft: PlanDraft, decodes: ServedDecodes) -> PlanDraft:
-    """Move KV of computed prompts to the instance that decodes, where that costs less than serving it.
+    """Move KV of computed prompts to the instances that decode, where that costs less than serving it.
 
     Those requests are not planned until it is there.
     """
-    if not draft.variant.has_moves or len(decodes.instance_ids) > 1 or not decodes.resting:
-        return draft
-    if not draft.is_roomy:
-        return draft  # KV stays spread, so that any free slot serves any request
-    (destination_id,) = decodes.instance_ids
-    moved = Placements(draft, decodes, destination_id).moved
+    if not (draft.variant.has_moves and decodes.resting and draft.is_roomy):
+        return draft  # where KV is short it stays spread, so that any free slot serves any request
+    migrations, moved = list[KVMigration](), list[RequestView]()
+    for destination_id in decodes.instance_ids:
+        found = Placements(draft, decodes, destination_id).moved
+        segments = (segment for view in found for segment in view.placement.segments)
+        migrations += [KVMigration(s, destination_id) for s in segments if s.instance_id != destination_id]
+        moved += found
     if not moved:
         return draft
-    migrations = [
-        KVMigration(segment, destination_id)
-        for view in moved
-        for segment in view.placement.segments
-        if segment.instance_id != destination_id
-    ]
     moved_ids = {view.request_id for view in moved}
     arriving = tokens_by_instance(migration.arriving for migration in migrations)
     snapshot = replace(

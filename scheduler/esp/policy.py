@@ -4,9 +4,9 @@ The instances of a batch, its group, are chosen anew at every chunk boundary, an
 
 - Where all prompts are short and targets loose, each instance runs its own requests. So it does where
   decodes that read KV of others would miss the TPOT target.
-- Otherwise the last instances decode, as few as meet the TPOT target, and the others compute prompts in one
-  group. All serve the KV that they have computed.
-- Where steps with decodes and prompts on all instances leave prompts more of the cluster, they run together.
+- Otherwise the last instances decode, as few as meet the TPOT target, each requests of its own. The others
+  compute prompts in one group, and serve the KV that stays there.
+- Where steps on all instances with decodes and prompts compute more prompts, they run together.
 
 Several hosts are planned one by one. Those that a request needs together are planned together while it runs.
 While hosts are joined, on GPUs every other request keeps its KV on one host, so that the hosts can be
@@ -42,6 +42,7 @@ ABLATIONS = {
     "esp-no-apart": Variant(has_apart=False),
     "esp-no-light-apart": Variant(has_light_apart=False),
     "esp-no-guests": Variant(has_guests=False),
+    "esp-no-spread": Variant(has_spread=False),
     "esp-no-moves": Variant(has_moves=False),
     "esp-no-lone": Variant(has_lone_instances=False),
     "esp-no-copies": Variant(has_copies=False),
@@ -113,8 +114,7 @@ def suits_lone_instances(
 
 def _num_to_compute(view: RequestView) -> int:
     """Return the tokens of a prompt that one instance is to compute: all but those that it has."""
-    is_on_one = len(view.placement.instance_ids) == 1
-    return view.num_uncomputed_tokens if is_on_one else view.num_prompt_tokens
+    return view.num_uncomputed_tokens if len(view.placement.instance_ids) == 1 else view.num_prompt_tokens
 
 
 def _decode_seconds(holder_id: InstanceId, cost_model: CostModel) -> float:

@@ -4,11 +4,13 @@ Short ones go first: so a chat waits for a step of a decode, not for one of a lo
 guest, takes what is left of a pause, chunk by chunk: decodes alone would leave much of an instance unused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
+from loong.core.request import RequestView
 from loong.scheduler.common.leases import lease_start_time
 from loong.scheduler.common.slo_targets import tightest_tpot
 from loong.scheduler.esp.batching import BatchBuilder
@@ -48,31 +50,51 @@ class QuickPrompts:
         return tuple(chosen)
 
     @cached_property
+    def instance_id(self) -> InstanceId:
+        """The instance whose decodes pause: that of a guest, or one that is idle or has most room."""
+        if self._begun is not None:
+            return self._begun.view.placement.instance_ids[0]
+        free, idle_ids = self.draft.view.free, self.draft.idle_ids
+        return max(self.decodes.instance_ids, key=lambda i: (i in idle_ids, free[i], i))
+
+    @cached_property
     def guest(self) -> PrefillCandidate | None:
-        """The late prompt whose KV is all on one of these instances, or the oldest that may begin there.
+        """The late prompt whose KV is on an instance for decodes, or the oldest that may begin there.
 
         It ends no later than the other instances end all others.
         """
-        if not self.draft.variant.has_guests or not self.seconds:
-            return None
-        prefills = [*self.draft.prefills, *self.draft.paused_late]
-        late = [p for p in prefills if p.is_late and p not in self.prefills]
-        here = frozenset(self.decodes.instance_ids)
-        begun = (p for p in late if p.is_begun and here.issuperset(p.view.placement.instance_ids))
+        if not self.seconds or self._begun is not None or not self.draft.variant.has_guests:
+            return self._begun if self.seconds else None
+        prefills = self._candidates
         work, num_others = sum(prefill.work for prefill in prefills), len(self.draft.prompt_ids)
+        share = self._interleaving.prompt_share
+        for prefill in prefills:
+            is_new = prefill.is_late and not prefill.is_begun and prefill not in self.prefills
+            is_worth_it = prefill.work / share * num_others <= work - prefill.work
+            if is_new and is_worth_it and prefill.view.num_final_tokens <= self._room:
+                return prefill
+        return None
 
-        def is_worth_it(prefill: PrefillCandidate) -> bool:
-            seconds = prefill.work / self._interleaving.prompt_share
-            return seconds * num_others <= work - prefill.work
+    @property
+    def _candidates(self) -> Sequence[PrefillCandidate]:
+        return (*self.draft.prefills, *self.draft.paused_late)
 
-        new = (p for p in late if not p.is_begun and p.view.num_final_tokens <= self._room and is_worth_it(p))
-        return next(begun, None) or next(new, None)
+    @cached_property
+    def _begun(self) -> PrefillCandidate | None:
+        """The guest that has begun."""
+        here = [{i} for i in self.decodes.instance_ids] if self.draft.variant.has_guests else []
+        begun = (p for p in self._candidates if p.is_begun and set(p.view.placement.instance_ids) in here)
+        return next(begun, None)
 
     @cached_property
     def _room(self) -> int:
-        """The slots of one of these instances that no decode needs."""
-        num_spare = self.decodes.num_spare(self.decodes.instance_ids, self.decodes.all_views)
-        return min(num_spare, max(self.draft.view.free[i] for i in self.decodes.instance_ids))
+        """The slots of the instance that no decode needs."""
+        return self.decodes.num_spare((self.instance_id,), self._views)
+
+    @property
+    def _views(self) -> Sequence[RequestView]:
+        """The decodes that pause."""
+        return self.decodes.views_at[self.instance_id]
 
     @cached_property
     def seconds(self) -> float:
@@ -90,8 +112,12 @@ class QuickPrompts:
     @cached_property
     def _interleaving(self) -> PrefillDecodeInterleaving:
         """The decodes' pace."""
-        tpot = tightest_tpot(self.decodes.all_views, self.draft.config)
-        return PrefillDecodeInterleaving(self.decodes.step_seconds, tpot)
+        tpot = tightest_tpot(self._views, self.draft.config)
+        return PrefillDecodeInterleaving(self._step_seconds, tpot)
+
+    @property
+    def _step_seconds(self) -> float:
+        return self.decodes.step_seconds_at(self.instance_id)
 
     @property
     def _overhead(self) -> float:
@@ -99,9 +125,8 @@ class QuickPrompts:
 
         A lease that ends has one step more under way, whose tokens are dropped.
         """
-        num_decodes = len(self.decodes.all_views)
-        start = lease_start_time(self.decodes.instance_ids, num_decodes, self.draft.cost_model)
-        return self.draft.cost_model.prefill_terms(1).least + start + self.decodes.step_seconds
+        start = lease_start_time((self.instance_id,), len(self._views), self.draft.cost_model)
+        return self.draft.cost_model.prefill_terms(1).least + start + self._step_seconds
 
     @cached_property
     def num_steps_due(self) -> int:
@@ -109,20 +134,17 @@ class QuickPrompts:
         pause = self._overhead + sum(prefill.work for prefill in self.prefills)
         if self.guest is not None:
             pause = max(pause, self.seconds)
-        views, now = self.decodes.all_views, self.draft.snapshot.now
-        return self._interleaving.num_due(views, now, pause, self.draft.config.lease_steps)
+        now, most_steps = self.draft.snapshot.now, self.draft.config.lease_steps
+        return self._interleaving.num_due(self._views, now, pause, most_steps)
 
     def step(self, builder: BatchBuilder) -> BatchPlan | None:
-        """Return a step of the prompts; None if no instance for decodes is idle, or decode steps are due."""
-        idle = [i for i in self.decodes.instance_ids if i in self.draft.idle_ids]
-        held = () if self.guest is None else self.guest.view.placement.instance_ids
-        prefills = self.all_prefills if set(idle).issuperset(held) else self.prefills
-        if not (prefills and idle) or self.num_steps_due:
+        """Return a step of the prompts; None if the instance is not idle, or decode steps are due."""
+        if not self.all_prefills or self.instance_id not in self.draft.idle_ids or self.num_steps_due:
             return None
-        chosen = max(idle, key=lambda i: (i in held, self.draft.view.free[i], i))
-        return builder.with_prompts((chosen,), (), prefills)
+        return builder.with_prompts((self.instance_id,), (), self.all_prefills)
 
     def lease_ends(self) -> Iterator[LeaseEnd]:
-        """Yield ends of leases for these prompts."""
+        """Yield the end of the instance's lease for these prompts."""
         for batch in self.decodes.leases if self.all_prefills else ():
-            yield from end_for(self.draft, self.all_prefills, batch, self.num_steps_due)
+            if self.instance_id in batch.plan.group.instance_ids:
+                yield from end_for(self.draft, self.all_prefills, batch, self.num_steps_due)

@@ -247,10 +247,11 @@ def test_a_policy_that_decodes_where_kv_is_read_from_others_gives_exact_tokens(
     config = PolicyConfig(max_num_batched_tokens=8, lease_steps=4, target_tpot=1e-4)
     outputs = serving.run(requests, make_policy(name, config), arrivals=arrivals)
     assert_exact(folder, requests, outputs)
-    last_id = serving.full_ids[-1]
-    served = served_batches(serving)
-    assert served
-    assert all(run.plan.group.instance_ids == (last_id,) for run in served)
+    full_ids = serving.full_ids
+    last_ids = full_ids[len(full_ids) // 2 :]
+    groups = {run.plan.group.instance_ids for run in served_batches(serving)}
+    assert groups
+    assert groups <= {(instance_id,) for instance_id in last_ids}
     assert_true(serving.lines, serving.history)
 
 

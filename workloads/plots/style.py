@@ -61,6 +61,7 @@ POLICY_STYLES = {
     "esp-no-apart": LineStyle(GREEN, "--", "s"),
     "esp-no-light-apart": LineStyle(SKY, "--", "v"),
     "esp-no-guests": LineStyle(GRAY, "--", "v"),
+    "esp-no-spread": LineStyle(SKY, "--", "^"),
     "esp-no-moves": LineStyle(BROWN, "--", "D"),
     "esp-no-lone": LineStyle(ORANGE, "--", "o"),
     "esp-no-copies": LineStyle(PINK, "--", "D"),

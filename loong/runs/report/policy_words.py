@@ -18,6 +18,7 @@ POLICY_WORDS = {
     "vllm-s": "one instance of all devices, as vLLM on one host",
     "esp-fcfs": "esp, but first come, first served",
     "esp-no-apart": "esp, but decodes have no instances of their own",
+    "esp-no-spread": "esp, but decodes are on as few instances as have room",
     "esp-no-guests": "esp, but no late prompt takes pauses of decodes",
     "esp-no-light-apart": "esp, but decodes are apart only where that computes more prompts",
     "esp-no-moves": "esp, but KV stays where it was computed",

@@ -1,7 +1,7 @@
 """`esp` decodes on few instances, which read KV where it was computed, or runs all on all."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -33,9 +33,12 @@ def mixed(num_output: int = 60) -> list[Request]:
 
 
 def planned(
-    snapshot: Snapshot, cost_model: WorkCostModel = CPU, config: PolicyConfig | None = None
+    snapshot: Snapshot,
+    cost_model: WorkCostModel = CPU,
+    config: PolicyConfig | None = None,
+    name: str = "esp",
 ) -> IterationPlan:
-    plan = make_policy("esp", config or PolicyConfig(target_tpot=0.009))(snapshot, cost_model)
+    plan = make_policy(name, config or PolicyConfig(target_tpot=0.009))(snapshot, cost_model)
     check_plan(snapshot, plan)
     return plan
 
@@ -49,10 +52,16 @@ def batches_of(run: Run) -> Iterator[BatchPlan]:
 
 
 def group_of_decodes(*views: RequestView, capacities: tuple[int, ...] = (90_000,) * 8) -> tuple[int, ...]:
-    """Return the instances that decode."""
-    (batch,) = planned(snapshot_of(capacities, views), cost_model=H200).batches
-    assert is_decode(batch)
-    return batch.group.instance_ids
+    """Return the instances that decode, each requests of its own."""
+    batches = planned(snapshot_of(capacities, views), cost_model=H200, name="esp-no-moves").batches
+    assert all(is_decode(batch) and batch.group.dop == 1 for batch in batches)
+    decoded = [request_id for batch in batches for request_id in batch.request_ids]
+    assert sorted(decoded) == sorted(view.request_id for view in views)
+    return instances_of(batches)
+
+
+def instances_of(batches: Iterable[BatchPlan]) -> tuple[int, ...]:
+    return tuple(sorted(i for batch in batches for i in batch.group.instance_ids))
 
 
 def test_with_tight_targets_decodes_run_on_the_last_instance_and_prompts_on_the_others() -> None:
@@ -121,7 +130,7 @@ def test_those_that_find_no_room_on_idle_instances_wait_for_the_oldest() -> None
     views = [decoding(f"d{n}", 100, (0,), max_tokens=150) for n in range(10)]
     prompt = begun("p", 200, 100, (4,))
     batch = running(7, prefill([prompt], (4,)))
-    plan = planned(snapshot_of((2000, *(1000,) * 5), [*views, prompt], [batch]), H200)
+    plan = planned(snapshot_of((2000, *(1000,) * 5), [*views, prompt], [batch]), H200, name="esp-no-moves")
     decodes = next(batch for batch in plan.batches if is_decode(batch))
     assert decodes.group.instance_ids == (5,)
     assert decodes.request_ids == tuple(f"d{n}" for n in range(6))
@@ -139,13 +148,14 @@ def test_a_prompt_goes_on_though_an_instance_that_has_some_of_it_decodes_now() -
     assert {block.transfer for block in prompt.queries} == {Transfer.QUERY}
 
 
-def test_decodes_spread_to_no_instance_that_has_kv_of_an_unfinished_prompt() -> None:
+def test_decodes_spread_though_all_instances_have_kv_of_an_unfinished_prompt() -> None:
     views = [decoding(f"d{n}", 200, (n % 4,)) for n in range(256)]
     views = [replace(view, slo=SLO(tpot=9.6e-3)) for view in views]
-    apart = planned(snapshot_of((90_000,) * 8, views), H200)
-    assert len(apart.batches[0].group.instance_ids) > 1
-    beside = planned(snapshot_of((90_000,) * 8, [*views, begun("p", 60_000, 9000, tuple(range(7)))]), H200)
-    assert beside.batches[0].group.instance_ids == (7,)
+    prompt = begun("p", 60_000, 9000, tuple(range(7)))
+    plan = planned(snapshot_of((90_000,) * 8, [*views, prompt]), H200)
+    leases = [batch for batch in plan.batches if is_decode(batch)]
+    assert len(leases) > 1
+    assert instances_of(leases) == tuple(range(8 - len(leases), 8))
 
 
 def test_all_instances_together_compute_what_only_they_have_room_for() -> None:
@@ -251,11 +261,11 @@ def test_each_host_decodes_where_its_kv_is() -> None:
     tight = SLO(ttft=1.0, tpot=8e-3)
     views = [replace(decoding(f"r{i}", 40_000, (4 * (i % 2),), 100), slo=tight) for i in range(16)]
     near = snapshot_of((400_000,) * 8, views)
-    (batch,) = planned(near, cost_model=H200).batches
-    assert batch.group.instance_ids == tuple(range(8 - batch.group.dop, 8))
-    assert batch.group.dop >= 2
+    batches = planned(near, cost_model=H200).batches
+    assert instances_of(batches) == tuple(range(8 - len(batches), 8))
+    assert len(batches) >= 2
     batches = planned(on_two_hosts(near), cost_model=H200).batches
-    assert len(batches) == 2
+    assert {i // 4 for i in instances_of(batches)} == {0, 1}
     for batch in batches:
         (host,) = {i // 4 for i in batch.group.instance_ids}
         assert {int(request_id[1:]) % 2 for request_id in batch.request_ids} == {host}
@@ -265,11 +275,11 @@ def test_where_a_request_has_kv_on_two_hosts_both_decode_in_turn_each_where_its_
     tight = SLO(ttft=1.0, tpot=8e-3)
     holders = [(4 * (i % 2),) if i else (0, 4) for i in range(16)]
     views = [replace(decoding(f"r{i}", 40_000, held, 100), slo=tight) for i, held in enumerate(holders)]
-    (batch,) = planned(on_two_hosts(snapshot_of((400_000,) * 8, views)), cost_model=H200).batches
-    hosts = [i // 4 for i in batch.group.instance_ids]
-    assert batch.group.dop >= 2
+    batches = planned(on_two_hosts(snapshot_of((400_000,) * 8, views)), cost_model=H200).batches
+    hosts = [i // 4 for i in instances_of(batches)]
+    assert len(batches) >= 2
     assert abs(hosts.count(0) - hosts.count(1)) <= 1
-    for block in batch.queries:
+    for block in (block for batch in batches for block in batch.queries):
         assert block.request_id == "r0" or block.master_id // 4 == int(block.request_id[1:]) % 2
 
 
