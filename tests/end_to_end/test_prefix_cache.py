@@ -78,7 +78,7 @@ def test_log_probabilities_of_a_prompt_do_not_depend_on_what_is_cached(server: S
 
     alone = scored(use_prefix_cache=False)
     asked(server, PROMPT)
-    assert scored() == pytest.approx(alone, abs=1e-5)
+    assert scored() == pytest.approx(alone, rel=1e-5, abs=1e-5)
 
 
 def test_after_a_reset_everything_is_computed(server: Served) -> None:

@@ -72,7 +72,7 @@ class ChatShape(AnswerShape):
 
     def chunks(self, delta: Delta, num_output_tokens: int) -> Iterator[ChatCompletionChunk]:
         """Yield one event for each token, after the roles of all choices in the order that clients expect."""
-        if not self._is_open:
+        if delta.index == 0 and not self._is_open:
             self._is_open, content = True, "" if delta.parts is None else None
             for number in range(len(self.asked.choices)):
                 opening = ChatChunkChoice(number, MessageDelta(role="assistant", content=content))
