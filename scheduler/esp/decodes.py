@@ -1,20 +1,17 @@
 """Decodes on as few instances as meet their TPOT target, each with leases of its own.
 
-A request decodes at home: where most of its KV is of these instances, or where fewest tokens are read. KV
-that is elsewhere is read where it was computed, so nothing needs to move.
+KV that is elsewhere is read where it was computed, so nothing needs to move.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice, zip_longest
 from math import inf
 
-from loong.core.cost.work import WorkCount
 from loong.core.decision import Alternative, Decision, DecisionKind
-from loong.core.instance import ESPGroup
-from loong.core.placement import InstanceId, Placement, striped
+from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestId, RequestView
 from loong.core.snapshot import RunningBatch, Snapshot
@@ -22,6 +19,7 @@ from loong.scheduler.common.leases import arrival_order, plan_lease
 from loong.scheduler.common.service import leased
 from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
 from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.homes import Homes
 from loong.scheduler.esp.lease_timing import end_for
 from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
@@ -65,7 +63,12 @@ class ServedDecodes:
         """All of them."""
         return self.resting + self.in_flight + self.moving
 
-    @property
+    @cached_property
+    def homes(self) -> Homes:
+        """The instances on which they may decode."""
+        return Homes(self.draft, self.leases, self.all_views)
+
+    @cached_property
     def busy_ids(self) -> frozenset[InstanceId]:
         """The instances that run leases."""
         return frozenset(i for batch in self.leases for i in batch.plan.group.instance_ids)
@@ -78,7 +81,7 @@ class ServedDecodes:
         without one. Targets that no number meets do not count; if none can be met, the quickest number.
         """
         most = len(self.snapshot.pools) - 1
-        roomy = next((k for k in range(1, most) if self.num_spare(self._last(k), self.all_views) >= 0), most)
+        roomy = next((k for k in range(1, most) if self._num_spare(k) >= 0), most)
         numbers = self._numbers if self.draft.variant.has_spread else ()
         able = [number for number in numbers if number >= roomy] or [roomy]
         targets = [target_tpot(view, self.draft.config) for view in self.all_views]
@@ -92,11 +95,10 @@ class ServedDecodes:
     @property
     def have_room(self) -> bool:
         """Return whether each home has slots for all tokens to come."""
-        home = self._homes(self.instance_ids)
-        num_to_come = Counter[InstanceId]()
+        home, num_to_come = self.homes.on(self.instance_ids), Counter[InstanceId]()
         for view in self.all_views:
             num_to_come[home[view.request_id]] += view.num_remaining_tokens
-        return all(self.num_spare((i,), ()) >= num_to_come[i] for i in self.instance_ids)
+        return all(self.homes.num_spare((i,)) >= num_to_come[i] for i in self.instance_ids)
 
     def new_leases(self, busy_id: InstanceId | None = None) -> Iterator[BatchPlan]:
         """Yield leases of those that have room, on instances that are idle, but for one that is busy now."""
@@ -111,21 +113,21 @@ class ServedDecodes:
                     planned.update(lease.holder_ids(view.placement for view in views))
                     yield lease
 
-    def lease_ends(self) -> tuple[LeaseEnd, ...]:
-        """Return ends of leases that others are to join, or that are to have another instance.
+    def lease_ends(self) -> Iterator[LeaseEnd]:
+        """Yield ends of leases that others are to join, or that are to have another instance.
 
         A lease lasts for some time, so that decodes that come one by one do not each cost all a new one.
         """
         wanted = {i for i in self.instance_ids if i in self.busy_ids or self.snapshot.instance[i].is_idle}
-        return tuple(
-            end
-            for batch in self.leases
-            if wanted and (batch.plan.group.instance_ids[0] not in wanted or self._can_any_join(batch))
-            for end in end_for(self.draft, (), batch)
-        )
+        for batch in self.leases if wanted else ():
+            (instance_id, *others) = batch.plan.group.instance_ids
+            if others or instance_id not in wanted or self._can_any_join(batch, instance_id):
+                yield from end_for(self.draft, (), batch)
 
     def decisions(self, leases: Sequence[BatchPlan]) -> Iterator[Decision]:
         """Yield the reasons of leases, and of waits for slots."""
+        if not leases:
+            return
         number, num_instances = len(self.instance_ids), len(self.snapshot.pools)
         chosen = f"decodes on {number} of {num_instances} instances, which read KV where it is"
         alternatives = tuple(
@@ -135,21 +137,20 @@ class ServedDecodes:
         )
         for lease in leases:
             yield Decision(DecisionKind.DOP, lease.request_ids, chosen, alternatives)
-        begun = {self.home[r] for lease in leases for r in lease.request_ids}
-        joined = {r for lease in leases for r in lease.request_ids}
-        left_out = (v.request_id for v in self.resting if self.home[v.request_id] in begun)
-        yield from reason_to_wait((r for r in left_out if r not in joined), WaitReason.NO_SLOTS)
+        joined = {request_id for lease in leases for request_id in lease.request_ids}
+        begun = {self.home[request_id] for request_id in joined}
+        left_out = (v.request_id for v in self.resting if v.request_id not in joined)
+        yield from reason_to_wait((r for r in left_out if self.home[r] in begun), WaitReason.NO_SLOTS)
 
     @cached_property
     def home(self) -> Mapping[RequestId, InstanceId]:
         """The instance on which each decodes: one that computes no prompts now, if those meet all targets."""
         is_idle = {i: self.snapshot.instance[i].is_idle for i in self.instance_ids}
         ready = tuple(i for i in self.instance_ids if is_idle[i] or i in self.busy_ids)
-        if ready and ready != self.instance_ids:
-            home = self._homes(ready)
-            if self._seconds(home) <= tightest_tpot(self.all_views, self.draft.config):
-                return home
-        return self._homes(self.instance_ids)
+        is_quick = ready and self.homes.step_seconds(ready) <= tightest_tpot(
+            self.all_views, self.draft.config
+        )
+        return self.homes.on(ready if is_quick else self.instance_ids)
 
     @cached_property
     def views_at(self) -> Mapping[InstanceId, Sequence[RequestView]]:
@@ -176,11 +177,11 @@ class ServedDecodes:
         in_turn = (i for taken in zip_longest(*hosts.values()) for i in taken if i is not None)
         return tuple(sorted(islice(in_turn, number)))
 
-    def _can_any_join(self, batch: RunningBatch) -> bool:
+    def _can_any_join(self, batch: RunningBatch, instance_id: InstanceId) -> bool:
         """Return whether a waiting decode has room for all its tokens, and those of a lease for theirs."""
-        (instance_id, *_), request_ids = batch.plan.group.instance_ids, frozenset(batch.plan.request_ids)
-        there = [view for view in self.in_flight if view.request_id in request_ids]
-        num_spare = self.num_spare((instance_id,), there)
+        request_ids = frozenset(batch.plan.request_ids)
+        there = (view for view in self.in_flight if view.request_id in request_ids)
+        num_spare = self.homes.num_spare((instance_id,), there)
         waiting = (view for view in self.resting if self.home[view.request_id] == instance_id)
         return any(view.num_remaining_tokens <= num_spare for view in waiting)
 
@@ -189,73 +190,16 @@ class ServedDecodes:
         """Return the seconds of a step of the slowest; 0 if there are none."""
         return self._step_seconds(len(self.instance_ids))
 
-    def step_seconds_at(self, instance_id: InstanceId) -> float:
-        """Return the seconds of a step there; 0 if there are none."""
-        return self._seconds(dict.fromkeys((v.request_id for v in self.views_at[instance_id]), instance_id))
-
-    def num_spare(self, instance_ids: Sequence[InstanceId], views: Iterable[RequestView]) -> int:
-        """Return the slots there, free or in leases for steps to come, that these do not need to end."""
-        num_free = sum(self.snapshot.free[i] for i in instance_ids)
-        for batch in self.leases:
-            masters = [block.master_id for block in batch.plan.queries]
-            num_free += sum(batch.plan.num_stored_tokens.get(i, 0) for i in instance_ids)
-            num_free -= batch.num_steps_taken * sum(map(masters.count, instance_ids))
-        return num_free - sum(view.num_remaining_tokens for view in views)
-
-    def _homes(self, instance_ids: tuple[InstanceId, ...]) -> Mapping[RequestId, InstanceId]:
-        """Return the home of each decode, of these instances.
-
-        Those with KV on none of them go where fewest tokens are read, of the instances with room if any has.
-        """
-        home, spare = dict[RequestId, InstanceId](), {i: self.num_spare((i,), ()) for i in instance_ids}
-        num_read, later = dict.fromkeys(instance_ids, 0), list[RequestView]()
-
-        def settle(view: RequestView, instance_id: InstanceId) -> None:
-            home[view.request_id] = instance_id
-            num_read[instance_id] += view.placement.num_tokens
-            spare[instance_id] -= view.num_remaining_tokens
-
-        for view in self.all_views:
-            held = {i: n for i, n in view.placement.tokens_by_instance().items() if i in num_read}
-            instance_id = self._fixed.get(view.request_id)
-            if instance_id in num_read or held:
-                settle(view, instance_id if instance_id in num_read else max(held, key=held.__getitem__))
-            else:
-                later.append(view)
-        for view in later:
-            hosts = {self._host[i] for i in view.placement.instance_ids}
-            near = [i for i in instance_ids if self._host[i] in hosts] or instance_ids
-            able = [i for i in near if spare[i] >= view.num_remaining_tokens] or near
-            settle(view, min(able, key=num_read.__getitem__))
-        return home
-
     @cached_property
-    def _fixed(self) -> Mapping[RequestId, InstanceId]:
-        """The homes of those in leases, and of those whose KV is on its way."""
-        leased = {b.request_id: b.master_id for batch in self.leases for b in batch.plan.queries}
-        moves = (*self.snapshot.migrations, *self.draft.migrations)
-        return leased | {move.segment.owner_id: move.destination_id for move in moves}
+    def seconds_at(self) -> Mapping[InstanceId, float]:
+        """The seconds of a step of each instance that has decodes."""
+        return self.homes.seconds_at(self.home)
 
-    @cached_property
-    def _host(self) -> Mapping[InstanceId, int]:
-        return {instance.instance_id: instance.host_id for instance in self.snapshot.instances}
+    def _step_seconds(self, number: int) -> float:
+        return self.homes.step_seconds(self._last(number))
 
-    @cached_property
-    def _step_seconds(self) -> Callable[[int], float]:
-        """Return the seconds of a step of the slowest home, by the number of homes."""
-        return cache(lambda number: self._seconds(self._homes(self._last(number))))
-
-    def _seconds(self, home: Mapping[RequestId, InstanceId]) -> float:
-        """Return the seconds of a step of the slowest home of these; 0 if there are none."""
-        counts = dict[InstanceId, WorkCount]()
-        for view in self.all_views:
-            if (instance_id := home.get(view.request_id)) is not None:
-                if instance_id not in counts:
-                    counts[instance_id] = WorkCount((instance_id,), is_lease=True)
-                placement = moved_to(instance_id, view) if view.is_migrating else view.placement
-                counts[instance_id].add_decode(instance_id, placement)
-        works = (count.step(ESPGroup((i,)), is_first=False) for i, count in counts.items())
-        return max(map(self.draft.cost_model.step_time, works), default=0.0)
+    def _num_spare(self, number: int) -> int:
+        return self.homes.num_spare(self._last(number), self.all_views)
 
     def _with_room(self, instance_id: InstanceId) -> list[RequestView]:
         """Return those at home there that can all end in its free slots, and at least one.
@@ -264,18 +208,13 @@ class ServedDecodes:
         """
         num_free = self.snapshot.free[instance_id]
         views = list[RequestView]()
-        own = [view for view in self.resting if self.home[view.request_id] == instance_id]
+        own = (view for view in self.resting if self.home[view.request_id] == instance_id)
         for view in sorted(own, key=lambda v: instance_id not in v.placement.instance_ids):
             num_free -= view.num_remaining_tokens
             if views and num_free < 0:
                 break
             views.append(view)
         return views
-
-
-def moved_to(instance_id: InstanceId, view: RequestView) -> Placement:
-    """Return the placement of all KV of a request on one instance."""
-    return striped(view.request_id, range(view.placement.num_tokens), (instance_id,))
 
 
 def _is_moving(view: RequestView) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from loong.scheduler.esp.draft import PlanDraft
 from loong.scheduler.esp.prompt_order import PrefillCandidate, prefill_work
-from loong.scheduler.esp.reasons import WaitReason, reason_to_wait
 from loong.scheduler.tuning import LONG_PROMPT_STEPS, MIN_ON_TIME_SHARE
 
 
@@ -18,12 +17,10 @@ def pause_late(draft: PlanDraft) -> PlanDraft:
     late = _pausing(draft)
     if not late:
         return draft
-    late_ids = sorted(prefill.view.request_id for prefill in late)
     return replace(
         draft,
         prefills=tuple(prefill for prefill in draft.prefills if prefill not in late),
         paused_late=tuple(prefill for prefill in draft.prefills if prefill in late),
-        decisions=(*draft.decisions, *reason_to_wait(late_ids, WaitReason.PAUSED_LATE)),
     )
 
 

@@ -19,8 +19,9 @@ from loong.core.plan import KVMigration
 from loong.core.request import RequestView
 from loong.scheduler.common.planning_view import make_planning_view
 from loong.scheduler.common.slo_targets import target_tpot, tightest_tpot
-from loong.scheduler.esp.decodes import ServedDecodes, moved_to
+from loong.scheduler.esp.decodes import ServedDecodes
 from loong.scheduler.esp.draft import PlanDraft
+from loong.scheduler.esp.homes import moved_to
 from loong.scheduler.tuning import PLANNED_TPOT_SHARE
 
 MOVED = "its prompt is computed, and reading its KV where it decodes costs less than serving it"
@@ -61,7 +62,7 @@ class Placements:
         live = (v for v in self.draft.snapshot.running if not (v.num_output_tokens or v.has_ended))
         admitted = (p.view for p in self.draft.prefills if not p.is_begun)
         num_to_come = sum(view.num_remaining_tokens for view in (*live, *admitted))
-        num_spare = self.decodes.num_spare((self.destination_id,), self._views)
+        num_spare = self.decodes.homes.num_spare((self.destination_id,), self._views)
         return num_spare - num_to_come // len(self.decodes.instance_ids)
 
     def _may_move(self, view: RequestView) -> bool:

@@ -59,37 +59,38 @@ class QuickPrompts:
 
     @cached_property
     def guest(self) -> PrefillCandidate | None:
-        """The late prompt whose KV is on an instance for decodes, or the oldest that may begin there.
+        """The late prompt whose KV is on an instance for decodes, or the first that may begin there.
 
         It ends no later than the other instances end all others.
         """
-        if not self.seconds or self._begun is not None or not self.draft.variant.has_guests:
-            return self._begun if self.seconds else None
-        prefills = self._candidates
-        work, num_others = sum(prefill.work for prefill in prefills), len(self.draft.prompt_ids)
-        share = self._interleaving.prompt_share
-        for prefill in prefills:
-            is_new = prefill.is_late and not prefill.is_begun and prefill not in self.prefills
-            is_worth_it = prefill.work / share * num_others <= work - prefill.work
-            if is_new and is_worth_it and prefill.view.num_final_tokens <= self._room:
-                return prefill
-        return None
-
-    @property
-    def _candidates(self) -> Sequence[PrefillCandidate]:
-        return (*self.draft.prefills, *self.draft.paused_late)
+        if not self.seconds:
+            return None
+        if self._begun is not None:
+            return self._begun if self._ends_first(self._begun) else None
+        able = (p for p in self._late if not p.is_begun and p.view.num_final_tokens <= self._room)
+        return next((p for p in able if p not in self.prefills and self._ends_first(p)), None)
 
     @cached_property
     def _begun(self) -> PrefillCandidate | None:
         """The guest that has begun."""
-        here = [{i} for i in self.decodes.instance_ids] if self.draft.variant.has_guests else []
-        begun = (p for p in self._candidates if p.is_begun and set(p.view.placement.instance_ids) in here)
-        return next(begun, None)
+        here = [(i,) for i in self.decodes.instance_ids]
+        return next((p for p in self._late if p.view.placement.instance_ids in here), None)
+
+    @property
+    def _late(self) -> Iterator[PrefillCandidate]:
+        """The late prompts, most urgent first; none if no guest is wanted."""
+        wanted = (*self.draft.prefills, *self.draft.paused_late) if self.draft.variant.has_guests else ()
+        return (prefill for prefill in wanted if prefill.is_late)
+
+    def _ends_first(self, prefill: PrefillCandidate) -> bool:
+        """Return whether a prompt ends in these pauses before the instances for prompts end all others."""
+        work = sum(p.work for p in (*self.draft.prefills, *self.draft.paused_late)) - prefill.work
+        return prefill.work * len(self.draft.prompt_ids) <= work * self._interleaving.prompt_share
 
     @cached_property
     def _room(self) -> int:
         """The slots of the instance that no decode needs."""
-        return self.decodes.num_spare((self.instance_id,), self._views)
+        return self.decodes.homes.num_spare((self.instance_id,), self._views)
 
     @property
     def _views(self) -> Sequence[RequestView]:
@@ -113,11 +114,7 @@ class QuickPrompts:
     def _interleaving(self) -> PrefillDecodeInterleaving:
         """The decodes' pace."""
         tpot = tightest_tpot(self._views, self.draft.config)
-        return PrefillDecodeInterleaving(self._step_seconds, tpot)
-
-    @property
-    def _step_seconds(self) -> float:
-        return self.decodes.step_seconds_at(self.instance_id)
+        return PrefillDecodeInterleaving(self.decodes.seconds_at.get(self.instance_id, 0.0), tpot)
 
     @property
     def _overhead(self) -> float:
@@ -126,7 +123,8 @@ class QuickPrompts:
         A lease that ends has one step more under way, whose tokens are dropped.
         """
         start = lease_start_time((self.instance_id,), len(self._views), self.draft.cost_model)
-        return self.draft.cost_model.prefill_terms(1).least + start + self._step_seconds
+        least = self.draft.cost_model.prefill_terms(1).least
+        return least + start + self._interleaving.decode_seconds
 
     @cached_property
     def num_steps_due(self) -> int:

@@ -49,16 +49,19 @@ DEFERRED = frozenset(
 
 def explain(draft: PlanDraft) -> PlanDraft:
     """Add the reasons for which prompts begin, are deferred or wait, and leases end early."""
-    computed = [prefill for prefill in draft.prefills if prefill.view.request_id in draft.batch_of]
+    prefills = (*draft.prefills, *draft.paused_late)
+    computed = [prefill for prefill in prefills if prefill.view.request_id in draft.batch_of]
     decisions = list(_reasons_to_begin(draft, computed))
     if deferred := [prefill.view.request_id for prefill in computed if prefill.is_deferred]:
         why = f"{WaitReason.DEFERRED_BY_DEADLINE}; it gets what they leave of each step"
         decisions.append(Decision(DecisionKind.DEFER, tuple(deferred), why))
     waiting: defaultdict[WaitReason, list[RequestId]] = defaultdict(list)
-    for prefill in draft.prefills:
+    for prefill in prefills:
         if prefill.view.request_id not in draft.batch_of:
             why = (
-                WaitReason.DEFERRED_BY_DEADLINE
+                WaitReason.PAUSED_LATE
+                if prefill in draft.paused_late
+                else WaitReason.DEFERRED_BY_DEADLINE
                 if prefill.is_deferred
                 else WaitReason.FULL_STEP
                 if computed

@@ -59,7 +59,7 @@ def relieve(draft: PlanDraft) -> PlanDraft:
     is_anything_planned = bool(draft.batches or draft.migrations)
     if is_anything_planned or draft.snapshot.is_anything_in_flight or not draft.view.free:
         return draft
-    draft = replace(draft, prefills=draft.prefills + draft.paused_late)
+    draft = replace(draft, prefills=draft.prefills + draft.paused_late, paused_late=())
     batch = batch_of_all(draft, BatchBuilder(draft, step_seconds(draft)), draft.everywhere)
     if batch is not None:
         return replace(draft, batches=(batch,))
