@@ -11,7 +11,7 @@ from loong.core.placement import InstanceId
 from loong.core.plan import BatchPlan, LeaseEnd
 from loong.core.request import RequestView
 from loong.core.snapshot import RunningBatch
-from loong.scheduler.common.masters import PreferredIds, choose_lease, no_instances
+from loong.scheduler.common.masters import choose_lease, no_instances
 from loong.scheduler.common.striping import RequestPart, batch_of, decode_part
 
 
@@ -39,13 +39,12 @@ def plan_lease(
     views: Sequence[RequestView],
     cost_model: CostModel,
     lease_steps: int,
-    preferred_ids: PreferredIds = no_instances,
 ) -> BatchPlan | None:
-    """Return a lease of all `views` on all instances of `free`, their free slots, with preferred masters.
+    """Return a lease of all `views` on all instances of `free`, their free slots, with masters spread evenly.
 
     It has up to `lease_steps` steps, fewer where slots are few. None if there is not a slot for each request.
     """
-    found = choose_lease(views, free, lease_steps, preferred_ids)
+    found = choose_lease(views, free, lease_steps, no_instances)
     if found is None:
         return None
     num_steps, masters = found
